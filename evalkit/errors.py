@@ -1,0 +1,69 @@
+"""Every error a user can meet, in one tree.
+
+    EvalkitError                 exit code 1
+    ├── UsageError               exit code 2: a flag, a name or a combination that cannot be
+    │   └── UnknownNameError     a suite, task, template, rule … that does not exist; offers the nearest
+    ├── CheckpointError          a checkpoint that cannot be found, trusted, read or scored
+    ├── DataError                documents that are missing, malformed or not the expected ones
+    ├── TemplateError            a prompt template that cannot be read or does not make sense
+    ├── ScoringError             a document that cannot be scored (window too small, out of memory)
+    └── RunError                 a run folder that is in use, damaged, or cannot be written
+
+A message is one line: it names the file, task, document, checkpoint or key, says what was expected and
+what to do. The command line prints it without a traceback and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class EvalkitError(Exception):
+    """Base of all errors that evalkit raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(EvalkitError):
+    """What was asked for cannot be: a wrong flag value or combination."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnknownNameError(UsageError):
+    """A name that is not among the known ones.
+
+    Args:
+        kind: what the name was meant to be ("suite", "task", …).
+        name: what was given.
+        known: the names that exist.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else "there is no name like it."
+        shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+        super().__init__(f"unknown {kind} '{name}': {hint} Known: {shown}")
+
+
+class CheckpointError(EvalkitError):
+    """A checkpoint that cannot be found, trusted, read or scored."""
+
+
+class DataError(EvalkitError):
+    """Documents that are missing, malformed or not the expected ones."""
+
+
+class TemplateError(EvalkitError):
+    """A prompt template that cannot be read or does not make sense."""
+
+
+class ScoringError(EvalkitError):
+    """A document that cannot be scored."""
+
+
+class RunError(EvalkitError):
+    """A run folder that is in use, damaged, or cannot be written."""
