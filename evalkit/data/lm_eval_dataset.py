@@ -1,0 +1,56 @@
+"""The bridge from evalkit's pinned documents to lm-eval's tasks.
+
+The task files under `tasks/` name `dataset` as their `custom_dataset`, so that both evalkit and
+`lm_eval --include_path tasks` read the same checked documents. On lm-eval's command line the folder of
+`--data-dir` is given as `--metadata '{"data_dir": "FOLDER"}'` or as `EVALKIT_DATA_DIR`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evalkit.data import Library
+
+
+def dataset(
+    documents: str,
+    split: str,
+    subject: str | None = None,
+    library: Library | None = None,
+    data_dir: str | None = None,
+    **_: Any,
+) -> dict[str, Any]:
+    """Give lm-eval the documents of one task.
+
+    Args:
+        documents: name of the document set, as in `evalkit.data.TASKS`.
+        split: the split's name that the task file expects.
+        subject: keep only the documents of this MMLU subject.
+        library: where evalkit itself loads from; without it one is opened on `data_dir`.
+        data_dir: folder of `<task>.jsonl` files, else `EVALKIT_DATA_DIR`.
+
+    Returns:
+        `{split: datasets.Dataset}`.
+    """
+    from datasets import Dataset
+
+    found = (library or _own_library(data_dir)).load(documents).records
+    if subject is not None:
+        found = [record for record in found if record["subject"] == subject]
+    return {split: Dataset.from_list(found)}
+
+
+_libraries: dict[str | None, Library] = {}
+
+
+def _own_library(data_dir: str | None) -> Library:
+    """One library a folder, so that MMLU's 57 tasks read their file once."""
+    from evalkit.data import Library
+
+    folder = data_dir or os.environ.get("EVALKIT_DATA_DIR")
+    if folder not in _libraries:
+        _libraries[folder] = Library(Path(folder) if folder else None)
+    return _libraries[folder]

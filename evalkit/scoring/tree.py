@@ -1,0 +1,143 @@
+"""The tree of shared prefixes: many token sequences, each distinct prefix computed once.
+
+In: token sequences that share a trunk (a prefix common to all, whose keys and values are kept). Out: a `Row`, the
+sequences' distinct tokens after the trunk laid out one after the other, each knowing its position and which of the
+later tokens may see it.
+
+A row is in depth-first order, so a token's descendants follow it without a gap: token q may see token k exactly
+when k <= q < ends[k]. That pair of comparisons is the whole tree mask.
+
+A sequence's last token is only ever predicted, never an input, so it has no place in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+TRUNK = -1
+"""Stands for the trunk's last token where a node index is expected."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Sequences laid out as one tree.
+
+    A *node* is an input token of the row; a *pair* is a node and a token predicted from it.
+    """
+
+    tokens: Ints
+    """[nodes] token ids."""
+    positions: Ints
+    """[nodes] position of each token in its own sequence."""
+    ends: Ints
+    """[nodes] one past the last descendant."""
+    pair_nodes: Ints
+    """[pairs] the node that predicts; `TRUNK` for the trunk's last token."""
+    pair_targets: Ints
+    """[pairs] the predicted token's id."""
+    paths: tuple[Ints, ...]
+    """For each sequence, in the order given: [length - first] the pair that scores each of its tokens from `first`
+    on, -1 where the token is not to be scored. `first` is the trunk's length, or 1 without a trunk."""
+
+
+def common_prefix(a: Ints, b: Ints) -> int:
+    """Length of the longest common prefix of two token arrays."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def sort_key(tokens: Ints) -> bytes:
+    """Key that sorts token arrays in lexicographic order: neighbours then share the longest prefixes."""
+    return tokens.astype(">u4").tobytes()
+
+
+def trunk_length(sequences: Sequence[Ints]) -> int:
+    """Length of the prefix that all sequences share, short of every sequence's last input token.
+
+    So each sequence keeps at least one token of its own in the row, or has but its last to be predicted.
+    """
+    first = min(sequences, key=sort_key)
+    last = max(sequences, key=sort_key)
+    return max(0, min(common_prefix(first, last), min(len(s) for s in sequences) - 2))
+
+
+def build_row(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Row:
+    """Lay sequences out as one row.
+
+    Args:
+        sequences: token ids, each [length]; they agree on their first `trunk` tokens.
+        wanted: for each sequence, [length] which of its tokens are to be scored.
+        trunk: length of the prefix that is not in the row.
+
+    Returns:
+        The row; its paths are in the order of `sequences`.
+    """
+    first = max(trunk, 1)
+    order = sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))
+    tokens: list[Ints] = []
+    positions: list[Ints] = []
+    pair_nodes: list[Ints] = []
+    pair_targets: list[Ints] = []
+    ends = np.zeros(sum(len(s) for s in sequences), dtype=np.int32)
+    paths: list[Ints] = [np.empty(0, np.int32)] * len(sequences)
+    nodes = pairs = 0
+    previous = path = parents = np.empty(0, np.int32)
+    for i in order:
+        sequence = sequences[i]
+        shared = common_prefix(previous, sequence)
+        # Nodes: the inputs after the trunk, those shared with the sequence before taken from its path
+        inputs = sequence[trunk : len(sequence) - 1]
+        kept = min(max(shared - trunk, 0), len(inputs), len(parents))
+        ends[parents[kept:]] = nodes
+        fresh = np.arange(nodes, nodes + len(inputs) - kept, dtype=np.int32)
+        parents = np.concatenate((parents[:kept], fresh))
+        tokens.append(inputs[kept:])
+        positions.append(np.arange(trunk + kept, trunk + len(inputs), dtype=np.int32))
+        nodes += len(fresh)
+        # Pairs: one for each scored token that no sequence before has scored from the same node
+        scored = np.full(len(sequence) - first, -1, dtype=np.int32)
+        old = min(max(shared - first, 0), len(path), len(scored))
+        scored[:old] = path[:old]
+        want = wanted[i][first:]
+        new = np.flatnonzero(want & (scored < 0))
+        scored[new] = np.arange(pairs, pairs + len(new), dtype=np.int32)
+        before = np.concatenate(([TRUNK], parents)).astype(np.int32) if trunk else parents
+        pair_nodes.append(before[new])
+        pair_targets.append(sequence[first:][new])
+        pairs += len(new)
+        paths[i] = np.where(want, scored, -1).astype(np.int32)
+        previous, path = sequence, scored
+    ends[parents] = nodes
+    return Row(
+        tokens=np.concatenate(tokens),
+        positions=np.concatenate(positions),
+        ends=ends[:nodes],
+        pair_nodes=np.concatenate(pair_nodes),
+        pair_targets=np.concatenate(pair_targets),
+        paths=tuple(paths),
+    )
+
+
+def join_rows(rows: Sequence[Row]) -> Row:
+    """Lay rows one after the other as one row: none sees another's tokens, since each tree ends before the next."""
+    nodes = np.cumsum([0] + [len(row.tokens) for row in rows], dtype=np.int32)
+    pairs = np.cumsum([0] + [len(row.pair_nodes) for row in rows], dtype=np.int32)
+    return Row(
+        tokens=np.concatenate([row.tokens for row in rows]),
+        positions=np.concatenate([row.positions for row in rows]),
+        ends=np.concatenate([row.ends + at for row, at in zip(rows, nodes, strict=False)]),
+        pair_nodes=np.concatenate(
+            [np.where(row.pair_nodes == TRUNK, TRUNK, row.pair_nodes + at) for row, at in zip(rows, nodes, strict=False)]
+        ),
+        pair_targets=np.concatenate([row.pair_targets for row in rows]),
+        paths=tuple(
+            np.where(path < 0, -1, path + at) for row, at in zip(rows, pairs, strict=False) for path in row.paths
+        ),
+    )

@@ -1,0 +1,70 @@
+"""Suites: which tasks are run together and which averages are taken of them.
+
+In: `configs/suites/NAME.yaml`. Out: a `Suite`. Nothing heavy is imported: listing suites starts at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.resources import resource
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named list of tasks with the averages the paper takes."""
+
+    name: str
+    description: str
+    task_dir: Path
+    """Folder of the lm-eval task files."""
+    groups: dict[str, tuple[str, ...]]
+    """Average's name → its tasks, in the order they are printed."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All tasks, in the order they are run and printed."""
+        return tuple(task for tasks in self.groups.values() for task in tasks)
+
+
+def suite_names() -> list[str]:
+    """Names of the suites that evalkit ships."""
+    return sorted(path.stem for path in resource("configs", "suites").glob("*.yaml"))
+
+
+def load_suite(name: str) -> Suite:
+    """Read one suite.
+
+    Raises:
+        UnknownNameError: there is no suite of that name.
+    """
+    if name not in suite_names():
+        raise UnknownNameError("suite", name, suite_names())
+    raw = yaml.safe_load(resource("configs", "suites", f"{name}.yaml").read_text())
+    return Suite(
+        name=name,
+        description=raw["description"],
+        task_dir=resource(*Path(raw["tasks"]).parts),
+        groups={group: tuple(tasks) for group, tasks in raw["groups"].items()},
+    )
+
+
+def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
+    """The suite with only the chosen tasks (all where none is named), in the suite's order.
+
+    Raises:
+        UnknownNameError: a chosen task is not in the suite.
+    """
+    if not chosen:
+        return suite
+    for task in chosen:
+        if task not in suite.tasks:
+            raise UnknownNameError("task", task, suite.tasks)
+    if len(set(chosen)) != len(chosen):
+        raise UsageError(f"a task is named twice: {', '.join(chosen)}")
+    groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
+    return Suite(suite.name, suite.description, suite.task_dir, {g: t for g, t in groups.items() if t})
