@@ -1,0 +1,13 @@
+"""Documents of the eight tasks, pinned by content.
+
+In: task names and, if the user has them, files. Out: canonical documents, the same from every source.
+Importing this package loads neither pyarrow nor the `datasets` library.
+"""
+
+from __future__ import annotations
+
+from evalkit.data.library import Documents, Library, Whereabouts
+from evalkit.data.schema import TASKS, HubSplit, TaskData
+from evalkit.data.subjects import subjects
+
+__all__ = ["TASKS", "Documents", "HubSplit", "Library", "TaskData", "Whereabouts", "subjects"]

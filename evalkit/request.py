@@ -1,0 +1,197 @@
+"""What was asked, made into what a run is: its specification.
+
+In: a `Request`, as the command line or `evalkit.evaluate` makes it. Out: a `Prepared` run with its manifest. Nothing
+here needs torch, so a run that is already finished is found at once.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalkit.data import Library
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.models.fingerprint import fingerprint
+from evalkit.models.locate import Checkpoint, Say, locate, resolve_dtype
+from evalkit.rules import Rule, find_rule
+from evalkit.runs import folder_name, specification_id
+from evalkit.suites import Suite, choose_tasks, load_suite
+from evalkit.templates import SEGMENTS, Template, load_template
+
+SCORING_VERSION = 1
+"""Raised whenever a change of evalkit changes a score: part of every run's specification."""
+
+_NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")
+"""Libraries whose version can change a score."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user can ask of an evaluation."""
+
+    model: str
+    """A checkpoint folder, a hub name, a GGUF file, or "demo"."""
+    suite: str = "zeroshot8"
+    tasks: tuple[str, ...] = ()
+    """Only these tasks of the suite; all where empty."""
+    template: str = "inst"
+    """A template's name, or the path of a YAML file of the same form."""
+    rule: str | None = None
+    """The rule of the result; None: `ppl` where the template scores whole sequences, else `acc`."""
+    limit: int | None = None
+    """Most documents of each task; None for all."""
+    data_dir: Path | None = None
+    """Folder of `<task>.jsonl` files that comes before the hub."""
+    output: Path = field(default_factory=lambda: Path("results/runs"))
+    """Folder of run folders."""
+    device: str = "auto"
+    dtype: str = "auto"
+    attention: str = "sdpa"
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    tokenizer: str | None = None
+    """Another folder or hub name to take the tokenizer from."""
+    token_budget: int | None = None
+    """Most tokens in a batch; None: what fits."""
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    allow_unofficial_data: bool = False
+    log_samples: bool = False
+    """Also write lm-eval's per-document sample files."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request with everything found that does not need torch."""
+
+    request: Request
+    suite: Suite
+    template: Template
+    rule: Rule
+    checkpoint: Checkpoint
+    library: Library
+    manifest: dict[str, Any]
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether choices are also scored without their context."""
+        return bool(self.manifest["specification"]["unconditional"])
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, whether it exists yet or not."""
+        name = folder_name(self.checkpoint.name, self.suite.name, self.template.name, self.manifest["id"])
+        return self.request.output / name
+
+
+def prepare(request: Request, say: Say) -> Prepared:
+    """Find out what a run is, and refuse what cannot be.
+
+    Raises:
+        EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
+    """
+    if request.limit is not None and request.limit < 1:
+        raise UsageError(f"--limit is {request.limit}; it must be at least 1")
+    if request.token_budget is not None and request.token_budget < 1:
+        raise UsageError(f"--token-budget is {request.token_budget}; it must be at least 1, or auto")
+    suite = choose_tasks(load_suite(request.suite), request.tasks)
+    template = load_template(request.template)
+    rule = _rule_of(request, template)
+    checkpoint = _locate(request, say)
+    library = Library(request.data_dir, request.allow_unofficial_data, say)
+    specification, documents = _specification(request, suite, template, rule, checkpoint, library)
+    manifest = {
+        "id": specification_id(specification),
+        "specification": specification,
+        "rule": rule.name,
+        "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
+        "documents": documents,
+        "model": request.model,
+        "revision": checkpoint.revision,
+        "template": asdict(template),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "hardware": {"machine": platform.machine(), "system": platform.platform()},
+        "versions": {
+            name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")
+        }
+        | {"python": platform.python_version()},
+    }
+    return Prepared(request, suite, template, rule, checkpoint, library, manifest)
+
+
+def request_of(model: str, options: dict[str, Any]) -> Request:
+    """A request from keyword arguments, with paths and lists in the forms people write them.
+
+    Raises:
+        UsageError: an option that does not exist.
+    """
+    known = Request.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+    tidy = dict(options)
+    for name in ("data_dir", "output"):
+        if tidy.get(name) is not None:
+            tidy[name] = Path(tidy[name])
+    if "tasks" in tidy:
+        tasks = tidy["tasks"]
+        tidy["tasks"] = (tasks,) if isinstance(tasks, str) else tuple(tasks or ())
+    return Request(model=model, **tidy)
+
+
+def _rule_of(request: Request, template: Template) -> Rule:
+    """The rule asked for, or the template's: the paper's where whole sequences are scored, else lm-eval's."""
+    whole = set(template.score) == set(SEGMENTS)
+    rule = find_rule(request.rule or ("ppl" if whole else "acc"))
+    absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
+    # A template without an end token or an instruction has nothing to score there
+    present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())
+    if lacking := [s for s in absent if template.chat or s in present]:
+        raise UsageError(
+            f"rule {rule.name} needs the log-likelihood of {', '.join(lacking)}, "
+            f"which template {template.name} does not score; use --template inst or another rule"
+        )
+    return rule
+
+
+def _locate(request: Request, say: Say) -> Checkpoint:
+    model = f"{request.model}@{request.revision}" if request.revision else request.model
+    return locate(
+        model,
+        tokenizer=request.tokenizer,
+        allow_pickle=request.allow_pickle,
+        trust_remote_code=request.trust_remote_code,
+        say=say,
+    )
+
+
+def _specification(
+    request: Request, suite: Suite, template: Template, rule: Rule, checkpoint: Checkpoint, library: Library
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that determines the numbers, and where each task's documents came from."""
+    prints = fingerprint(checkpoint)
+    found = {task: library.load(task) for task in suite.tasks}
+    specification = {
+        "scoring": SCORING_VERSION,
+        "versions": {name: version(name) for name in _NUMERICS},
+        "checkpoint": {"weights": prints.weights, "config": prints.config, "tokenizer": prints.tokenizer},
+        "suite": suite.name,
+        "documents": {task: documents.content_hash for task, documents in found.items()},
+        "template": template.content_hash,
+        "unconditional": "unconditional" in rule.segments,
+        "dtype": resolve_dtype(checkpoint, request.dtype),
+        "attention": request.attention,
+        "context_extension": None,
+        "limit": request.limit,
+    }
+    sources = {
+        task: {"source": documents.source, "official": documents.official, "count": len(documents.records)}
+        for task, documents in found.items()
+    }
+    return specification, sources

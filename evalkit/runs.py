@@ -1,0 +1,210 @@
+"""The run folder: what was asked, what was scored, what came out.
+
+    results/runs/<model>-<suite>-<template>-<id>/
+        manifest.json     the specification, its hash, fingerprints, versions, hardware
+        journal.jsonl     every finished batch; what an interrupted run resumes from
+        scores.parquet    the score table
+        results.json      accuracies under every rule
+        lm_eval/          the same in lm-eval's form
+
+A run is its specification: the folder's id is a hash of what determines the numbers, so the same command finds the
+same folder again and two specifications never share a row. A folder is complete when results.json is there, which
+is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from evalkit.errors import RunError
+from evalkit.journal import Journal, replace_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.results import Results
+
+MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
+
+
+def specification_id(specification: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that stand for a specification."""
+    text = json.dumps(specification, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def folder_name(model: str, suite: str, template: str, identity: str) -> str:
+    """Readable and unique: `<model>-<suite>-<template>-<id>`."""
+    safe = re.sub(r"[^\w.-]+", "_", f"{model}-{suite}-{template}").strip("._-")
+    return f"{safe[:100]}-{identity}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, opened to be read."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every document has been scored and the results are written."""
+        return (self.folder / RESULTS).is_file()
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`."""
+        import pandas as pd
+
+        path = self.folder / SCORES
+        try:
+            return pd.read_parquet(path)
+        except FileNotFoundError:
+            raise RunError(f"{path} does not exist: the run is not finished; give its command again") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path} cannot be read ({_first_line(error)}); delete it and {RESULTS}, then rerun") from error
+
+    def results(self, rule: str | None = None) -> Results:
+        """Accuracies under a rule (the run's own if none is named)."""
+        from evalkit.results import summarise
+
+        return summarise(self.scores, self.manifest, rule or self.manifest["rule"])
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent on each task."""
+        stored = _read_json(self.folder / RESULTS)
+        return {task["task"]: task["seconds"] for task in stored["tasks"]}
+
+
+def load_run(folder: Path | str) -> Run:
+    """Open a run folder.
+
+    Raises:
+        RunError: it is no run folder, or its manifest is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
+    manifest = _read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("id") != specification_id(manifest.get("specification", {})):
+        raise RunError(f"{folder / MANIFEST} is damaged: its id does not match its specification")
+    return Run(folder, manifest)
+
+
+def list_runs(root: Path) -> list[Run]:
+    """All readable runs under a folder, by name."""
+    found = []
+    for manifest in sorted(root.glob(f"*/{MANIFEST}")):
+        try:
+            found.append(load_run(manifest.parent))
+        except RunError:
+            continue
+    return found
+
+
+class RunWriter:
+    """A run folder, opened to be written. Use `open_run`."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.journal = Journal(folder / JOURNAL, say)
+
+    def save_json(self, name: str, content: Any) -> None:
+        """Write a JSON file of the folder, whole or not at all."""
+        self.save_bytes(name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def save_bytes(self, name: str, content: bytes) -> None:
+        """Write a file of the folder, whole or not at all.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        path = self.folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+        except OSError as error:
+            raise RunError(
+                f"{path} cannot be written ({error.strerror or error}); "
+                "the scores are safe in the journal: mend that and run the same command again"
+            ) from error
+
+
+@contextmanager
+def open_run(
+    root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
+) -> Iterator[RunWriter]:
+    """Open a run folder for this process alone, new or begun before.
+
+    Args:
+        root: folder of runs.
+        name: the run's folder in it.
+        manifest: written if the folder is new; otherwise the stored one is kept, and is in the writer.
+        say: told of mended damage.
+
+    Raises:
+        RunError: another process has it open, it cannot be written, or it belongs to another specification.
+    """
+    folder = root / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"output folder {folder} cannot be made ({error.strerror or error}); choose another --output"
+        ) from error
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        owner = _read_text(folder / ".owner")
+        raise RunError(
+            f"run folder {folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it"
+        ) from None
+    except OSError as error:
+        raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
+    try:
+        writer = RunWriter(folder, manifest, say)
+        if (folder / MANIFEST).exists():
+            stored = load_run(folder).manifest
+            if stored["id"] != manifest["id"]:
+                raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
+            writer.manifest = stored
+        else:
+            writer.save_json(MANIFEST, manifest)
+        writer.save_bytes(".owner", f"process {os.getpid()} on {os.uname().nodename}".encode())
+        yield writer
+    finally:
+        lock.release()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise RunError(f"{path} is damaged ({error}); delete it and run the command again") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

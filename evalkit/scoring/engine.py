@@ -1,0 +1,200 @@
+"""Scoring batches: shared where the model allows it, one by one where it does not.
+
+In: batches from `pack`, a loaded model. Out: rows of the score table. Before anything is scored, `check` compares
+shared with one-by-one scores on a few questions and makes sure that the model does not look ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evalkit.errors import CheckpointError, ScoringError
+from evalkit.prompts import EncodedQuestion
+from evalkit.scoring.forward import Forward, Trunk
+from evalkit.scoring.pack import Batch, all_sequences, plan
+from evalkit.scoring.table import ScoreRow, question_rows
+from evalkit.scoring.tree import Row
+from evalkit.templates import SEGMENTS
+
+FLOAT32_TOLERANCE = 1e-4
+"""Shared and one-by-one log-likelihoods of a sequence differ by rounding only: relative, in float32."""
+HALF_TOLERANCE = 0.1
+"""In bf16 and fp16, the mean difference of a token's log-probability, in nats. Rounding alone gives about 0.01
+to 0.03; a model that ignores the mask is off by whole nats."""
+
+Scores = NDArray[np.float32]
+
+
+class Engine:
+    """Scores batches with one model.
+
+    Args:
+        model: a Hugging Face causal language model.
+        scored: indices into `SEGMENTS` of the segments to score.
+        budget: most tokens of a batch; halved when memory runs out.
+        say: told of fallbacks.
+    """
+
+    def __init__(self, model: Any, scored: frozenset[int], budget: int, say: Callable[[str], None]) -> None:
+        self._forward = Forward(model)
+        self.scored = scored
+        self._say = say
+        self._exact = model.dtype in (torch.float32, torch.float64)
+        self._sliding = _sliding_window(model.config)
+        self.budget = budget
+        self.shares = True
+        """Whether prefixes are shared; False after a failed check."""
+
+    def check(self, questions: Sequence[EncodedQuestion]) -> None:
+        """Compare shared with one-by-one scores; without agreement go on without sharing, and say so.
+
+        Raises:
+            CheckpointError: the model's predictions depend on later tokens, or are not numbers.
+        """
+        alone = [self._forward.score_alone(s.tokens) for q in questions for s in all_sequences(q)]
+        self._check_causal(max((s.tokens for q in questions for s in all_sequences(q)), key=len))
+        if any(np.isnan(scores[1:]).any() for scores in alone):
+            raise CheckpointError(
+                "the model's log-probabilities are not numbers (NaN); "
+                "its weights may be damaged, or its dtype too narrow: try --dtype float32"
+            )
+        try:
+            gap = self._largest_gap(questions, alone)
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
+            reason = f"it fails ({type(error).__name__}: {_first_line(error)})"
+        else:
+            if gap <= (FLOAT32_TOLERANCE if self._exact else HALF_TOLERANCE):
+                return
+            reason = f"scores differ by {gap:.2g}"
+        self.shares = False
+        self._say(
+            f"warning: this model does not support scoring through shared prefixes ({reason}); "
+            "every sequence is scored by itself, which is several times slower"
+        )
+
+    def score(self, batch: Batch) -> list[ScoreRow]:
+        """The score table's rows of a batch's questions.
+
+        Raises:
+            ScoringError: out of memory on a single row, or a score that is not a number.
+        """
+        found = self._shared_scores(batch) if self._may_share(batch) else self._lone_scores(batch)
+        rows: list[ScoreRow] = []
+        for question, scores in found:
+            rows += question_rows(
+                question, scores[: len(question.sequences)], scores[len(question.sequences) :], self.scored
+            )
+        for row in rows:
+            if row.ll_continuation is None or not np.isfinite(row.ll_continuation):
+                raise ScoringError(
+                    f"{row.subtask} document {row.doc_id}: the log-likelihood is {row.ll_continuation}; "
+                    "the dtype may be too narrow: try --dtype float32"
+                )
+        return rows
+
+    def _may_share(self, batch: Batch) -> bool:
+        if not self.shares or self._sliding is None:
+            return self.shares
+        longest = max(len(s.tokens) for packed in batch.rows for q in packed.questions for s in all_sequences(q))
+        # The tree mask replaces the model's own, so a sliding window must be wide enough to make no difference
+        return longest <= self._sliding
+
+    def _shared_scores(self, batch: Batch) -> list[tuple[EncodedQuestion, list[Scores]]]:
+        trunk = self._forward.trunk(batch.trunk)
+        pairs = self._within_memory([packed.row for packed in batch.rows], trunk, batch)
+        found = []
+        for packed, scores in zip(batch.rows, pairs, strict=True):
+            paths = iter(packed.row.paths)
+            for question in packed.questions:
+                found.append(
+                    (question, [_along(next(paths), scores, trunk.scores) for _ in all_sequences(question)])
+                )
+        return found
+
+    def _lone_scores(self, batch: Batch) -> list[tuple[EncodedQuestion, list[Scores]]]:
+        return [
+            (question, [self._forward.score_alone(sequence.tokens) for sequence in all_sequences(question)])
+            for packed in batch.rows
+            for question in packed.questions
+        ]
+
+    def _within_memory(self, rows: list[Row], trunk: Trunk, batch: Batch) -> list[Scores]:
+        """Score rows, in halves once memory has run out."""
+        size = len(rows) * max(len(row.tokens) for row in rows)
+        if size <= self.budget or len(rows) == 1:
+            try:
+                return self._forward.score(rows, trunk)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler, so that the traceback no longer holds the tensors
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if len(rows) == 1:
+                label = batch.rows[0].questions[0].question.label
+                raise ScoringError(f"{label}: {size} tokens are more than memory holds; free some or use a smaller dtype")
+            self.budget = size // 2
+            self._say(f"out of memory at {size} tokens a batch: going on with {self.budget}")
+        half = len(rows) // 2
+        return self._within_memory(rows[:half], trunk, batch) + self._within_memory(rows[half:], trunk, batch)
+
+    def _check_causal(self, tokens: NDArray[np.int32]) -> None:
+        whole, cut = self._forward.score_alone(tokens), self._forward.score_alone(tokens[: len(tokens) // 2 + 1])
+        gap = float(np.abs(whole[1 : len(cut)] - cut[1:]).mean())
+        if gap > HALF_TOLERANCE:
+            raise CheckpointError(
+                f"the model's predictions change with the tokens that follow (by {gap:.2g} nats a token): "
+                "it is not a causal language model, so its log-likelihoods mean nothing"
+            )
+
+    def _largest_gap(self, questions: Sequence[EncodedQuestion], alone: list[Scores]) -> float:
+        """Largest disagreement of a sequence: relative of its sum in float32, mean of its tokens below."""
+        expected = iter(alone)
+        by_question = {id(q): [next(expected) for _ in all_sequences(q)] for q in questions}
+        gaps = [0.0]
+        every = frozenset(range(len(SEGMENTS)))
+        for batch in plan(questions, every, self.budget):
+            for question, scores in self._shared_scores(batch):
+                for sequence, one, other in zip(
+                    all_sequences(question), scores, by_question[id(question)], strict=True
+                ):
+                    found = ~np.isnan(one)
+                    differ = np.abs(one[found] - other[found])
+                    if self._exact:
+                        total = max(abs(float(other[found].sum())), 1.0)
+                        gaps.append(abs(float((one[found] - other[found]).sum())) / total)
+                    elif len(sequence.tokens) > 1:
+                        gaps.append(float(differ.mean()))
+        return max(gaps)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of torch means that memory ran out, on a GPU or (by its message) on a CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "not enough memory" in str(error) or "alloc" in str(error).lower() and "memory" in str(error).lower()
+
+
+def _along(path: NDArray[np.int32], pairs: Scores, trunk: Scores) -> Scores:
+    """[length] scores of one sequence: the trunk's, then its path's pairs; NaN where not scored."""
+    head = trunk if len(trunk) else np.full(1, np.nan, dtype=np.float32)
+    tail = np.where(path >= 0, pairs[path], np.nan) if len(pairs) else np.full(len(path), np.nan)
+    return np.concatenate((head, tail)).astype(np.float32)
+
+
+def _sliding_window(config: Any) -> int | None:
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None and not any("sliding" in kind or "chunked" in kind for kind in kinds):
+        return None
+    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
+    return int(window) if window else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:120]

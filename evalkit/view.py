@@ -1,0 +1,146 @@
+"""What a person reads on a terminal: the result table, rules side by side, and rendered prompts.
+
+In: results, scores, encoded questions. Out: strings. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import pandas as pd
+from tabulate import tabulate
+
+from evalkit.prompts import EncodedQuestion
+from evalkit.results import LABELS, Results, available_rules, summarise
+from evalkit.rules import RULES, missing_segments
+
+COLOURS = {
+    "special": "magenta",
+    "instruction": "blue",
+    "context": "cyan",
+    "continuation": "green",
+    "end": "yellow",
+}
+"""Of segments, in `--show-prompts`."""
+
+SHORT = {
+    "winogrande": "Winogrd",
+    "arc_easy": "ARCe",
+    "arc_challenge": "ARCc",
+    "hellaswag": "Hellaswag",
+    "piqa": "PIQA",
+    "openbookqa": "OBQA",
+    "boolq": "BoolQ",
+    "mmlu": "MMLU",
+}
+"""The paper's short names."""
+
+
+def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
+    """Accuracy of every task and the averages, under one rule, in percent."""
+    unofficial = {task for task, source in manifest["documents"].items() if not source["official"]}
+    rows: list[list[Any]] = []
+    groups: dict[str, list[str]] = manifest["groups"]
+    by_name = {task.task: task for task in results.tasks}
+    averages = {average.name: average for average in results.averages}
+    for group, members in groups.items():
+        for name in members:
+            task = by_name[name]
+            mark = "*" if name in unofficial else ""
+            rows.append(
+                [
+                    LABELS.get(name, name) + mark,
+                    task.n,
+                    _percent(task.accuracy),
+                    f"± {_percent(task.stderr)}",
+                    _percent(task.chance),
+                    task.ties or "",
+                    task.truncated or "",
+                    f"{seconds.get(name, 0.0):.1f}",
+                ]
+            )
+        rows.append([group, "", *_average_cells(averages[group]), "", "", "", ""])
+    if "Average" in averages:
+        total = sum(seconds.values())
+        rows.append(["Average", "", *_average_cells(averages["Average"]), "", "", "", f"{total:.1f}"])
+    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
+    # A column that is empty throughout (no ties, no cut documents) only takes room
+    keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
+    table = tabulate(
+        [[row[i] for i in keep] for row in rows],
+        [headers[i] for i in keep],
+        tablefmt="simple",
+        disable_numparse=True,
+        colalign=["left"] + ["right"] * (len(keep) - 1),
+    )
+    notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
+    if any(task.ties for task in results.tasks):
+        notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
+    if any(task.truncated for task in results.tasks):
+        notes.append("cut: documents whose context lost tokens on its left to fit the model's window")
+    if unofficial:
+        notes.append("*: not the official documents of the task")
+    return "\n".join([table, "", *notes])
+
+
+def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> str:
+    """Every task's accuracy under every rule, and how far each rule moves the average from `rule`'s."""
+    by_rule = {name: summarise(scores, manifest, name) for name in available_rules(scores)}
+    base = by_rule[rule].average
+    tasks = [task.task for task in by_rule[rule].tasks]
+    rows = []
+    for name, results in by_rule.items():
+        moved = results.average.accuracy - base.accuracy
+        rows.append(
+            [
+                f"{name} <" if name == rule else name,
+                *(_percent(task.accuracy) for task in results.tasks),
+                _percent(results.average.accuracy),
+                "" if name == rule else f"{100 * moved:+.1f}",
+            ]
+        )
+    headers = ["rule", *(SHORT.get(task, task) for task in tasks), "Avg.", "moves by"]
+    table = tabulate(
+        rows, headers, tablefmt="simple", disable_numparse=True, colalign=["left"] + ["right"] * (len(headers) - 1)
+    )
+    absent = [name for name, other in RULES.items() if missing_segments(other, scores)]
+    note = f"\nnot scored by this run: {', '.join(absent)}" if absent else ""
+    return f"The same scores under every rule (accuracy in %):\n\n{table}{note}"
+
+
+def subtask_table(results: Results, task: str) -> str:
+    """The subjects of one task."""
+    rows = [
+        [part.task.removeprefix(f"{task}_"), part.n, _percent(part.accuracy), f"± {_percent(part.stderr)}"]
+        for part in results.subtasks[task]
+    ]
+    return tabulate(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"], disable_numparse=True)
+
+
+def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
+    """A question's sequences with their segments in colour and their token counts."""
+    question = encoded.question
+    lines = [click.style(f"{question.label}, gold answer {question.gold}", bold=True)]
+    for choice, sequence in enumerate(encoded.sequences):
+        spans = sequence.spans()
+        text = "".join(
+            click.style(tokenizer.decode(sequence.tokens[start:end].tolist()), fg=COLOURS[segment])
+            for segment, start, end in spans
+        )
+        counts = ", ".join(
+            click.style(f"{segment} {end - start}", fg=COLOURS[segment]) for segment, start, end in spans
+        )
+        cut = f", {sequence.truncated} context tokens cut" if sequence.truncated else ""
+        mark = "*" if choice == question.gold else " "
+        lines += [f"[{choice}]{mark} {len(sequence.tokens)} tokens: {counts}{cut}", text, ""]
+    return "\n".join(lines)
+
+
+def _average_cells(average: Any) -> list[str]:
+    return [_percent(average.accuracy), f"± {_percent(average.stderr)}"]
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"

@@ -1,0 +1,71 @@
+"""One made-up record per task, in the fields of the original dataset, and ways to write them down."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+_RECORDS: dict[str, Record] = {
+    "winogrande": {
+        "qID": "X-1",
+        "sentence": "The jug did not fit the crate because the _ was too wide.",
+        "option1": "jug",
+        "option2": "crate",
+        "answer": "1",
+    },
+    "arc_easy": {
+        "id": "T_1",
+        "question": "Which of these is a gas?",
+        "choices": {"text": ["iron", "helium", "salt"], "label": ["A", "B", "C"]},
+        "answerKey": "B",
+    },
+    "arc_challenge": {
+        "id": "T_2",
+        "question": "What carries sound?",
+        "choices": {"text": ["air", "nothing", "vacuum", "void"], "label": ["1", "2", "3", "4"]},
+        "answerKey": "1",
+    },
+    "hellaswag": {
+        "ind": 3,
+        "activity_label": "Baking",
+        "ctx_a": "She opens the oven.",
+        "ctx_b": "",
+        "endings": ["It is cold.", "She takes out bread.", "It flies.", "He sings."],
+        "label": "1",
+    },
+    "piqa": {"goal": "Dry a cup.", "sol1": "Use a towel.", "sol2": "Use a pond.", "label": 0},
+    "openbookqa": {
+        "id": "9-1",
+        "question_stem": "A candle gives",
+        "choices": {"text": ["rain", "light", "iron", "wool"], "label": ["A", "B", "C", "D"]},
+        "answerKey": "B",
+    },
+    "boolq": {
+        "question": "is the moon a star",
+        "title": "Moon",
+        "passage": "The Moon is a satellite. -- It orbits.\nQuestion: none.",
+        "answer": False,
+    },
+    "mmlu": {
+        "subject": "virology",
+        "question": "How many?",
+        "choices": ["one", "two", "three", "four"],
+        "answer": 3,
+    },
+}
+
+
+def sample(task: str, **changes: Any) -> Record:
+    """A fresh record of a task, with some fields set otherwise."""
+    return copy.deepcopy(_RECORDS[task]) | changes
+
+
+def write(folder: Path, task: str, *records: Record) -> Path:
+    """A `<task>.jsonl` with these records."""
+    path = folder / f"{task}.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path

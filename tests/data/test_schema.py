@@ -1,0 +1,178 @@
+"""Source records become lm-eval's documents, wrong ones are named, and the hash sees what counts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.data import TASKS, subjects
+from evalkit.errors import DataError
+from tests.data.samples import sample
+
+LETTERS = st.text(alphabet=st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_canonical_document_is_its_own_canonical_form(task: str) -> None:
+    document = TASKS[task].canonical(sample(task))
+    assert TASKS[task].canonical(document) == document
+
+
+def test_boolq_forms_give_the_same_document() -> None:
+    superglue = {"question": "is it", "passage": "Moon -- It is.", "label": 1, "idx": 4}
+    original = {"question": "is it", "title": "Moon", "passage": "It is.", "answer": True}
+    canonical = TASKS["boolq"].canonical
+    assert (
+        canonical(superglue) == canonical(original) == {key: superglue[key] for key in canonical(superglue)}
+    )
+    assert canonical(original)["label"] == 1
+
+
+def test_hellaswag_takes_a_label_of_either_type() -> None:
+    canonical = TASKS["hellaswag"].canonical
+    assert canonical(sample("hellaswag", label=2)) == canonical(sample("hellaswag", label="2"))
+
+
+def test_arc_hash_does_not_depend_on_how_choices_are_labelled() -> None:
+    task = TASKS["arc_challenge"]
+    digits = sample("arc_challenge")
+    letters = sample("arc_challenge", id="other", answerKey="A")
+    letters["choices"]["label"] = ["A", "B", "C", "D"]
+    assert task.hash_of([task.canonical(digits)]) == task.hash_of([task.canonical(letters)])
+
+
+def test_mmlu_order_does_not_depend_on_the_order_of_subjects() -> None:
+    task = TASKS["mmlu"]
+    documents = [
+        sample("mmlu", subject=name, question=str(i)) for i, name in enumerate(["virology", "anatomy"] * 2)
+    ]
+    assert [document["question"] for document in task.in_order(documents)] == ["1", "3", "0", "2"]
+
+
+def test_there_are_57_subjects() -> None:
+    assert len(set(subjects())) == 57
+    assert list(subjects()) == sorted(subjects())
+
+
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("winogrande", {"answer": "3"}, "answer", "one of 1, 2"),
+    ("winogrande", {"answer": 1}, "answer", "one of 1, 2"),
+    ("winogrande", {"answer": ""}, "answer", "one of 1, 2"),
+    ("winogrande", {"sentence": "No blank here."}, "sentence", "blank '_'"),
+    ("winogrande", {"option1": "  "}, "option1", "non-empty string"),
+    ("arc_easy", {"answerKey": "D"}, "answerKey", "one of A, B, C"),
+    ("arc_easy", {"answerKey": 1}, "answerKey", "non-empty string"),
+    ("arc_easy", {"choices": ["a", "b"]}, "choices", "an object"),
+    ("arc_easy", {"choices": {"text": ["a", "b"], "label": ["A", "B"]}}, "choices.text", "3 to 5"),
+    ("arc_easy", {"choices": {"text": ["a", "b", "c"], "label": ["A", "B"]}}, "choices.label", "list of 3"),
+    ("arc_easy", {"choices": {"text": ["a", "b", "c"]}}, "choices.label", "missing"),
+    ("arc_easy", {"choices": {"text": list("abc"), "label": list("ABB")}}, "choices.label", "differ"),
+    ("hellaswag", {"label": "4"}, "label", "0, 1, 2, 3"),
+    ("hellaswag", {"label": True}, "label", "0, 1, 2, 3"),
+    ("hellaswag", {"label": ""}, "label", "0, 1, 2, 3"),
+    ("hellaswag", {"endings": ["a", "b", "c"]}, "endings", "list of 4"),
+    ("hellaswag", {"endings": ["a", "b", "c", None]}, "endings", "list of 4"),
+    ("hellaswag", {"ctx_b": None}, "ctx_b", "a string"),
+    ("piqa", {"label": 2}, "label", "from 0 to 1"),
+    ("piqa", {"label": -1}, "label", "from 0 to 1"),
+    ("piqa", {"label": True}, "label", "from 0 to 1"),
+    ("piqa", {"label": 1.0}, "label", "from 0 to 1"),
+    ("piqa", {"label": "1"}, "label", "from 0 to 1"),
+    ("piqa", {"goal": "\ud800"}, "goal", "Unicode"),
+    ("openbookqa", {"answerKey": "E"}, "answerKey", "one of A, B, C, D"),
+    ("openbookqa", {"question_stem": ["x"]}, "question_stem", "non-empty string"),
+    ("boolq", {"answer": 1}, "answer", "true or false"),
+    ("boolq", {"answer": "yes"}, "answer", "true or false"),
+    ("boolq", {"label": -1}, "label", "from 0 to 1"),
+    ("boolq", {"title": ""}, "title", "non-empty string"),
+    ("mmlu", {"answer": 4}, "answer", "from 0 to 3"),
+    ("mmlu", {"answer": "D"}, "answer", "from 0 to 3"),
+    ("mmlu", {"subject": "alchemy"}, "subject", "57 known names"),
+    ("mmlu", {"choices": ["a", "b", "c", "d", "e"]}, "choices", "list of 4"),
+]
+
+
+@pytest.mark.parametrize(("task", "change", "field", "expected"), WRONG)
+def test_a_wrong_field_is_named(task: str, change: dict[str, Any], field: str, expected: str) -> None:
+    with pytest.raises(DataError) as caught:
+        TASKS[task].canonical(sample(task, **change))
+    message = str(caught.value)
+    assert message.startswith(f"field '{field}': expected ")
+    assert expected in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_each_missing_field_is_named(task: str) -> None:
+    for field in TASKS[task].canonical(sample(task)).keys() - {"id"}:
+        record = TASKS[task].canonical(sample(task))
+        del record[field]
+        with pytest.raises(DataError, match="the field is missing") as caught:
+            TASKS[task].canonical(record)
+        named = "answer" if (task, field) == ("boolq", "label") else field
+        assert f"field '{named}'" in str(caught.value)
+
+
+@given(task=st.sampled_from(sorted(TASKS)), extra=st.dictionaries(st.text(), st.integers()), data=st.data())
+def test_hash_ignores_extra_fields_and_key_order(
+    task: str, extra: dict[str, int], data: st.DataObject
+) -> None:
+    spec, record = TASKS[task], sample(task)
+    # In BoolQ's original form a field named label would be read, as SuperGLUE's.
+    widened = {key: value for key, value in extra.items() if key not in {"id", "label"}} | record
+    shuffled = {key: widened[key] for key in data.draw(st.permutations(list(widened)))}
+    assert spec.hash_of([spec.canonical(shuffled)]) == spec.hash_of([spec.canonical(record)])
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of all evaluated strings and labels in a canonical document."""
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    )
+    return [path] if items is None else [leaf for key, item in items for leaf in _leaves(item, (*path, key))]
+
+
+def _changed(document: dict[str, Any], path: tuple[Any, ...], letters: str) -> dict[str, Any]:
+    """The document with another text, or another valid label, at one place."""
+    result = copy.deepcopy(document)
+    *parents, last = path
+    holder: Any = result
+    for key in parents:
+        holder = holder[key]
+    old = holder[last]
+    if last == "answerKey":
+        labels = document["choices"]["label"]
+        holder[last] = labels[(labels.index(old) + 1) % len(labels)]
+    elif last in {"label", "answer"}:
+        holder[last] = str(3 - int(old)) if isinstance(old, str) else 1 - min(old, 1)
+    elif last == "subject":
+        holder[last] = "anatomy"
+    else:
+        holder[last] = old + letters
+    return result
+
+
+@given(task=st.sampled_from(sorted(TASKS)), letters=LETTERS, data=st.data())
+def test_hash_sees_any_change_of_what_is_evaluated(task: str, letters: str, data: st.DataObject) -> None:
+    spec = TASKS[task]
+    document = spec.canonical(sample(task))
+    leaves = [leaf for leaf in _leaves(document) if leaf != ("id",) and leaf[:2] != ("choices", "label")]
+    changed = spec.canonical(_changed(document, data.draw(st.sampled_from(leaves)), letters))
+    assert spec.hash_of([changed]) != spec.hash_of([document])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_hash_sees_order_and_number(task: str) -> None:
+    spec = TASKS[task]
+    text = (
+        "question_stem"
+        if task == "openbookqa"
+        else next(k for k in ("sentence", "goal", "ctx_a", "question") if k in sample(task))
+    )
+    first, second = (spec.canonical(sample(task, **{text: f"{name} _ ."})) for name in ("one", "two"))
+    hashes = {spec.hash_of(docs) for docs in ([first, second], [second, first], [first], [first, first], [])}
+    assert len(hashes) == 5

@@ -1,0 +1,136 @@
+"""Refused before a weight is read: pickled, cut short, not causal, or only with code of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.models.loading import edit_config, load_folder, refused
+from tests.tiny import tiny_checkpoint
+
+
+def test_pickled_weights_are_refused_and_not_opened(folder: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    assert "unpickling can run code" in refused(folder, "--allow-pickle")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_pickled_weights_if_allowed(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    torch.save(stored, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    loaded = load_folder(folder, allow_pickle=True)
+    assert all(torch.equal(loaded.model.state_dict()[name], tensor) for name, tensor in stored.items())
+
+
+def test_safetensors_come_before_pickles_even_if_those_are_allowed(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
+    assert load_folder(folder, allow_pickle=True).parameters == load_folder(folder).parameters
+
+
+def test_weights_under_another_name(folder: Path) -> None:
+    (folder / "optimizer.pt").write_bytes(b"")
+    (folder / "model.safetensors").rename(folder / "model.pt")
+    assert "optimizer" not in refused(folder, r"holds no model\.safetensors \(found model\.pt\)")
+
+
+@pytest.mark.parametrize("keep", [4, 100, -1])
+def test_truncated_weights(folder: Path, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(folder, r"model\.safetensors: .*damaged")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, max_shard_size="100KB")
+    lost = sorted(path.glob("*.safetensors"))[1]
+    lost.unlink()
+    refused(path, rf"{lost.name}: missing, though model\.safetensors\.index\.json names it")
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path(__file__).with_name("ran").touch()
+class OwnConfig(LlamaConfig):
+    model_type = "evalkit_test_own"
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def with_own_code(folder: Path, model_type: str) -> None:
+    (folder / "modeling_own.py").write_text(OWN_CODE)
+    names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    edit_config(folder, model_type=model_type, auto_map=names, architectures=["OwnForCausalLM"])
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where transformers copies a checkpoint's code to before it runs it."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path / "modules"
+
+
+def test_remote_code_is_refused(folder: Path, modules: Path) -> None:
+    with_own_code(folder, "evalkit_test_own")
+    assert "evalkit_test_own" in refused(folder, "--trust-remote-code")
+    assert not list(modules.rglob("ran"))
+
+
+def test_remote_code_if_trusted(folder: Path, modules: Path) -> None:
+    with_own_code(folder, "evalkit_test_own")
+    assert load_folder(folder, trust_remote_code=True).architecture == "OwnForCausalLM"
+    assert list(modules.rglob("ran"))
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_known_model_type_never_runs_remote_code(folder: Path, modules: Path, trusted: bool) -> None:
+    with_own_code(folder, "llama")
+    assert load_folder(folder, trust_remote_code=trusted).architecture == "LlamaForCausalLM"
+    assert not list(modules.rglob("ran"))
+
+
+def test_unknown_model_type(folder: Path) -> None:
+    edit_config(folder, model_type="evalkit_unheard_of")
+    refused(folder, "model_type 'evalkit_unheard_of', which transformers does not know")
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "model type 'bart' is an encoder-decoder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
+        (
+            {"model_type": "bert", "architectures": ["BertLMHeadModel"]},
+            "BertLMHeadModel attends in both directions",
+        ),
+        ({"model_type": "roberta"}, "model type 'roberta' attends in both directions"),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClass",
+        ),
+        ({"model_type": "clip"}, "'clip' has no causal language model"),
+        ({"model_type": "llama", "is_causal": False}, "'llama' attends in both directions"),
+    ],
+)
+def test_models_that_are_not_causal(folder: Path, config: dict[str, object], named: str) -> None:
+    (folder / "config.json").write_text(json.dumps({"dtype": "float32", **config}))
+    refused(folder, named)

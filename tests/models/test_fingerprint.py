@@ -1,0 +1,201 @@
+"""A fingerprint changes with whatever changes the numbers, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from evalkit.errors import CheckpointError
+from evalkit.models import fingerprint as module
+from evalkit.models.fingerprint import Fingerprint, fingerprint
+from evalkit.models.locate import locate
+from tests.tiny import tiny_checkpoint, tiny_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "one", max_shard_size="100KB")
+
+
+def of(folder: Path, tokenizer: Path | None = None) -> Fingerprint:
+    return fingerprint(locate(str(folder), tokenizer=None if tokenizer is None else str(tokenizer)))
+
+
+def changed(before: Fingerprint, after: Fingerprint) -> set[str]:
+    names = ("weights", "config", "tokenizer", "combined")
+    return {name for name in names if getattr(before, name) != getattr(after, name)}
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(changes | {k: v for k, v in content.items() if k not in changes}, indent=7))
+
+
+def test_the_same_files_elsewhere_have_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
+    before = of(folder)
+    assert len({before.weights, before.config, before.tokenizer, before.combined}) == 4
+    shutil.copytree(folder, tmp_path / "copy")
+    assert of(tmp_path / "copy") == before
+    folder.rename(tmp_path / "moved")
+    assert of(tmp_path / "moved") == before
+
+
+def test_one_flipped_byte_in_any_shard(folder: Path) -> None:
+    before = of(folder)
+    for shard in sorted(folder.glob("*.safetensors")):
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+        after = of(folder)
+        assert changed(before, after) == {"weights", "combined"}
+        before = after
+
+
+def test_a_flipped_byte_is_seen_though_size_and_modification_time_are_kept(folder: Path) -> None:
+    before = of(folder)
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    status = shard.stat()
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert changed(before, of(folder)) == {"weights", "combined"}
+
+
+def test_config_counts_by_content(folder: Path) -> None:
+    before = of(folder)
+    edit_json(folder / "config.json", transformers_version="9.9", _name_or_path="elsewhere")
+    assert of(folder) == before
+    edit_json(folder / "config.json", rms_norm_eps=0.5)
+    assert changed(before, of(folder)) == {"config", "combined"}
+
+
+def test_generation_settings_do_not_count(folder: Path) -> None:
+    before = of(folder)
+    (folder / "generation_config.json").write_text('{"temperature": 3}')
+    (folder / "README.md").write_text("notes")
+    assert of(folder) == before
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_every_tokenizer_file_counts(folder: Path, name: str) -> None:
+    before = of(folder)
+    if name.endswith(".json"):
+        edit_json(folder / name, padding={"side": "left"})
+    else:
+        (folder / name).write_text("{{ messages }}")
+    assert changed(before, of(folder)) == {"tokenizer", "combined"}
+
+
+def test_another_tokenizer_folder_counts(folder: Path, tmp_path: Path) -> None:
+    same = tiny_tokenizer(tmp_path / "same")
+    other = tiny_tokenizer(tmp_path / "other", eos="<end>")
+    assert of(folder, same) == of(folder)
+    assert changed(of(folder), of(folder, other)) == {"tokenizer", "combined"}
+
+
+def test_trusted_code_counts(folder: Path) -> None:
+    (folder / "modeling_own.py").write_text("x = 1")
+    untrusted = of(folder)
+    trusted = fingerprint(locate(str(folder), trust_remote_code=True))
+    assert changed(untrusted, trusted) == {"config", "combined"}
+    (folder / "modeling_own.py").write_text("x = 2")
+    assert of(folder) == untrusted
+    assert changed(trusted, fingerprint(locate(str(folder), trust_remote_code=True))) == {
+        "config",
+        "combined",
+    }
+
+
+def test_gguf_counts_by_content_not_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF one")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF one")
+    (tmp_path / "c.gguf").write_bytes(b"GGUF two")
+    a, b, c = (of(tmp_path / f"{name}.gguf") for name in "abc")
+    assert a == b
+    assert changed(a, c) == {"weights", "config", "tokenizer", "combined"}
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from here on."""
+    read: list[str] = []
+    original = module.hashlib.file_digest
+
+    def counting(file: object, name: str) -> object:
+        read.append(Path(file.name).name)  # type: ignore[attr-defined]
+        return original(file, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module.hashlib, "file_digest", counting)
+    return read
+
+
+def test_second_time_reads_only_what_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = count_reads(monkeypatch)
+    before = of(folder)
+    assert len([name for name in read if name.endswith(".safetensors")]) == len(
+        list(folder.glob("*.safetensors"))
+    )
+    read.clear()
+    assert of(folder) == before
+    assert read == []
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes())
+    assert of(folder) == before
+    assert read == [shard.name]
+
+
+def test_what_one_writer_knows_is_kept_by_the_next(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of(folder)
+    of(tiny_checkpoint(tmp_path / "two"))
+    read = count_reads(monkeypatch)
+    of(folder)
+    assert read == []
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 3}', '{"entries": null}', "\x00\x01"])
+def test_damaged_cache_is_ignored(folder: Path, cache: Path, damage: str) -> None:
+    before = of(folder)
+    (cache / "fingerprints.json").write_text(damage)
+    assert of(folder) == before
+
+
+def test_damaged_entries_are_ignored(folder: Path, cache: Path) -> None:
+    before = of(folder)
+    stored = cache / "fingerprints.json"
+    for nonsense in (None, 3, {}, {"sha256": "0" * 64}, {"sha256": 5, "state": []}):
+        stored.write_text(json.dumps(dict.fromkeys(json.loads(stored.read_text()), nonsense)))
+        assert of(folder) == before
+
+
+def test_unwritable_cache_is_no_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of(folder)
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "a file" / "cache"))
+    assert of(folder) == before
+
+
+def test_concurrent_writers_leave_a_whole_file(folder: Path, cache: Path) -> None:
+    results: list[Fingerprint] = []
+    threads = [threading.Thread(target=lambda: results.append(of(folder))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8 and len(set(results)) == 1
+    stored = json.loads((cache / "fingerprints.json").read_text())
+    assert {Path(path).name for path in stored} >= {path.name for path in folder.glob("*.safetensors")}
+    assert [path.name for path in cache.iterdir()] == ["fingerprints.json"]
+
+
+def test_missing_shard_is_named(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=shard.name):
+        of(folder)

@@ -1,0 +1,225 @@
+"""GGUF files: read to the same numbers, kept whole or not at all, and refused by name when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evalkit.data.wheels import demo_checkpoint
+from evalkit.errors import CheckpointError
+from evalkit.models import gguf as module
+from evalkit.models.load import LoadedModel, load
+from evalkit.models.locate import locate
+from tests.tiny import TOKENS, tiny_checkpoint
+
+USERS_CACHE = os.environ.get("EVALKIT_CACHE")
+HEADS, KEY_VALUE_HEADS = 4, 2
+TEXT = "The river rose in the night. Der Fluss stieg über Nacht; 夜里河水上涨。"
+ROLES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def gguf_name(name: str) -> str:
+    """What GGUF calls a weight of Llama."""
+    outer = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    stem = name.removesuffix(".weight")
+    if stem in outer:
+        return f"{outer[stem]}.weight"
+    _, _, layer, role = stem.split(".", 3)
+    return f"blk.{layer}.{ROLES[role]}.weight"
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """GGUF keeps the two halves that rotary embedding pairs next to each other: [heads × dim, hidden]."""
+    half = weight.shape[0] // heads // 2
+    return weight.view(heads, 2, half, -1).transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(source: Path, path: Path) -> Path:
+    """The Llama checkpoint in `source` as an unquantised GGUF file."""
+    tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(192)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_VALUE_HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(16)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(512)
+    tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (TOKENS - 2))
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    for name, weight in load_file(source / "model.safetensors").items():
+        heads = {"q_proj": HEADS, "k_proj": KEY_VALUE_HEADS}.get(name.split(".")[-2])
+        tensor = weight if heads is None else interleaved(weight, heads)
+        writer.add_tensor(gguf_name(name), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(
+        tmp_path_factory.mktemp("source"), heads=HEADS, key_value_heads=KEY_VALUE_HEADS, window=192
+    )
+
+
+@pytest.fixture
+def file(source: Path, tmp_path: Path) -> Path:
+    return write_gguf(source, tmp_path / "small.F32.gguf")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The GGUF files that have been dequantised."""
+    names: list[str] = []
+    original = module._read
+
+    def counting(path: Path) -> Any:
+        names.append(path.name)
+        return original(path)
+
+    monkeypatch.setattr(module, "_read", counting)
+    yield names
+
+
+def opened(file: Path, **options: Any) -> LoadedModel:
+    return load(locate(str(file)), device="cpu", **options)
+
+
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    result: torch.Tensor = loaded.model(loaded.tokenizer(TEXT, return_tensors="pt")["input_ids"]).logits
+    return result
+
+
+def test_same_numbers_as_the_checkpoint_it_was_made_from(source: Path, file: Path) -> None:
+    original = load(locate(str(source)), device="cpu")
+    loaded = opened(file)
+    assert torch.allclose(logits(loaded), logits(original), atol=1e-5)
+    assert (loaded.architecture, loaded.window, loaded.dtype) == ("LlamaForCausalLM", 192, "float32")
+    assert (loaded.name, loaded.bos_id, loaded.eos_id) == ("small.F32", 0, 1)
+    assert loaded.parameters == original.parameters
+
+
+def test_dequantised_once_to_the_same_bits(
+    file: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = opened(file), opened(file)
+    assert reads == [file.name]
+    monkeypatch.setattr(module, "dequantised", lambda *_: None)
+    direct = opened(file)
+    for loaded in (first, second):
+        assert torch.equal(logits(loaded), logits(direct))
+        assert loaded.tokenizer.backend_tokenizer.to_str() == direct.tokenizer.backend_tokenizer.to_str()
+        assert (loaded.bos_id, loaded.eos_id, loaded.window) == (direct.bos_id, direct.eos_id, direct.window)
+        assert loaded.parameters == direct.parameters
+
+
+def test_another_dtype(file: Path) -> None:
+    assert {weight.dtype for weight in opened(file, dtype="bfloat16").model.parameters()} == {torch.bfloat16}
+
+
+def test_another_file_under_the_same_name_is_not_taken_for_the_first(
+    file: Path, tmp_path: Path, reads: list[str]
+) -> None:
+    before = logits(opened(file))
+    write_gguf(tiny_checkpoint(tmp_path / "other", seed=1, window=192), file)
+    assert not torch.allclose(logits(opened(file)), before)
+    assert len(reads) == 2
+
+
+def test_half_a_copy_is_never_used(file: Path, cache: Path, reads: list[str]) -> None:
+    expected = logits(opened(file))
+    (copy,) = (cache / "gguf").iterdir()
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert torch.equal(logits(opened(file)), expected)
+    assert len(reads) == 2
+    (copy / "tokenizer.json").unlink()
+    assert torch.equal(logits(opened(file)), expected)
+    assert len(reads) == 3
+
+
+def test_writing_that_breaks_off_leaves_nothing(
+    file: Path, cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    with monkeypatch.context() as during:
+        during.setattr(module, "_put", full)
+        expected = logits(opened(file, say=said.append))
+    assert list((cache / "gguf").iterdir()) == []
+    assert any("could not be kept" in line and "No space left" in line for line in said)
+    assert torch.equal(logits(opened(file)), expected)
+
+
+def test_unwritable_cache(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(opened(file))
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "a file" / "cache"))
+    said: list[str] = []
+    assert torch.equal(logits(opened(file, say=said.append)), expected)
+    assert any("cannot hold" in line for line in said)
+
+
+@pytest.mark.parametrize("keep", [8, 200, 20_000, -1000])
+def test_damaged_file(file: Path, cache: Path, keep: int) -> None:
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"small\.F32\.gguf: damaged"):
+        opened(file)
+    assert list((cache / "gguf").iterdir()) == []
+
+
+def test_nothing_is_printed(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    opened(file)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_demo(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    with monkeypatch.context() as during:
+        # The download is shared with all other runs; what is dequantised here is not.
+        if USERS_CACHE is None:
+            during.delenv("EVALKIT_CACHE")
+        else:
+            during.setenv("EVALKIT_CACHE", USERS_CACHE)
+        try:
+            demo = demo_checkpoint(print)
+        except CheckpointError as error:
+            pytest.skip(f"the demo checkpoint cannot be had: {error}")
+    cold, warm = opened(demo), opened(demo)
+    monkeypatch.setattr(module, "dequantised", lambda *_: None)
+    direct = opened(demo)
+    for loaded in (cold, warm):
+        assert (loaded.parameters, loaded.window, loaded.bos_id, loaded.eos_id) == (134_515_008, 8192, 1, 2)
+        assert all(map(torch.equal, loaded.model.parameters(), direct.model.parameters()))
+        assert loaded.tokenizer(TEXT)["input_ids"] == direct.tokenizer(TEXT)["input_ids"]

@@ -1,0 +1,171 @@
+"""Checkpoints small enough to build inside a test: real architectures, random weights, a real tokenizer.
+
+In: a folder and what should be special about the checkpoint. Out: the folder, as `save_pretrained` would
+have written it. The same arguments give the same weights and the same tokenizer everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from evalkit.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+Family = Literal["llama", "gpt_neox", "qwen2"]
+
+VOCABULARY = 512
+"""Rows of the embedding. The tokenizer stays below it, as in models whose embedding is padded."""
+TOKENS = 500
+"""Ids of the tokenizer; the gap also holds what transformers adds by itself (Qwen2's end-of-text token)."""
+TRAINING_TEXT = (
+    "The river rose in the night, and in the morning the bridge was gone.",
+    "Question: Why does ice float on water? Answer: Ice is less dense than the water below it.",
+    "She counted the coins twice: 12 in the left hand, 7 in the right, 19 in all.",
+    "True or false? A whale is a fish. False; it breathes air and feeds its young with milk.",
+    "Put the lid on the pot, turn down the heat and let the rice stand for ten minutes.",
+    "He would rather repair the old clock than buy another, because his mother had wound it every evening.",
+    "Der Fluss stieg über Nacht, und am Morgen war die Brücke fort; niemand hörte das Geräusch.",
+    "L'été dernier, la rivière était si basse qu'on la traversait à pied près du vieux château.",
+    "На рассвете дети вышли к реке и увидели, что моста больше нет.",
+    "夜里河水上涨，清晨时桥已经不见了。",
+    "朝になると橋は流されていた。",
+    "في الصباح كان الجسر قد اختفى.",
+    "रात में नदी चढ़ी और सुबह पुल गायब था। 🌊",
+)
+
+
+def tiny_tokenizer(
+    folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", adds_bos: bool = False
+) -> Path:
+    """A byte-level BPE tokenizer of at most `TOKENS` ids, written to `folder`.
+
+    Args:
+        folder: made if it does not exist.
+        bos: text of the begin token; None for a tokenizer without one.
+        eos: text of the end token; None for a tokenizer without one. May equal `bos`, as in GPT-2.
+        adds_bos: whether encoding puts the begin token in front by itself, as Llama's tokenizer does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = list(dict.fromkeys(token for token in (bos, eos) if token is not None))
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENS,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    if adds_bos:
+        if bos is None:
+            raise ValueError("adds_bos needs a bos")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30}
+    settings |= {"bos_token": bos} if bos is not None else {}
+    settings |= {"eos_token": eos} if eos is not None else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
+def tiny_checkpoint(
+    folder: Path,
+    family: Family = "llama",
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    window: int = 256,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    key_value_heads: int = 2,
+    tied: bool = False,
+    spread: float = 0.2,
+    bos: str | None = "<s>",
+    eos: str | None = "</s>",
+    adds_bos: bool = False,
+    max_shard_size: str = "1GB",
+) -> Path:
+    """A checkpoint folder with random weights and a tokenizer.
+
+    Args:
+        folder: made if it does not exist.
+        family: "llama" and "qwen2" have grouped-query attention, "gpt_neox" partial rotary and biases.
+        seed: of the weights.
+        dtype: what the weights are saved in, e.g. "bfloat16".
+        window: positions the model has (`max_position_embeddings`).
+        key_value_heads: not used by "gpt_neox".
+        tied: whether the output head is the embedding.
+        spread: standard deviation of the weights; large, so that predictions are far from uniform
+            and a mistake in a mask or a position shows.
+        bos, eos, adds_bos: see `tiny_tokenizer`.
+        max_shard_size: make it small (e.g. "100KB") for a checkpoint in several shards with an index.
+    """
+    import torch
+
+    tiny_tokenizer(folder, bos=bos, eos=eos, adds_bos=adds_bos)
+    shape = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": window,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "tie_word_embeddings": tied,
+        "initializer_range": spread,
+        **_special_ids(folder, bos, eos),
+    }
+    if family != "gpt_neox":
+        shape["num_key_value_heads"] = key_value_heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _model(family, shape)
+        _disturb_vectors(model, spread)
+    with quiet():
+        model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def _special_ids(folder: Path, bos: str | None, eos: str | None) -> dict[str, int | None]:
+    """The ids of the special tokens, because a configuration's defaults (1, 2, …) would name other tokens."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = {"bos_token_id": bos, "eos_token_id": eos}
+    named = {key: None if token is None else tokenizer.token_to_id(token) for key, token in ids.items()}
+    return {**named, "pad_token_id": None}
+
+
+def _model(family: Family, shape: dict[str, Any]) -> PreTrainedModel:
+    """A randomly initialised model, in evaluation mode."""
+    from transformers import (
+        AutoModelForCausalLM,
+        GPTNeoXConfig,
+        LlamaConfig,
+        Qwen2Config,
+    )
+
+    configs: dict[str, type[PreTrainedConfig]] = {
+        "llama": LlamaConfig,
+        "gpt_neox": GPTNeoXConfig,
+        "qwen2": Qwen2Config,
+    }
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(configs[family](**shape))
+    return model.eval()
+
+
+def _disturb_vectors(model: PreTrainedModel, spread: float) -> None:
+    """Move biases and norm scales off 0 and 1, so that code which drops one of them is found out."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * spread / 2)
