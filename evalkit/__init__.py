@@ -1,1 +1,81 @@
-"""evalkit."""
+"""evalkit: zero-shot evaluation of language-model checkpoints.
+
+    import evalkit
+
+    run = evalkit.evaluate(model="demo", suite="zeroshot8", limit=50)
+    run.results().average        # accuracy and standard error
+    run.scores                   # the score table, a pandas DataFrame
+    run.results("acc_norm")      # another rule, no model needed
+
+Importing evalkit is instant; torch is loaded when a model is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evalkit.errors import (
+        CheckpointError,
+        DataError,
+        EvalkitError,
+        RunError,
+        ScoringError,
+        TemplateError,
+        UnknownNameError,
+        UsageError,
+    )
+    from evalkit.evaluation import evaluate
+    from evalkit.results import Average, Results, TaskResult
+    from evalkit.runs import Run, list_runs, load_run
+
+__version__ = version("evalkit")
+
+_HOMES = {
+    "evaluate": "evaluation",
+    "Run": "runs",
+    "load_run": "runs",
+    "list_runs": "runs",
+    "Average": "results",
+    "Results": "results",
+    "TaskResult": "results",
+    **dict.fromkeys(
+        (
+            "CheckpointError",
+            "DataError",
+            "EvalkitError",
+            "RunError",
+            "ScoringError",
+            "TemplateError",
+            "UnknownNameError",
+            "UsageError",
+        ),
+        "errors",
+    ),
+}
+
+__all__ = [
+    "Average",
+    "CheckpointError",
+    "DataError",
+    "EvalkitError",
+    "Results",
+    "Run",
+    "RunError",
+    "ScoringError",
+    "TaskResult",
+    "TemplateError",
+    "UnknownNameError",
+    "UsageError",
+    "evaluate",
+    "list_runs",
+    "load_run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'evalkit' has no attribute {name!r}")
+    return getattr(import_module(f"evalkit.{_HOMES[name]}"), name)

@@ -86,7 +86,15 @@ class Progress:
 
     def _start_bar(self, total: float, done: float) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import (
+            Progress as Bar,
+        )
 
         self._bar = Bar(
             TextColumn("{task.description:<14}"),

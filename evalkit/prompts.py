@@ -130,7 +130,11 @@ class Prompter:
             )
 
     def _sequence(
-        self, question: Question, pieces: list[tuple[int, str]], ids: list[int], offsets: list[tuple[int, int]]
+        self,
+        question: Question,
+        pieces: list[tuple[int, str]],
+        ids: list[int],
+        offsets: list[tuple[int, int]],
     ) -> TokenSequence:
         codes = np.array([code for code, _ in pieces], dtype=np.int8)
         boundaries = np.cumsum([len(text) for _, text in pieces])
@@ -207,7 +211,11 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
     """The tokenizer's chat template as parts, found by rendering it around marks."""
     if not tokenizer.chat_template:
         raise TemplateError(f"template {template.name}: the tokenizer has no chat template; use another --template")
-    marks = {"system": "\ue000system\ue001", "context": "\ue000context\ue001", "continuation": "\ue000continuation\ue001"}
+    marks = {
+        "system": "\ue000system\ue001",
+        "context": "\ue000context\ue001",
+        "continuation": "\ue000continuation\ue001",
+    }
     turns = [
         {"role": "system", "content": marks["system"]},
         {"role": "user", "content": marks["context"]},
@@ -222,7 +230,11 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
             raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
         say("the tokenizer's chat template takes no system turn: the instruction is left out")
     parts: list[Part] = []
-    for field, segment in (("system", "instruction"), ("context", "context"), ("continuation", "continuation")):
+    for field, segment in (
+        ("system", "instruction"),
+        ("context", "context"),
+        ("continuation", "continuation"),
+    ):
         before, mark, after = text.partition(marks[field])
         if mark:
             parts += [_literal("special", before), Part(segment, f"{{{field}}}")]

@@ -117,9 +117,7 @@ def prepare(request: Request, say: Say) -> Prepared:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
-        "versions": {
-            name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")
-        }
+        "versions": {name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
     return Prepared(request, suite, template, rule, checkpoint, library, manifest)

@@ -122,6 +122,4 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
 
 def _average(name: str, tasks: Sequence[TaskResult]) -> Average:
     count = len(tasks)
-    return Average(
-        name, sum(t.accuracy for t in tasks) / count, math.sqrt(sum(t.stderr**2 for t in tasks)) / count
-    )
+    return Average(name, sum(t.accuracy for t in tasks) / count, math.sqrt(sum(t.stderr**2 for t in tasks)) / count)

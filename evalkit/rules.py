@@ -45,7 +45,8 @@ def _n(table: pd.DataFrame, *segments: str) -> Floats:
 
 def _per(total: Floats, count: Floats) -> Floats:
     """Quotient; a choice with nothing to count can never win."""
-    return np.divide(total, count, out=np.full(len(total), -np.inf), where=count > 0)
+    quotient: Floats = np.divide(total, count, out=np.full(len(total), -np.inf), where=count > 0)
+    return quotient
 
 
 RULES: dict[str, Rule] = {
@@ -168,7 +169,9 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 
 def _cannot(rule: Rule, missing: list[str]) -> str:
     if "unconditional" in missing:
-        return f"rule {rule.name} needs the unconditional pass, which this run did not make; run it with --rule {rule.name}"
+        return (
+            f"rule {rule.name} needs the unconditional pass, which this run did not make; run with --rule {rule.name}"
+        )
     return (
         f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the run's template does not score; "
         "run with --template inst"

@@ -73,7 +73,9 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{path} does not exist: the run is not finished; give its command again") from None
         except (OSError, ValueError) as error:
-            raise RunError(f"{path} cannot be read ({_first_line(error)}); delete it and {RESULTS}, then rerun") from error
+            raise RunError(
+                f"{path} cannot be read ({_first_line(error)}); delete it and {RESULTS}, then rerun"
+            ) from error
 
     def results(self, rule: str | None = None) -> Results:
         """Accuracies under a rule (the run's own if none is named)."""

@@ -67,9 +67,7 @@ def load_questions(suite: Suite, library: Library, limit: int | None = None) -> 
     with _patient_lm_eval():
         from lm_eval.tasks import TaskManager
 
-        manager = TaskManager(
-            include_path=str(suite.task_dir), include_defaults=False, metadata={"library": library}
-        )
+        manager = TaskManager(include_path=str(suite.task_dir), include_defaults=False, metadata={"library": library})
         return {task: _task_questions(manager, task, limit) for task in suite.tasks}
 
 
@@ -146,9 +144,7 @@ def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:
     except (TypeError, ValueError):
         index = -1
     if not 0 <= index < choices:
-        raise DataError(
-            f"task {task}, document {doc_id}: gold answer {gold!r} is not one of its {choices} choices"
-        )
+        raise DataError(f"task {task}, document {doc_id}: gold answer {gold!r} is not one of its {choices} choices")
     return index
 
 

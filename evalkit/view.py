@@ -98,12 +98,16 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
                 f"{name} <" if name == rule else name,
                 *(_percent(task.accuracy) for task in results.tasks),
                 _percent(results.average.accuracy),
-                "" if name == rule else f"{100 * moved:+.1f}",
+                "" if name == rule else f"{round(100 * moved, 1) + 0.0:+.1f}",
             ]
         )
     headers = ["rule", *(SHORT.get(task, task) for task in tasks), "Avg.", "moves by"]
     table = tabulate(
-        rows, headers, tablefmt="simple", disable_numparse=True, colalign=["left"] + ["right"] * (len(headers) - 1)
+        rows,
+        headers,
+        tablefmt="simple",
+        disable_numparse=True,
+        colalign=["left"] + ["right"] * (len(headers) - 1),
     )
     absent = [name for name, other in RULES.items() if missing_segments(other, scores)]
     note = f"\nnot scored by this run: {', '.join(absent)}" if absent else ""

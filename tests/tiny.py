@@ -40,9 +40,7 @@ TRAINING_TEXT = (
 )
 
 
-def tiny_tokenizer(
-    folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", adds_bos: bool = False
-) -> Path:
+def tiny_tokenizer(folder: Path, *, bos: str | None = "<s>", eos: str | None = "</s>", adds_bos: bool = False) -> Path:
     """A byte-level BPE tokenizer of at most `TOKENS` ids, written to `folder`.
 
     Args:

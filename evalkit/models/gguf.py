@@ -90,9 +90,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), dtype=torch.float32, local_files_only=True, **reading_options(gguf)
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, local_files_only=True
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
     # The weights are plain float32 by now; these two only keep transformers from saving them.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

@@ -47,9 +47,7 @@ def fetch(
     except HFValidationError as error:
         raise CheckpointError(f"{given}: no such folder here, and no name that the hub allows") from error
     except GatedRepoError as error:
-        raise CheckpointError(
-            f"{given}: the hub asks for its terms to be accepted, then `hf auth login`"
-        ) from error
+        raise CheckpointError(f"{given}: the hub asks for its terms to be accepted, then `hf auth login`") from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"{name}: the hub has no revision '{revision}' of it") from error
     except RepositoryNotFoundError as error:
@@ -59,9 +57,7 @@ def fetch(
     except Exception as error:  # offline, timeout, proxy, server: whatever it is, the cache is what remains
         return _cached(given, name, revision or None, error)
     if "config.json" not in listing and weights:
-        raise CheckpointError(
-            f"{given}: on the hub, but without a config.json, so not a transformers checkpoint"
-        )
+        raise CheckpointError(f"{given}: on the hub, but without a config.json, so not a transformers checkpoint")
     say(f"{given}: fetching from the hub what is not yet in its cache")
     wanted = choose(listing, pickles=pickles, code=code, weights=weights)
     try:

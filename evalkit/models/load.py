@@ -66,9 +66,7 @@ class LoadedModel:
         )
 
     def _token(self, token_id: int | None) -> str:
-        return (
-            "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
-        )
+        return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
 
 
 def load(
@@ -132,16 +130,12 @@ def resolve_device(device: str) -> str:
     try:
         kind, index = torch.device(device).type, torch.device(device).index
     except RuntimeError as error:
-        raise UsageError(
-            f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps"
-        ) from error
+        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps") from error
     count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if kind not in count:
         raise UsageError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
     if (index or 0) >= count[kind]:
-        raise UsageError(
-            f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch"
-        )
+        raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
     return device
 
 

@@ -169,15 +169,11 @@ def _require_config(folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     names = sorted(path.name for path in folder.iterdir())
-    expected = (
-        "expected a checkpoint as save_pretrained writes it: config.json, *.safetensors, tokenizer files"
-    )
+    expected = "expected a checkpoint as save_pretrained writes it: config.json, *.safetensors, tokenizer files"
     if not names:
         raise CheckpointError(f"{folder}: the folder is empty; {expected}")
     if "adapter_config.json" in names:
-        raise CheckpointError(
-            f"{folder}: an adapter without its base model; merge it first and save the result"
-        )
+        raise CheckpointError(f"{folder}: an adapter without its base model; merge it first and save the result")
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
         raise CheckpointError(f"{folder}: has no config.json but {ggufs[0]}; give the path of that file")

@@ -65,7 +65,14 @@ class Engine:
             )
         try:
             gap = self._largest_gap(questions, alone)
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            AttributeError,
+            IndexError,
+            NotImplementedError,
+        ) as error:
             reason = f"it fails ({type(error).__name__}: {_first_line(error)})"
         else:
             if gap <= (FLOAT32_TOLERANCE if self._exact else HALF_TOLERANCE):
@@ -111,9 +118,7 @@ class Engine:
         for packed, scores in zip(batch.rows, pairs, strict=True):
             paths = iter(packed.row.paths)
             for question in packed.questions:
-                found.append(
-                    (question, [_along(next(paths), scores, trunk.scores) for _ in all_sequences(question)])
-                )
+                found.append((question, [_along(next(paths), scores, trunk.scores) for _ in all_sequences(question)]))
         return found
 
     def _lone_scores(self, batch: Batch) -> list[tuple[EncodedQuestion, list[Scores]]]:
@@ -137,14 +142,19 @@ class Engine:
                 torch.cuda.empty_cache()
             if len(rows) == 1:
                 label = batch.rows[0].questions[0].question.label
-                raise ScoringError(f"{label}: {size} tokens are more than memory holds; free some or use a smaller dtype")
+                raise ScoringError(
+                    f"{label}: {size} tokens are more than memory holds; free some or use a smaller dtype"
+                )
             self.budget = size // 2
             self._say(f"out of memory at {size} tokens a batch: going on with {self.budget}")
         half = len(rows) // 2
         return self._within_memory(rows[:half], trunk, batch) + self._within_memory(rows[half:], trunk, batch)
 
     def _check_causal(self, tokens: NDArray[np.int32]) -> None:
-        whole, cut = self._forward.score_alone(tokens), self._forward.score_alone(tokens[: len(tokens) // 2 + 1])
+        whole, cut = (
+            self._forward.score_alone(tokens),
+            self._forward.score_alone(tokens[: len(tokens) // 2 + 1]),
+        )
         gap = float(np.abs(whole[1 : len(cut)] - cut[1:]).mean())
         if gap > HALF_TOLERANCE:
             raise CheckpointError(
@@ -177,7 +187,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of torch means that memory ran out, on a GPU or (by its message) on a CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return "not enough memory" in str(error) or "alloc" in str(error).lower() and "memory" in str(error).lower()
+    return "not enough memory" in str(error) or ("alloc" in str(error).lower() and "memory" in str(error).lower())
 
 
 def _along(path: NDArray[np.int32], pairs: Scores, trunk: Scores) -> Scores:

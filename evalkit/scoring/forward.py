@@ -127,7 +127,8 @@ class Forward:
             past_key_values=trunk.cache,
             use_cache=trunk.cache is not None,
         ).last_hidden_state
-        return hidden.reshape(len(rows) * length, -1)
+        flat: torch.Tensor = hidden.reshape(len(rows) * length, -1)
+        return flat
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """[rows, length] ends of subtrees → [rows, 1, length, trunk + length] additive mask.

@@ -125,9 +125,10 @@ def _fill(rows: list[PackedRow], budget: int) -> Iterator[tuple[PackedRow, ...]]
     lengths = [len(packed.row.tokens) for packed in rows]
     while rows:
         width = max(1, lengths[-1])
-        batch = []
+        batch: list[PackedRow] = []
         while rows and len(batch) < max(1, budget // width):
-            line, room = [], width
+            line: list[PackedRow] = []
+            room = width
             # The longest row that still fits; rows without a node of their own (all in the trunk) always do
             while (at := bisect_right(lengths, room) - 1) >= 0:
                 room -= lengths.pop(at)

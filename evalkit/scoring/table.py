@@ -69,21 +69,10 @@ def question_rows(
         alone = None
         if unconditional:
             alone = _segment_sums(encoded.unconditional[choice], unconditional[choice], frozenset({CONTINUATION}))
-        yield ScoreRow(
-            question.task,
-            question.subtask,
-            question.doc_id,
-            choice,
-            len(encoded.sequences),
-            question.gold,
-            *sums,
-            *counts,
-            alone[0][CONTINUATION] if alone else None,
-            len(question.choices[choice]),
-            len(question.choices[choice].encode("utf-8")),
-            sequence.truncated,
-            sequence.straddles,
-        )
+        option = question.choices[choice]
+        place = (question.task, question.subtask, question.doc_id, choice, len(encoded.sequences), question.gold)
+        sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
+        yield ScoreRow._make((*place, *sums, *counts, alone[0][CONTINUATION] if alone else None, *sizes))
 
 
 def _segment_sums(

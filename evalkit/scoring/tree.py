@@ -134,7 +134,10 @@ def join_rows(rows: Sequence[Row]) -> Row:
         positions=np.concatenate([row.positions for row in rows]),
         ends=np.concatenate([row.ends + at for row, at in zip(rows, nodes, strict=False)]),
         pair_nodes=np.concatenate(
-            [np.where(row.pair_nodes == TRUNK, TRUNK, row.pair_nodes + at) for row, at in zip(rows, nodes, strict=False)]
+            [
+                np.where(row.pair_nodes == TRUNK, TRUNK, row.pair_nodes + at)
+                for row, at in zip(rows, nodes, strict=False)
+            ]
         ),
         pair_targets=np.concatenate([row.pair_targets for row in rows]),
         paths=tuple(

@@ -26,9 +26,7 @@ def test_each_document_comes_back_as_it_was(index: Path, task: str) -> None:
     documents = canonical_documents(spec, read(file, task), task)
     rendered = task in {"arc_easy", "arc_challenge", "openbookqa", "boolq"}
     original = [spec.canonical(sample(task))] * (2 if rendered else 1)
-    assert [spec.essence(document) for document in documents] == [
-        spec.essence(document) for document in original
-    ]
+    assert [spec.essence(document) for document in documents] == [spec.essence(document) for document in original]
 
 
 def test_mmlu_comes_subject_by_subject(index: Path) -> None:

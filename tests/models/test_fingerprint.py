@@ -137,9 +137,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_second_time_reads_only_what_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_reads(monkeypatch)
     before = of(folder)
-    assert len([name for name in read if name.endswith(".safetensors")]) == len(
-        list(folder.glob("*.safetensors"))
-    )
+    assert len([name for name in read if name.endswith(".safetensors")]) == len(list(folder.glob("*.safetensors")))
     read.clear()
     assert of(folder) == before
     assert read == []

@@ -86,9 +86,7 @@ def write_gguf(source: Path, path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(
-        tmp_path_factory.mktemp("source"), heads=HEADS, key_value_heads=KEY_VALUE_HEADS, window=192
-    )
+    return tiny_checkpoint(tmp_path_factory.mktemp("source"), heads=HEADS, key_value_heads=KEY_VALUE_HEADS, window=192)
 
 
 @pytest.fixture
@@ -128,9 +126,7 @@ def test_same_numbers_as_the_checkpoint_it_was_made_from(source: Path, file: Pat
     assert loaded.parameters == original.parameters
 
 
-def test_dequantised_once_to_the_same_bits(
-    file: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dequantised_once_to_the_same_bits(file: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = opened(file), opened(file)
     assert reads == [file.name]
     monkeypatch.setattr(module, "dequantised", lambda *_: None)

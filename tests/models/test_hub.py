@@ -55,14 +55,10 @@ def test_code_comes_only_if_trusted() -> None:
 
 
 def test_tokenizer_alone_brings_no_weights() -> None:
-    assert set(hub.choose(LISTING, pickles=True, code=True, weights=False)) == NEEDED - {
-        "generation_config.json"
-    }
+    assert set(hub.choose(LISTING, pickles=True, code=True, weights=False)) == NEEDED - {"generation_config.json"}
 
 
-def answer_with(
-    monkeypatch: pytest.MonkeyPatch, outcome: object, local: Path | None = None
-) -> list[dict[str, Any]]:
+def answer_with(monkeypatch: pytest.MonkeyPatch, outcome: object, local: Path | None = None) -> list[dict[str, Any]]:
     """Let the hub answer with an error or a listing, and the cache hold `local`; returns the downloads."""
     downloads: list[dict[str, Any]] = []
 

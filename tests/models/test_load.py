@@ -150,9 +150,7 @@ def test_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_that_does_not_exist(saved: Path) -> None:
-    with pytest.raises(
-        UnknownNameError, match="unknown attention implementation 'spda': did you mean 'sdpa'"
-    ):
+    with pytest.raises(UnknownNameError, match="unknown attention implementation 'spda': did you mean 'sdpa'"):
         load_folder(saved, attention="spda")
 
 

@@ -37,9 +37,7 @@ def test_folder_named_by_a_dot_has_the_folders_name(tmp_path: Path, monkeypatch:
     assert locate(".").name == "mine"
 
 
-@pytest.mark.parametrize(
-    "given", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere", "nowhere.gguf", "a/b/c"]
-)
+@pytest.mark.parametrize("given", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere", "nowhere.gguf", "a/b/c"])
 def test_path_that_does_not_exist(given: str) -> None:
     with pytest.raises(CheckpointError, match=r"no such file or folder") as caught:
         locate(given)
@@ -162,9 +160,7 @@ def test_bare_name_tells_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        CheckpointError, match=r"no such folder here; if the hub is meant: HF_HUB_OFFLINE is set"
-    ):
+    with pytest.raises(CheckpointError, match=r"no such folder here; if the hub is meant: HF_HUB_OFFLINE is set"):
         locate("evalkit-test-model-that-is-nowhere")
 
 

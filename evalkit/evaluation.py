@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.models.load import LoadedModel
-    from evalkit.prompts import EncodedQuestion, Prompter
+    from evalkit.prompts import EncodedQuestion
     from evalkit.scoring.engine import Engine
     from evalkit.tasks import Question
 
@@ -49,7 +49,9 @@ def evaluate(model: str, *, progress: Progress | None = None, **options: Any) ->
 def run_prepared(prepared: Prepared, progress: Progress) -> Run:
     """Score what is missing of a prepared run, write its results and open it."""
     if (prepared.folder / RESULTS).is_file():
-        return load_run(prepared.folder)
+        run = load_run(prepared.folder)
+        if not prepared.request.log_samples or any(prepared.folder.glob("lm_eval/samples_*")):
+            return run
     with open_run(prepared.request.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
         _Session(prepared, writer, progress).complete()
     return load_run(prepared.folder)
@@ -116,9 +118,12 @@ class _Session:
         from evalkit.scoring.budget import auto_budget
         from evalkit.scoring.engine import Engine
 
+        asked = self._prepared.request.token_budget
         # A resumed run keeps the budget that it was begun with, so that its batches are the same
-        stored = self._writer.manifest.get("token_budget")
-        budget = stored or self._prepared.request.token_budget or auto_budget(loaded.model)
+        stored = self._writer.manifest.get("token_budget") if self._entries else None
+        if stored and asked not in (None, stored):
+            self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
+        budget = stored or asked or auto_budget(loaded.model)
         scored = frozenset(SEGMENTS.index(segment) for segment in self._prepared.template.score)
         return Engine(loaded.model, scored, budget, self._progress.say)
 
@@ -169,7 +174,7 @@ class _Session:
         buffer = io.BytesIO()
         scores.to_parquet(buffer, index=False)
         self._writer.save_bytes(SCORES, buffer.getvalue())
-        seconds = {task: 0.0 for task in self._questions}
+        seconds = dict.fromkeys(self._questions, 0.0)
         for entry in self._entries:
             seconds[entry.task] += entry.seconds
         manifest = self._writer.manifest
@@ -196,7 +201,7 @@ class _Session:
         rows = [ScoreRow(*row) for entry in self._entries for row in entry.rows]
         rows.sort(key=lambda row: (order[row.subtask, row.doc_id], row.choice))
         table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-        likelihoods = [column for column in table if column.startswith("ll_")]
+        likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
         return table.astype(dict.fromkeys(likelihoods, "float64"))
 
 

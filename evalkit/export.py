@@ -1,0 +1,160 @@
+"""The run in lm-eval's form: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
+
+Same keys as lm-eval 0.4.13 writes, so that tools made for its output read ours. `acc` and `acc_norm` are computed as
+lm-eval does from the same log-likelihoods; the other rules stand beside them under their own names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from evalkit.results import TaskResult, available_rules, summarise
+from evalkit.rules import RULES, decide
+
+if TYPE_CHECKING:
+    from evalkit.runs import RunWriter
+    from evalkit.tasks import Question
+
+
+def write_lm_eval(
+    writer: RunWriter,
+    scores: pd.DataFrame,
+    questions: Mapping[str, Sequence[Question]],
+    seconds: Mapping[str, float],
+    samples: bool,
+) -> None:
+    """Write the export into the run folder's `lm_eval/`, named after the time the run was created.
+
+    Args:
+        writer: the run folder.
+        scores: the score table.
+        questions: by task, in the table's order.
+        seconds: wall time by task.
+        samples: also write every document with its choices and scores.
+
+    Raises:
+        RunError: a file could not be written.
+    """
+    created = datetime.fromisoformat(writer.manifest["created"])
+    stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
+    content = lm_eval_results(scores, writer.manifest, seconds)
+    writer.save_json(f"lm_eval/results_{stamp}.json", content)
+    if samples:
+        for task, members in questions.items():
+            table = scores[scores["task"] == task]
+            for subtask in dict.fromkeys(question.subtask for question in members):
+                lines = _samples(table[table["subtask"] == subtask], [q for q in members if q.subtask == subtask])
+                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+                writer.save_bytes(f"lm_eval/samples_{subtask}_{stamp}.jsonl", text.encode())
+
+
+def lm_eval_results(scores: pd.DataFrame, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """lm-eval's results dictionary of a run."""
+    rules = available_rules(scores)
+    found = {rule: summarise(scores, manifest, rule) for rule in rules}
+    results: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    subtasks: dict[str, list[str]] = {}
+    for place, task in enumerate(found[rules[0]].tasks):
+        parts = {rule: found[rule].subtasks.get(task.task, ()) for rule in rules}
+        results[task.task] = _metrics(task.task, {rule: found[rule].tasks[place] for rule in rules})
+        subtasks[task.task] = [part.task for part in parts[rules[0]]]
+        for index, part in enumerate(parts[rules[0]]):
+            results[part.task] = _metrics(part.task, {rule: parts[rule][index] for rule in rules})
+        if subtasks[task.task]:
+            groups[task.task] = results[task.task] = _pooled(results, task.task, subtasks[task.task], rules)
+    leaves = [name for name in results if not subtasks.get(name)]
+    loaded = manifest.get("loaded", {})
+    return {
+        "results": results,
+        **({"groups": groups} if groups else {}),
+        "group_subtasks": subtasks,
+        "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": 0} for name in leaves},
+        "versions": dict.fromkeys(leaves, 1.0),
+        "n-shot": dict.fromkeys(leaves, 0),
+        "higher_is_better": {name: {_metric(rule): True for rule in rules} for name in results},
+        "n-samples": {
+            name: {"original": results[name]["sample_len"], "effective": results[name]["sample_len"]} for name in leaves
+        },
+        "config": {
+            "model": "evalkit",
+            "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
+            "model_num_parameters": loaded.get("parameters"),
+            "model_dtype": loaded.get("dtype"),
+            "limit": manifest["specification"]["limit"],
+            "device": loaded.get("device"),
+        },
+        "date": datetime.fromisoformat(manifest["created"]).timestamp(),
+        "transformers_version": manifest["versions"]["transformers"],
+        "lm_eval_version": manifest["versions"]["lm-eval"],
+        "model_name": manifest["model"],
+        "total_evaluation_time_seconds": f"{sum(seconds.values()):.3f}",
+        "evalkit": {
+            "run": manifest["id"],
+            "rule": manifest["rule"],
+            "template": manifest["template"]["name"],
+        },
+    }
+
+
+def _metric(rule: str) -> str:
+    """A rule's name among lm-eval's metrics; the perplexity rules' accuracy must not pass for a perplexity."""
+    return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
+
+
+def _metrics(name: str, by_rule: Mapping[str, TaskResult]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "alias": name, "sample_len": next(iter(by_rule.values())).n}
+    for rule, result in by_rule.items():
+        found[f"{_metric(rule)},none"] = result.accuracy
+        found[f"{_metric(rule)}_stderr,none"] = result.stderr
+    return found
+
+
+def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rules: Sequence[str]) -> dict[str, Any]:
+    """The group's own line with lm-eval's standard error: the pooled sample variance of its subtasks."""
+    pooled = dict(results[group])
+    for rule in rules:
+        key = f"{_metric(rule)}_stderr,none"
+        sizes = [results[name]["sample_len"] for name in members]
+        spread = sum((n - 1) * n * results[name][key] ** 2 for n, name in zip(sizes, members, strict=True))
+        freedom = sum(sizes) - len(sizes)
+        pooled[key] = math.sqrt(spread / freedom / sum(sizes)) if freedom else 0.0
+    return pooled
+
+
+def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    rules = available_rules(table)
+    correct = {rule: decide(table, RULES[rule])["correct"].to_list() for rule in rules}
+    by_doc = dict(iter(table.groupby("doc_id", sort=False)))
+    for place, question in enumerate(questions):
+        likelihoods = by_doc[question.doc_id]["ll_continuation"].to_list()
+        arguments = {
+            f"gen_args_{i}": {"arg_0": context, "arg_1": question.delimiter + continuation}
+            for i, (context, continuation) in enumerate(zip(question.contexts, question.continuations, strict=True))
+        }
+        yield {
+            "doc_id": question.doc_id,
+            "doc": question.doc,
+            "target": str(question.gold),
+            "arguments": arguments,
+            # lm-eval writes (log-likelihood, greedy?) pairs as text; greediness is not known here
+            "resps": [[[str(value), "None"]] for value in likelihoods],
+            "filtered_resps": [[str(value), "None"] for value in likelihoods],
+            "filter": "none",
+            "metrics": [_metric(rule) for rule in rules],
+            "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
+            "prompt_hash": _hash(question.contexts[0]),
+            "target_hash": _hash(str(question.gold)),
+            **{_metric(rule): float(correct[rule][place]) for rule in rules},
+        }
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

