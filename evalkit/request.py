@@ -174,7 +174,7 @@ def _specification(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that determines the numbers, and where each task's documents came from."""
     prints = fingerprint(checkpoint)
-    found = {task: library.load(task) for task in suite.tasks}
+    found = {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}
     specification = {
         "scoring": SCORING_VERSION,
         "versions": {name: version(name) for name in _NUMERICS},

@@ -5,7 +5,7 @@ In: `configs/suites/NAME.yaml`. Out: a `Suite`. Nothing heavy is imported: listi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -24,6 +24,8 @@ class Suite:
     """Folder of the lm-eval task files."""
     groups: dict[str, tuple[str, ...]]
     """Average's name → its tasks, in the order they are printed."""
+    documents: dict[str, str]
+    """Task → name of its documents, where the two differ."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -50,6 +52,7 @@ def load_suite(name: str) -> Suite:
         description=raw["description"],
         task_dir=resource(*Path(raw["tasks"]).parts),
         groups={group: tuple(tasks) for group, tasks in raw["groups"].items()},
+        documents=raw.get("documents", {}),
     )
 
 
@@ -67,4 +70,4 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
     if len(set(chosen)) != len(chosen):
         raise UsageError(f"a task is named twice: {', '.join(chosen)}")
     groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
-    return Suite(suite.name, suite.description, suite.task_dir, {g: t for g, t in groups.items() if t})
+    return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
