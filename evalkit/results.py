@@ -23,6 +23,7 @@ LABELS = {
     "openbookqa": "OpenBookQA",
     "boolq": "BoolQ",
     "mmlu": "MMLU",
+    "mmlu_continuation": "MMLU (text)",
 }
 """How tasks are printed; others by their own name."""
 

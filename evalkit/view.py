@@ -34,6 +34,7 @@ SHORT = {
     "openbookqa": "OBQA",
     "boolq": "BoolQ",
     "mmlu": "MMLU",
+    "mmlu_continuation": "MMLU",
 }
 """The paper's short names."""
 
