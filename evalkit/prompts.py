@@ -158,9 +158,11 @@ class Prompter:
         if excess <= 0:
             return sequence
         context = np.flatnonzero(sequence.segments == CONTEXT)
-        if excess > len(context):
+        # Where nothing stands before the context, its last token stays to predict the continuation from
+        spare = len(context) - int(sequence.segments[0] == CONTEXT)
+        if excess > spare:
             raise ScoringError(
-                f"{question.label}: {len(sequence.tokens) - len(context)} tokens remain without any of its context, "
+                f"{question.label}: {len(sequence.tokens) - spare} tokens remain when its context is cut, "
                 f"more than the model's window of {self._window}; use a shorter instruction or another model"
             )
         keep = np.ones(len(sequence.tokens), dtype=bool)
@@ -228,6 +230,7 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
             text = tokenizer.apply_chat_template(turns[1:], tokenize=False)
         except Exception:
             raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
+    if marks["system"] not in text:
         say("the tokenizer's chat template takes no system turn: the instruction is left out")
     parts: list[Part] = []
     for field, segment in (

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -186,7 +187,7 @@ def open_run(
             writer.manifest = stored
         else:
             writer.save_json(MANIFEST, manifest)
-        writer.save_bytes(".owner", f"process {os.getpid()} on {os.uname().nodename}".encode())
+        writer.save_bytes(".owner", f"process {os.getpid()} on {platform.node()}".encode())
         yield writer
     finally:
         lock.release()

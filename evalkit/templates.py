@@ -97,27 +97,36 @@ def _read(path: Path) -> Template:
     if unknown := sorted(set(raw) - _KEYS, key=str):
         raise TemplateError(f"template file {path}: unknown key '{unknown[0]}'; known: {', '.join(sorted(_KEYS))}")
     chat = _choice(path, raw, "chat", (True, False), default=False)
+    if chat and "parts" in raw:
+        raise TemplateError(f"template file {path}: chat takes the tokenizer's own parts; leave out parts, or chat")
     template = Template(
         name=path.stem,
         description=str(raw.get("description", "")),
         bos=_choice(path, raw, "bos", ("always", "tokenizer", "never"), default="always"),
         eos=_choice(path, raw, "eos", (True, False), default=True),
-        system=str(raw.get("system", "")),
+        system=_system(path, raw.get("system", "")),
         score=_scored(path, raw.get("score", list(SEGMENTS))),
         parts=() if chat else _parts(path, raw.get("parts")),
         chat=chat,
     )
-    if not chat and not any("{continuation}" in part.text for part in template.parts):
+    if not chat and not any(part.segment == "continuation" for part in template.parts):
         raise TemplateError(f"template file {path}: no part holds {{continuation}}, so there is nothing to choose by")
     return template
 
 
 def _choice(path: Path, raw: dict[str, Any], key: str, allowed: tuple[Any, ...], default: Any) -> Any:
     value = raw.get(key, default)
-    if value not in allowed:
+    # By type as well, since 0 and 1 equal False and True
+    if not any(value == one and type(value) is type(one) for one in allowed):
         shown = ", ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
         raise TemplateError(f"template file {path}: {key} is {value!r}; it must be one of {shown}")
     return value
+
+
+def _system(path: Path, raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise TemplateError(f"template file {path}: system is {raw!r}; it must be text")
+    return raw
 
 
 def _scored(path: Path, raw: Any) -> tuple[str, ...]:
@@ -145,11 +154,14 @@ def _part(path: Path, number: int, entry: Any) -> Part:
     if not isinstance(text, str):
         raise TemplateError(f"{where}: its text must be a string, not {text!r}")
     try:
-        fields = {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
+        found = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
     except ValueError as error:
         raise TemplateError(f"{where}: {error}; write a literal brace twice") from error
-    if wrong := sorted(fields - set(FIELDS)):
-        raise TemplateError(f"{where}: {UnknownNameError('field', wrong[0], FIELDS)}")
-    if ("{continuation}" in text) != (segment == "continuation"):
+    for field, form, conversion in found:
+        if field not in FIELDS:
+            raise TemplateError(f"{where}: {UnknownNameError('field', str(field), FIELDS)}")
+        if form or conversion:
+            raise TemplateError(f"{where}: write {{{field}}} without a format; text is taken to the letter")
+    if any(field == "continuation" for field, _, _ in found) != (segment == "continuation"):
         raise TemplateError(f"{where}: {{continuation}} belongs in the continuation segment, and only there")
     return Part(segment, text)

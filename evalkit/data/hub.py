@@ -57,7 +57,7 @@ class Hub:
         """From the first failure on the hub is left alone: a second dataset would only wait for the same."""
         self.trouble = trouble
         if trouble is not None:
-            say(f"the Hugging Face hub does not serve, going on without it: {trouble}")
+            say(f"the Hugging Face hub cannot be used ({trouble}); going on without it")
 
 
 def cached_split(source: HubSplit) -> list[Path]:

@@ -6,7 +6,8 @@ shared with one-by-one scores on a few questions and makes sure that the model d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,8 @@ from numpy.typing import NDArray
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.prompts import EncodedQuestion
 from evalkit.scoring.forward import Forward, Trunk
-from evalkit.scoring.pack import Batch, all_sequences, plan
+from evalkit.scoring.pack import Batch, PackedRow, all_sequences, plan
 from evalkit.scoring.table import ScoreRow, question_rows
-from evalkit.scoring.tree import Row
 from evalkit.templates import SEGMENTS
 
 FLOAT32_TOLERANCE = 1e-4
@@ -112,8 +112,9 @@ class Engine:
         return longest <= self._sliding
 
     def _shared_scores(self, batch: Batch) -> list[tuple[EncodedQuestion, list[Scores]]]:
-        trunk = self._forward.trunk(batch.trunk)
-        pairs = self._within_memory([packed.row for packed in batch.rows], trunk, batch)
+        with _memory_for(batch.rows[0].questions[0], len(batch.trunk)):
+            trunk = self._forward.trunk(batch.trunk)
+        pairs = self._within_memory(batch.rows, trunk)
         found = []
         for packed, scores in zip(batch.rows, pairs, strict=True):
             paths = iter(packed.row.paths)
@@ -123,32 +124,34 @@ class Engine:
 
     def _lone_scores(self, batch: Batch) -> list[tuple[EncodedQuestion, list[Scores]]]:
         return [
-            (question, [self._forward.score_alone(sequence.tokens) for sequence in all_sequences(question)])
+            (question, [self._alone(question, sequence.tokens) for sequence in all_sequences(question)])
             for packed in batch.rows
             for question in packed.questions
         ]
 
-    def _within_memory(self, rows: list[Row], trunk: Trunk, batch: Batch) -> list[Scores]:
+    def _alone(self, question: EncodedQuestion, tokens: NDArray[np.int32]) -> Scores:
+        with _memory_for(question, len(tokens)):
+            return self._forward.score_alone(tokens)
+
+    def _within_memory(self, rows: Sequence[PackedRow], trunk: Trunk) -> list[Scores]:
         """Score rows, in halves once memory has run out."""
-        size = len(rows) * max(len(row.tokens) for row in rows)
-        if size <= self.budget or len(rows) == 1:
+        size = len(rows) * max(len(packed.row.tokens) for packed in rows)
+        if len(rows) == 1:
+            with _memory_for(rows[0].questions[0], size):
+                return self._forward.score([rows[0].row], trunk)
+        if size <= self.budget:
             try:
-                return self._forward.score(rows, trunk)
+                return self._forward.score([packed.row for packed in rows], trunk)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             # Outside the handler, so that the traceback no longer holds the tensors
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            if len(rows) == 1:
-                label = batch.rows[0].questions[0].question.label
-                raise ScoringError(
-                    f"{label}: {size} tokens are more than memory holds; free some or use a smaller dtype"
-                )
             self.budget = size // 2
             self._say(f"out of memory at {size} tokens a batch: going on with {self.budget}")
         half = len(rows) // 2
-        return self._within_memory(rows[:half], trunk, batch) + self._within_memory(rows[half:], trunk, batch)
+        return self._within_memory(rows[:half], trunk) + self._within_memory(rows[half:], trunk)
 
     def _check_causal(self, tokens: NDArray[np.int32]) -> None:
         whole, cut = (
@@ -168,7 +171,8 @@ class Engine:
         by_question = {id(q): [next(expected) for _ in all_sequences(q)] for q in questions}
         gaps = [0.0]
         every = frozenset(range(len(SEGMENTS)))
-        for batch in plan(questions, every, self.budget):
+        # The first also by itself: its choices' common context is a trunk, which the questions together may lack
+        for batch in plan(questions, every, self.budget) + plan(questions[:1], every, self.budget):
             for question, scores in self._shared_scores(batch):
                 for sequence, one, other in zip(
                     all_sequences(question), scores, by_question[id(question)], strict=True
@@ -188,6 +192,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return "not enough memory" in str(error) or ("alloc" in str(error).lower() and "memory" in str(error).lower())
+
+
+@contextmanager
+def _memory_for(encoded: EncodedQuestion, tokens: int) -> Iterator[None]:
+    """Turn a lack of memory that no smaller batch can mend into an error that names the document."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        label = encoded.question.label
+        raise ScoringError(
+            f"{label}: {tokens} tokens are more than memory holds; free some or use a smaller dtype"
+        ) from error
 
 
 def _along(path: NDArray[np.int32], pairs: Scores, trunk: Scores) -> Scores:
