@@ -6,7 +6,6 @@ Every option can also be given as an environment variable (`--data-dir` as `EVAL
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,9 +40,12 @@ class _Commands(click.Group):
 
 def _option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that `EVALKIT_<NAME>` sets too."""
-    long = next(name for name in names if name.startswith("--")).partition("/")[0]
-    variable = "EVALKIT_" + long[2:].replace("-", "_").upper()
+    variable = "EVALKIT_" + _long(names)[2:].replace("-", "_").upper()
     return click.option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
+
+
+def _long(names: Sequence[str]) -> str:
+    return next(name for name in names if name.startswith("--"))
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -53,18 +55,23 @@ def _read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> N
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"config file {path} cannot be read: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UsageError(f"config file {path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must hold keys and values, such as 'model: demo'")
-    known = {p.name for p in ctx.command.params if p.name and p.name not in ("config", "help")}
-    for key in content:
-        if str(key).replace("-", "_") not in known:
-            raise UsageError(f"config file {path}: {UnknownNameError('key', str(key), known)}")
-    defaults = {str(key).replace("-", "_"): value for key, value in content.items()}
-    ctx.default_map = {
-        key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in defaults.items()
-    }
+    # By the option's name as it is typed, which is not always the parameter's
+    known = {_long(p.opts)[2:]: p.name for p in ctx.command.params if p.name != "config"}
+    defaults: dict[str, Any] = {}
+    for key, value in content.items():
+        option = str(key).replace("_", "-")
+        name = known.get(option)
+        if name is None:
+            raise UsageError(f"config file {path}: {UnknownNameError('key', option, known)}")
+        if value is not None:
+            defaults[name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    ctx.default_map = defaults
 
 
 def _tasks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -118,8 +125,8 @@ def cli() -> None:
 @_option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
 @_option("--attention", default="sdpa", help="sdpa or eager.")
 @_option("--token-budget", default="auto", callback=_budget, help="Most tokens in a batch.")
-@_option("--show-prompts", type=int, default=0, help="Print this many questions of each task as they are fed to the "
-         "model, segments in colour, and score nothing.")  # fmt: skip
+@_option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
+         "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
 @_option("--log-samples", is_flag=True, help="Also write lm-eval's per-document sample files.")
 @_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
 @_option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
@@ -252,13 +259,14 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except EvalkitError as error:
         click.echo(f"evalkit: {error}", err=True)
         return error.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
+        click.echo(f"evalkit: {message}; see {command} --help", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone; without this, Python complains again on exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -9,6 +9,7 @@ import io
 import time
 from typing import TYPE_CHECKING, Any
 
+from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
 from evalkit.request import Prepared, prepare, request_of
@@ -50,7 +51,7 @@ def run_prepared(prepared: Prepared, progress: Progress) -> Run:
     """Score what is missing of a prepared run, write its results and open it."""
     if (prepared.folder / RESULTS).is_file():
         run = load_run(prepared.folder)
-        if not prepared.request.log_samples or any(prepared.folder.glob("lm_eval/samples_*")):
+        if run.complete and (run.has_samples or not prepared.request.log_samples):
             return run
     with open_run(prepared.request.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
         _Session(prepared, writer, progress).complete()
@@ -185,6 +186,7 @@ class _Session:
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: summarise(scores, manifest, rule).to_json() for rule in available_rules(scores)}
+        content["samples"] = self._prepared.request.log_samples
         # Last, since its presence says that the run is complete
         self._writer.save_json(RESULTS, content)
 
@@ -194,13 +196,21 @@ class _Session:
 
         from evalkit.scoring.table import ScoreRow
 
-        order = {
-            (question.subtask, question.doc_id): place
-            for place, question in enumerate(q for questions in self._questions.values() for q in questions)
-        }
         rows = [ScoreRow(*row) for entry in self._entries for row in entry.rows]
-        rows.sort(key=lambda row: (order[row.subtask, row.doc_id], row.choice))
-        table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
+        found = {(row.subtask, row.doc_id, row.choice): row for row in rows}
+        order = [
+            (question.subtask, question.doc_id, choice)
+            for questions in self._questions.values()
+            for question in questions
+            for choice in range(len(question.contexts))
+        ]
+        if len(rows) != len(order) or found.keys() != set(order):
+            # Cannot happen unless somebody has put in a journal or a manifest of another run
+            raise RunError(
+                f"the journal of {self._writer.folder} does not hold every document once ({len(rows)} rows for "
+                f"{len(order)} choices); delete the folder and run the command again"
+            )
+        table = pd.DataFrame([found[place] for place in order], columns=list(ScoreRow._fields))
         likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
         return table.astype(dict.fromkeys(likelihoods, "float64"))
 

@@ -20,7 +20,7 @@ from evalkit.rules import RULES, decide
 
 if TYPE_CHECKING:
     from evalkit.runs import RunWriter
-    from evalkit.tasks import Question
+    from evalkit.tasks import LeafTask, Question
 
 
 def write_lm_eval(
@@ -44,7 +44,8 @@ def write_lm_eval(
     """
     created = datetime.fromisoformat(writer.manifest["created"])
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
-    content = lm_eval_results(scores, writer.manifest, seconds)
+    leaves = {question.subtask: question.leaf for members in questions.values() for question in members}
+    content = lm_eval_results(scores, writer.manifest, leaves, seconds)
     writer.save_json(f"lm_eval/results_{stamp}.json", content)
     if samples:
         for task, members in questions.items():
@@ -55,8 +56,10 @@ def write_lm_eval(
                 writer.save_bytes(f"lm_eval/samples_{subtask}_{stamp}.jsonl", text.encode())
 
 
-def lm_eval_results(scores: pd.DataFrame, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """lm-eval's results dictionary of a run."""
+def lm_eval_results(
+    scores: pd.DataFrame, manifest: Mapping[str, Any], leaves: Mapping[str, LeafTask], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """lm-eval's results dictionary of a run; `leaves` by subtask."""
     rules = available_rules(scores)
     found = {rule: summarise(scores, manifest, rule) for rule in rules}
     results: dict[str, dict[str, Any]] = {}
@@ -65,23 +68,25 @@ def lm_eval_results(scores: pd.DataFrame, manifest: Mapping[str, Any], seconds: 
     for place, task in enumerate(found[rules[0]].tasks):
         parts = {rule: found[rule].subtasks.get(task.task, ()) for rule in rules}
         results[task.task] = _metrics(task.task, {rule: found[rule].tasks[place] for rule in rules})
-        subtasks[task.task] = [part.task for part in parts[rules[0]]]
         for index, part in enumerate(parts[rules[0]]):
             results[part.task] = _metrics(part.task, {rule: parts[rule][index] for rule in rules})
-        if subtasks[task.task]:
-            groups[task.task] = results[task.task] = _pooled(results, task.task, subtasks[task.task], rules)
-    leaves = [name for name in results if not subtasks.get(name)]
+        if members := [part.task for part in parts[rules[0]]]:
+            subtasks[task.task] = members
+            groups[task.task] = results[task.task] = _pooled(results, task.task, members, rules)
+    for name, leaf in leaves.items():
+        results[name]["alias"] = leaf.alias
     loaded = manifest.get("loaded", {})
     return {
         "results": results,
         **({"groups": groups} if groups else {}),
         "group_subtasks": subtasks,
         "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": 0} for name in leaves},
-        "versions": dict.fromkeys(leaves, 1.0),
-        "n-shot": dict.fromkeys(leaves, 0),
+        "versions": {name: leaf.version for name, leaf in leaves.items()},
+        "n-shot": dict.fromkeys(results, 0),
         "higher_is_better": {name: {_metric(rule): True for rule in rules} for name in results},
         "n-samples": {
-            name: {"original": results[name]["sample_len"], "effective": results[name]["sample_len"]} for name in leaves
+            name: {"original": leaf.documents, "effective": results[name]["sample_len"]}
+            for name, leaf in leaves.items()
         },
         "config": {
             "model": "evalkit",
@@ -134,6 +139,7 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
     correct = {rule: decide(table, RULES[rule])["correct"].to_list() for rule in rules}
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for place, question in enumerate(questions):
+        target = _target(question)
         likelihoods = by_doc[question.doc_id]["ll_continuation"].to_list()
         arguments = {
             f"gen_args_{i}": {"arg_0": context, "arg_1": question.delimiter + continuation}
@@ -142,7 +148,7 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
         yield {
             "doc_id": question.doc_id,
             "doc": question.doc,
-            "target": str(question.gold),
+            "target": target,
             "arguments": arguments,
             # lm-eval writes (log-likelihood, greedy?) pairs as text; greediness is not known here
             "resps": [[[str(value), "None"]] for value in likelihoods],
@@ -151,9 +157,15 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
             "metrics": [_metric(rule) for rule in rules],
             "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
             "prompt_hash": _hash(question.contexts[0]),
-            "target_hash": _hash(str(question.gold)),
+            "target_hash": _hash(target),
             **{_metric(rule): float(correct[rule][place]) for rule in rules},
         }
+
+
+def _target(question: Question) -> str:
+    """lm-eval's target: the gold index, or, where the options stand in the contexts, what follows them."""
+    shared = len(set(question.contexts)) > 1
+    return question.continuations[0] if shared else str(question.gold)
 
 
 def _hash(text: str) -> str:

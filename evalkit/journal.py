@@ -53,9 +53,9 @@ class Journal:
             parsed = [(line, _parse(line)) for line in lines if line]
             kept = {(entry.task, entry.batch): (line, entry) for line, entry in reversed(parsed) if entry}
             whole = list(reversed(kept.values()))
+            if damaged := sum(entry is None for _, entry in parsed):
+                self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if len(whole) < len(parsed) or (lines and lines[-1]):
-                dropped = len(parsed) - len(whole)
-                self._say(f"{self._path}: {dropped} damaged line(s) dropped; their documents are scored again")
                 replace_file(self._path, b"".join(line + b"\n" for line, _ in whole))
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
@@ -96,7 +96,8 @@ def replace_file(path: Path, content: bytes | Sequence[bytes]) -> None:
     Raises:
         OSError: the disk is full or read-only; no half-written file is left.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # One name for all processes, so that kills leave no more than one behind; a run folder has one writer at a time
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
             file.writelines([content] if isinstance(content, bytes) else content)

@@ -7,10 +7,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from evalkit.data import TASKS, Library
-from evalkit.errors import DataError, UnknownNameError
+from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.results import LABELS
 from evalkit.rules import RULES
-from evalkit.runs import JOURNAL, list_runs
+from evalkit.runs import JOURNAL, Run, list_runs
 from evalkit.suites import load_suite, suite_names
 from evalkit.templates import load_template, template_names
 
@@ -48,14 +48,19 @@ def runs(output: Path) -> str:
     """Runs in a folder, finished or begun."""
     rows = []
     for run in list_runs(output):
-        if run.complete:
-            average = run.results().average
-            state = f"{100 * average.accuracy:.1f} ± {100 * average.stderr:.1f} ({run.manifest['rule']})"
-        else:
-            state = "interrupted" if (run.folder / JOURNAL).exists() else "begun"
         limit = run.manifest["specification"]["limit"]
-        rows.append([run.folder.name, f"limit {limit}" if limit else "all documents", state])
+        rows.append([run.folder.name, f"limit {limit}" if limit else "all documents", _run_state(run)])
     return _table(rows) if rows else f"none in {output}"
+
+
+def _run_state(run: Run) -> str:
+    if not run.complete:
+        return "interrupted" if (run.folder / JOURNAL).exists() else "begun"
+    try:
+        average = run.results().average
+    except RunError:
+        return "damaged: evalkit rescore says where"
+    return f"{100 * average.accuracy:.1f} ± {100 * average.stderr:.1f} ({run.manifest['rule']})"
 
 
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from evalkit.data import Library
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.fingerprint import fingerprint
+from evalkit.models.load import ATTENTION
 from evalkit.models.locate import Checkpoint, Say, locate, resolve_dtype
 from evalkit.rules import Rule, find_rule
 from evalkit.runs import folder_name, specification_id
@@ -99,6 +100,8 @@ def prepare(request: Request, say: Say) -> Prepared:
         raise UsageError(f"--limit is {request.limit}; it must be at least 1")
     if request.token_budget is not None and request.token_budget < 1:
         raise UsageError(f"--token-budget is {request.token_budget}; it must be at least 1, or auto")
+    if request.attention not in ATTENTION:
+        raise UnknownNameError("attention implementation", request.attention, ATTENTION)
     suite = choose_tasks(load_suite(request.suite), request.tasks)
     template = load_template(request.template)
     rule = _rule_of(request, template)

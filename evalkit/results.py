@@ -97,7 +97,7 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
     subtasks = {
         task: tuple(_result(str(name), part) for name, part in rows.groupby("subtask", sort=False))
         for task, rows in by_task.items()
-        if rows["subtask"].nunique() > 1
+        if (rows["subtask"] != task).any()
     }
     return Results(rule, tuple(tasks.values()), tuple(averages), subtasks)
 

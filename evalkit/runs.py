@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
     from evalkit.results import Results
 
+_BEGIN_ANEW = "delete the folder and run its command again"
+_MAKE_ANEW = "delete it and run its command again, which makes it anew from the journal"
+
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
 
@@ -47,7 +50,7 @@ def specification_id(specification: Mapping[str, Any]) -> str:
 
 def folder_name(model: str, suite: str, template: str, identity: str) -> str:
     """Readable and unique: `<model>-<suite>-<template>-<id>`."""
-    safe = re.sub(r"[^\w.-]+", "_", f"{model}-{suite}-{template}").strip("._-")
+    safe = re.sub(r"[^\w.-]+", "_", f"{model}-{suite}-{template}", flags=re.ASCII).strip("._-")
     return f"{safe[:100]}-{identity}"
 
 
@@ -61,22 +64,27 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether every document has been scored and the results are written."""
-        return (self.folder / RESULTS).is_file()
+        return (self.folder / RESULTS).is_file() and (self.folder / SCORES).is_file()
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether lm-eval's per-document files are all written."""
+        return bool(self._stored.get("samples"))
 
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`."""
         import pandas as pd
 
+        from evalkit.scoring.table import ScoreRow
+
         path = self.folder / SCORES
+        if not self.complete:
+            raise RunError(f"run {self.folder} is not finished; give its command again")
         try:
-            return pd.read_parquet(path)
-        except FileNotFoundError:
-            raise RunError(f"{path} does not exist: the run is not finished; give its command again") from None
+            return pd.read_parquet(path, columns=list(ScoreRow._fields))
         except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read ({_first_line(error)}); delete it and {RESULTS}, then rerun"
-            ) from error
+            raise RunError(f"{path} is damaged ({_first_line(error)}); {_MAKE_ANEW}") from error
 
     def results(self, rule: str | None = None) -> Results:
         """Accuracies under a rule (the run's own if none is named)."""
@@ -87,8 +95,16 @@ class Run:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds spent on each task."""
-        stored = _read_json(self.folder / RESULTS)
-        return {task["task"]: task["seconds"] for task in stored["tasks"]}
+        return {task["task"]: task["seconds"] for task in self._stored["tasks"]}
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
+        """results.json."""
+        path = self.folder / RESULTS
+        stored = _read_json(path, _MAKE_ANEW)
+        if not isinstance(stored, dict) or "tasks" not in stored:
+            raise RunError(f"{path} is damaged (it holds no results); {_MAKE_ANEW}")
+        return stored
 
 
 def load_run(folder: Path | str) -> Run:
@@ -100,9 +116,11 @@ def load_run(folder: Path | str) -> Run:
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    manifest = _read_json(folder / MANIFEST)
+    manifest = _read_json(folder / MANIFEST, _BEGIN_ANEW)
     if not isinstance(manifest, dict) or manifest.get("id") != specification_id(manifest.get("specification", {})):
-        raise RunError(f"{folder / MANIFEST} is damaged: its id does not match its specification")
+        raise RunError(f"{folder / MANIFEST} is damaged (its id does not match its specification); {_BEGIN_ANEW}")
+    if missing := [key for key in ("rule", "groups", "documents", "template", "created") if key not in manifest]:
+        raise RunError(f"{folder / MANIFEST} is damaged (it lacks '{missing[0]}'); {_BEGIN_ANEW}")
     return Run(folder, manifest)
 
 
@@ -193,13 +211,13 @@ def open_run(
         lock.release()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, advice: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}); delete it and run the command again") from error
+        raise RunError(f"{path} is damaged ({error}); {advice}") from error
 
 
 def _read_text(path: Path) -> str:

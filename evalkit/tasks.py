@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class LeafTask:
+    """What lm-eval's own output says of a leaf task, for exports."""
+
+    alias: str
+    """How lm-eval prints it, e.g. "anatomy"."""
+    version: Any
+    """lm-eval's version of the task, as its file has it."""
+    documents: int
+    """How many there are, before any limit."""
+
+
+@dataclass(frozen=True)
 class Question:
     """One multiple-choice document, before any template.
 
@@ -45,6 +57,8 @@ class Question:
     gold: int
     doc: dict[str, Any]
     """The document as lm-eval sees it, for exports."""
+    leaf: LeafTask
+    """The lm-eval task that it belongs to, for exports."""
 
     @property
     def label(self) -> str:
@@ -116,7 +130,8 @@ def _question(task: str, leaf: Any, doc_id: int, instances: list[Any]) -> Questi
     pairs = [instance.args for instance in instances]
     continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)
     gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
-    field = (leaf.config.metadata or {}).get("written_in")
+    metadata = leaf.config.metadata or {}
+    field = metadata.get("written_in")
     gap = _gap_after_blank(doc[field]) if field else " "
     return Question(
         task=task,
@@ -130,6 +145,7 @@ def _question(task: str, leaf: Any, doc_id: int, instances: list[Any]) -> Questi
         choices=continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc)),
         gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
         doc=dict(doc),
+        leaf=LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), len(leaf.eval_docs)),
     )
 
 

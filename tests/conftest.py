@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+
+from evalkit.evaluation import evaluate
+from evalkit.progress import Progress
+from evalkit.runs import Run
+from tests.documents import first_real, made_up
+from tests.tiny import tiny_checkpoint
+
+# On a tiny model threads only wait for each other: four times slower where other processes want the cores too.
+# Set before the first tensor is made, and for the commands that tests run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +26,39 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared folder with the real documents is not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights that takes long documents. Not to be changed; copy it to damage it."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", window=4096)
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `--data-dir` with a few made-up documents of each task. Not to be changed."""
+    return made_up(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(scope="session")
+def real_documents(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
+    """A `--data-dir` with the first real documents of each task. Not to be changed."""
+    return first_real(tmp_path_factory.mktemp("real"), shared_data / "zeroshot8", 6)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, documents: Path) -> Run:
+    """A finished run over all eight tasks under the paper's template. Not to be changed; copy its folder."""
+    return evaluate(
+        str(checkpoint),
+        data_dir=documents,
+        allow_unofficial_data=True,
+        output=tmp_path_factory.mktemp("runs"),
+        progress=Progress(live=False),
+    )
+
+
+@pytest.fixture
+def own_run(finished: Run, tmp_path: Path) -> Path:
+    """A copy of the finished run's folder, to be damaged."""
+    return Path(shutil.copytree(finished.folder, tmp_path / "runs" / finished.folder.name))

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.errors import DataError
+
 if TYPE_CHECKING:
     from evalkit.data import Library
 
@@ -34,12 +36,19 @@ def dataset(
 
     Returns:
         `{split: datasets.Dataset}`.
+
+    Raises:
+        DataError: there are no such documents.
     """
     from datasets import Dataset
 
     found = (library or _own_library(data_dir)).load(documents).records
     if subject is not None:
         found = [record for record in found if record["subject"] == subject]
+    if not found:
+        # lm-eval looks at the first document of every task, and fails on none without saying of which
+        of_subject = f" of the subject {subject}" if subject else ""
+        raise DataError(f"{documents}: there are no documents{of_subject}; every task and subject needs at least one")
     return {split: Dataset.from_list(found)}
 
 

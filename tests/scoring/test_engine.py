@@ -1,0 +1,256 @@
+"""Models that do not do as they are told, and machines that run out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, PreTrainedTokenizerFast
+
+from evalkit.errors import CheckpointError, ScoringError
+from evalkit.models.load import LoadedModel
+from evalkit.prompts import EncodedQuestion, Prompter
+from evalkit.scoring.engine import Engine, is_out_of_memory
+from evalkit.scoring.forward import Forward, Trunk
+from evalkit.scoring.tree import Row
+from evalkit.templates import load_template
+from tests.scoring.conftest import ALL, encode, largest_between, largest_difference, questions, score
+from tests.tiny import VOCABULARY, tiny_tokenizer
+
+Tiny = Callable[..., LoadedModel]
+RELATIVE = 1e-4
+BUDGET = 512
+
+
+def patched(loaded: LoadedModel, change: Callable[[dict[str, Any]], None]) -> LoadedModel:
+    """Let the base model forget some of what it is given."""
+    base = loaded.model.base_model
+    forward = base.forward
+
+    def forgetful(*args: Any, **options: Any) -> Any:
+        change(options)
+        return forward(*args, **options)
+
+    base.forward = forgetful
+    return loaded
+
+
+def drop_mask(options: dict[str, Any]) -> None:
+    mask = options.get("attention_mask")
+    if mask is not None and mask.dim() == 4:
+        options["attention_mask"] = None
+
+
+def drop_positions(options: dict[str, Any]) -> None:
+    options.pop("position_ids", None)
+
+
+def refuse_positions(options: dict[str, Any]) -> None:
+    if options.get("position_ids") is not None:
+        raise TypeError("forward() got an unexpected keyword argument 'position_ids'")
+
+
+def drop_cache(options: dict[str, Any]) -> None:
+    """As a model would that keeps its state elsewhere: the trunk is run, and forgotten."""
+    if options.get("attention_mask") is not None and options.get("past_key_values") is not None:
+        options["past_key_values"] = None
+        options["attention_mask"] = options["attention_mask"][..., -options["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize(
+    ("template", "dtype"), [("inst", "float32"), ("inst", "bfloat16"), ("plain", "float32"), ("plain", "bfloat16")]
+)
+@pytest.mark.parametrize("change", [drop_mask, drop_positions, refuse_positions, drop_cache])
+def test_a_model_that_cannot_share_is_found_out_and_scored_by_itself(
+    tiny: Tiny, change: Callable[[dict[str, Any]], None], template: str, dtype: str
+) -> None:
+    # Wide weights, so that tokens mind their context about as much as a trained model's do
+    loaded = patched(tiny(spread=0.5, dtype=dtype), change)
+    encoded = encode(loaded, load_template(template))
+    said: list[str] = []
+    engine = Engine(loaded.model, ALL, BUDGET, said.append)
+    engine.check(encoded[:2])
+    assert not engine.shares
+    (line,) = said
+    assert line.startswith("warning: this model does not support scoring through shared prefixes")
+    assert "\n" not in line
+    # In bf16 a pass with one token more rounds differently
+    tolerance = RELATIVE if dtype == "float32" else 1e-2
+    assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= tolerance
+
+
+def test_a_model_that_looks_ahead_is_refused(tiny: Tiny) -> None:
+    loaded = tiny()
+    base = loaded.model.base_model
+    forward = base.forward
+
+    def bidirectional(*args: Any, **options: Any) -> Any:
+        output = forward(*args, **options)
+        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.mean(1, keepdim=True)
+        return output
+
+    base.forward = bidirectional
+    with pytest.raises(CheckpointError, match="not a causal language model"):
+        Engine(loaded.model, ALL, BUDGET, print).check(encode(loaded)[:2])
+
+
+def test_damaged_weights_are_refused(tiny: Tiny) -> None:
+    loaded = tiny()
+    loaded.model.get_output_embeddings().weight[7, 3] = torch.nan
+    with pytest.raises(CheckpointError, match="not numbers"):
+        Engine(loaded.model, ALL, BUDGET, print).check(encode(loaded)[:2])
+
+
+def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
+    """An overflow that the first documents did not show: here, of a byte of "🌊"."""
+    loaded = tiny()
+    encoded = encode(loaded)
+    (mark,) = loaded.tokenizer("🌊", add_special_tokens=False)["input_ids"][-1:]
+    loaded.model.get_input_embeddings().weight[mark] = torch.inf
+    engine = Engine(loaded.model, ALL, BUDGET, print)
+    engine.check(encoded[:2])
+    with pytest.raises(ScoringError, match=r"subject_0 document 8: the log-likelihood is nan; .* --dtype float32"):
+        score(engine, encoded)
+
+
+class Scarce:
+    """Memory for so many tokens of a batch, and no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+        self.refused = 0
+        real = Forward.score
+
+        def forward(own: Forward, rows: Sequence[Row], trunk: Trunk) -> list[np.ndarray[Any, Any]]:
+            if len(rows) * max(len(row.tokens) for row in rows) > tokens:
+                self.refused += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return real(own, rows, trunk)
+
+        monkeypatch.setattr(Forward, "score", forward)
+
+
+def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = tiny()
+    encoded = encode(loaded, unconditional=True)
+    widest = max(len(packed.row.tokens) for batch in _batches(encoded) for packed in batch.rows)
+    plenty = score(Engine(loaded.model, ALL, 8 * widest, print), encoded)
+    memory = Scarce(monkeypatch, widest)
+    said: list[str] = []
+    engine = Engine(loaded.model, ALL, 8 * widest, said.append)
+    assert largest_between(plenty, score(engine, encoded)) <= RELATIVE
+    assert engine.budget < 8 * widest
+    assert memory.refused == len(said) > 0
+    assert said[-1] == f"out of memory at {2 * engine.budget} tokens a batch: going on with {engine.budget}"
+    # What has been learnt is kept: the same again meets no lack of memory
+    score(engine, encoded)
+    assert memory.refused == len(said)
+
+
+def _batches(encoded: Sequence[EncodedQuestion]) -> Any:
+    from evalkit.scoring.pack import plan
+
+    return plan(encoded, ALL, 1)
+
+
+def test_a_row_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passage's questions make the longest row; shorter ones stand before and after it in the documents."""
+    loaded = tiny()
+    encoded = encode(loaded)
+    rows = [packed for batch in _batches(encoded) for packed in batch.rows]
+    longest = max(rows, key=lambda packed: len(packed.row.tokens))
+    Scarce(monkeypatch, len(longest.row.tokens) - 1)
+    for budget in (1, BUDGET):
+        engine = Engine(loaded.model, ALL, budget, lambda line: None)
+        label = longest.questions[0].question.label
+        with pytest.raises(ScoringError, match=rf"{label}: \d+ tokens are more than memory holds"):
+            score(engine, encoded)
+
+
+@pytest.mark.parametrize("method", ["score_alone", "trunk"])
+def test_memory_that_lacks_elsewhere_is_an_error_in_one_line(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+
+    loaded = tiny()
+    engine = Engine(loaded.model, ALL, BUDGET, print)
+    engine.shares = method == "trunk"
+    monkeypatch.setattr(Forward, method, fail)
+    with pytest.raises(ScoringError, match=r"subject_\d document \d: \d+ tokens are more than memory holds") as caught:
+        score(engine, encode(loaded))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_are_not_taken_for_lack_of_memory(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("expected scalar type Float but found Half")
+
+    loaded = tiny()
+    monkeypatch.setattr(Forward, "score", fail)
+    with pytest.raises(RuntimeError, match="expected scalar type"):
+        score(Engine(loaded.model, ALL, BUDGET, print), encode(loaded))
+
+
+@pytest.mark.parametrize(
+    ("error", "lack"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 80 bytes."), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: not enough memory"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: BaseException, lack: bool) -> None:
+    assert is_out_of_memory(error) == lack
+
+
+def other_model(config: Any, folder: Path) -> LoadedModel:
+    """A random model of an architecture that `tiny_checkpoint` does not make."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(tiny_tokenizer(folder)))
+    return LoadedModel(model, tokenizer, "other", "", 0, "float32", "cpu", 256, 0, 1, "sdpa")
+
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize("window", [16, 48, 300])
+def test_a_sliding_window_is_respected(tmp_path: Path, window: int) -> None:
+    """Shared where every sequence lies within the window, by itself where the window matters."""
+    loaded = other_model(MistralConfig(**SHAPE, sliding_window=window), tmp_path)
+    encoded = list(Prompter(load_template("plain"), loaded.tokenizer, 256).encode(questions()))
+    longest = max(len(s.tokens) for e in encoded for s in e.sequences)
+    assert 16 < 48 < longest < 300
+    engine = Engine(loaded.model, ALL, BUDGET, lambda line: None)
+    engine.check(encoded[-1:] + encoded[1:2])
+    assert engine.shares == (window > 16)
+    assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
+
+
+def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
+    """Gemma 2 squashes its logits after the head; sharing, which runs the head alone, must give way."""
+    config = Gemma2Config(**SHAPE, head_dim=16, final_logit_softcapping=2.0, sliding_window=300)
+    loaded = other_model(config, tmp_path)
+    encoded = list(Prompter(load_template("inst"), loaded.tokenizer, 256).encode(questions()))
+    said: list[str] = []
+    engine = Engine(loaded.model, ALL, BUDGET, said.append)
+    engine.check(encoded[:2])
+    assert len(said) == 1
+    assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE

@@ -1,0 +1,74 @@
+"""Scoring MMLU takes little memory beside the model's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evalkit.data.wheels import demo_checkpoint
+from evalkit.errors import EvalkitError
+
+MOST = 1.5 * 2**30
+
+SCRIPT = """
+import json, sys, threading, time
+from pathlib import Path
+
+import psutil
+
+from evalkit.data import Library
+from evalkit.models.load import load
+from evalkit.models.locate import locate
+from evalkit.prompts import Prompter
+from evalkit.scoring.budget import auto_budget
+from evalkit.scoring.engine import Engine
+from evalkit.scoring.pack import plan
+from evalkit.suites import choose_tasks, load_suite
+from evalkit.tasks import load_questions
+from evalkit.templates import SEGMENTS, load_template
+
+loaded = load(locate(sys.argv[1]), device="cpu", dtype="float32")
+process = psutil.Process()
+before, peak, done = process.memory_info().rss, 0, False
+
+
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, process.memory_info().rss)
+        time.sleep(0.005)
+
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+questions = load_questions(choose_tasks(load_suite("zeroshot8"), ("mmlu",)), Library(Path(sys.argv[2])))["mmlu"]
+encoded = list(Prompter(load_template("inst"), loaded.tokenizer, loaded.window).encode(questions))
+engine = Engine(loaded.model, frozenset(range(len(SEGMENTS))), auto_budget(loaded.model), print)
+batches = plan(encoded, engine.scored, engine.budget)
+planned = peak
+size = lambda batch: sum(len(packed.row.tokens) for packed in batch.rows)
+for batch in sorted(batches, key=size)[-2:] + sorted(batches, key=lambda b: len(b.rows[0].row.tokens))[-2:]:
+    engine.score(batch)
+done = True
+watcher.join()
+print(json.dumps([len(questions), len(batches), planned - before, peak - before]))
+"""
+
+
+@pytest.mark.slow
+def test_the_whole_mmlu_needs_little_memory(shared_data: Path) -> None:
+    """All documents encoded and planned, the largest batches scored. In a process of its own, to start from nothing."""
+    try:
+        checkpoint = demo_checkpoint()
+    except EvalkitError as error:
+        pytest.skip(f"no demo checkpoint: {error}")
+    command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(shared_data / "zeroshot8")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    documents, batches, planned, peak = json.loads(output.splitlines()[-1])
+    print(f"{batches} batches; {planned / 2**20:.0f} MiB to plan, {peak / 2**20:.0f} MiB in all, above the model")
+    assert documents == 14042
+    assert peak <= MOST

@@ -1,0 +1,128 @@
+"""Shared scores are those of each sequence by itself, whatever the architecture, budget, order and company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from evalkit.models.load import ATTENTION, LoadedModel
+from evalkit.prompts import CONTINUATION
+from evalkit.scoring.engine import Engine
+from evalkit.scoring.pack import all_sequences, plan
+from evalkit.templates import load_template
+from tests.scoring.conftest import ALL, JOINED, encode, largest_between, largest_difference, questions, score
+from tests.tiny import Family
+
+Tiny = Callable[..., LoadedModel]
+RELATIVE = 1e-4
+BUDGET = 512
+
+
+def engine_of(loaded: LoadedModel, scored: frozenset[int] = ALL, budget: int = BUDGET) -> Engine:
+    """An engine that must not have anything to say."""
+
+    def say(line: str) -> None:
+        raise AssertionError(line)
+
+    return Engine(loaded.model, scored, budget, say)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("family", get_args(Family))
+@pytest.mark.parametrize("unconditional", [False, True], ids=["", "unconditional"])
+@pytest.mark.parametrize("template", ["inst", "plain", "joined"])
+def test_every_segment_as_by_itself(
+    tiny: Tiny, family: Family, attention: str, template: str, unconditional: bool
+) -> None:
+    loaded = tiny(family, attention=attention)
+    encoded = encode(loaded, JOINED if template == "joined" else load_template(template), unconditional)
+    scored = frozenset({CONTINUATION}) if template == "plain" else ALL
+    engine = engine_of(loaded, scored)
+    engine.check(encoded[:2])
+    largest = largest_difference(loaded.model, encoded, score(engine, encoded), scored)
+    print(f"{largest:.1e}")
+    assert largest <= RELATIVE
+
+
+def test_the_questions_above_hold_what_they_should(tiny: Tiny) -> None:
+    """Each way of sharing really occurs, so that the test above tests it."""
+    loaded = tiny()
+    inst, joined = (encode(loaded, template) for template in (load_template("inst"), JOINED))
+    assert {len(e.sequences) for e in inst} == {2, 3, 4, 5}
+    assert sum(s.straddles for e in joined for s in e.sequences) >= 3
+    batches = plan(inst, ALL, BUDGET)
+    assert all(len(batch.trunk) > 8 for batch in batches)
+    assert not any(len(batch.trunk) for batch in plan(joined, ALL, BUDGET))
+    rows = [packed for batch in batches for packed in batch.rows]
+    assert len({len(packed.row.tokens) for packed in rows}) > 1
+    together = [{q.question.doc_id for q in packed.questions} for packed in rows]
+    assert any({3, 4, 5} <= documents for documents in together)
+    whole = sum(len(s.tokens) for e in inst for s in e.sequences)
+    assert sum(len(packed.row.tokens) for packed in rows) < whole / 3
+
+
+@pytest.mark.parametrize("budget", [1, 64, 200, 4096])
+def test_scores_do_not_depend_on_the_token_budget(tiny: Tiny, budget: int) -> None:
+    loaded = tiny()
+    encoded = encode(loaded, unconditional=True)
+    one, other = (score(engine_of(loaded, budget=tokens), encoded) for tokens in (BUDGET, budget))
+    assert largest_between(one, other) <= RELATIVE
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_do_not_depend_on_order(tiny: Tiny, seed: int) -> None:
+    loaded = tiny()
+    shuffled = random.Random(seed).sample(questions(), len(questions()))
+    one = score(engine_of(loaded), encode(loaded))
+    other = score(engine_of(loaded), encode(loaded, asked=shuffled))
+    assert largest_between(one, other) <= RELATIVE
+
+
+@pytest.mark.parametrize("template", ["inst", "plain"])
+def test_scores_do_not_depend_on_company(tiny: Tiny, template: str) -> None:
+    """A question in a table of ten, and alone in its run: another trunk, other rows."""
+    loaded = tiny()
+    encoded = encode(loaded, load_template(template))
+    together = score(engine_of(loaded), encoded)
+    alone = {place: row for one in encoded for place, row in score(engine_of(loaded), [one]).items()}
+    assert largest_between(together, alone) <= RELATIVE
+
+
+def test_scores_do_not_depend_on_sharing(tiny: Tiny) -> None:
+    loaded = tiny()
+    encoded = encode(loaded, unconditional=True)
+    shared, lone = engine_of(loaded), engine_of(loaded)
+    lone.shares = False
+    assert largest_between(score(shared, encoded), score(lone, encoded)) <= RELATIVE
+
+
+@pytest.mark.parametrize("family", get_args(Family))
+def test_bf16_differs_by_rounding_only(tiny: Tiny, family: Family) -> None:
+    """bf16 keeps 8 bits: a continuation's log-likelihood moves by at most 0.01 nats a token, sharing or not."""
+    loaded = tiny(family, dtype="bfloat16")
+    encoded = encode(loaded)
+    shared, lone = engine_of(loaded), engine_of(loaded)
+    shared.check(encoded[:2])
+    lone.shares = False
+    one, other = score(shared, encoded), score(lone, encoded)
+    gaps = [abs(row.ll_continuation - other[place].ll_continuation) / row.n_continuation for place, row in one.items()]
+    print(f"bf16, {family}: mean {np.mean(gaps):.4f}, largest {max(gaps):.4f} nats a token")
+    assert 0 < max(gaps) <= 0.01
+
+
+def test_a_plan_holds_every_sequence_once_within_the_budget(tiny: Tiny) -> None:
+    encoded = encode(tiny(), unconditional=True)
+    for budget in (1, 100, 1000):
+        batches = plan(encoded, ALL, budget)
+        held = [q.question.doc_id for b in batches for packed in b.rows for q in packed.questions]
+        assert sorted(held) == [q.question.doc_id for q in sorted(encoded, key=lambda e: e.question.doc_id)]
+        for batch in batches:
+            padded = len(batch.rows) * max(len(packed.row.tokens) for packed in batch.rows)
+            assert padded <= budget or len(batch.rows) == 1
+            for packed in batch.rows:
+                assert len(packed.row.paths) == sum(len(all_sequences(q)) for q in packed.questions)
+        assert str(batches) == str(plan(encoded, ALL, budget))

@@ -1,0 +1,129 @@
+"""The tree of shared prefixes, against a trie written out as a set of prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from evalkit.scoring.tree import TRUNK, Row, build_row, common_prefix, join_rows, sort_key, trunk_length
+
+Prefix = tuple[int, ...]
+Case = tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]], int]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Sequences over few tokens, so that they share, repeat and contain one another; what of them to score; a trunk."""
+    trunk = draw(st.lists(st.integers(0, 2), max_size=4))
+    # A prefix of another sequence, a duplicate and a sequence with but one token after the trunk are all legal
+    tails = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7))
+    sequences = [np.array(trunk + tail, dtype=np.int32) for tail in tails]
+    wanted = [np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences]
+    return sequences, wanted, len(trunk)
+
+
+def prefixes(row: Row, trunk: NDArray[np.int32]) -> list[Prefix]:
+    """For each node, the tokens that it sees, trunk first, itself last."""
+    nodes = range(len(row.tokens))
+    seen = [[k for k in nodes if k <= q < row.ends[k]] for q in nodes]
+    return [(*trunk.tolist(), *(int(row.tokens[k]) for k in ancestors)) for ancestors in seen]
+
+
+def check_row(row: Row, sequences: list[NDArray[np.int32]], wanted: list[NDArray[np.bool_]], trunk: int) -> None:
+    first = max(trunk, 1)
+    whole = [tuple(s.tolist()) for s in sequences]
+    stem = sequences[0][:trunk]
+    found = prefixes(row, stem)
+
+    # Every distinct prefix that is an input is one node, and sees its ancestors and nothing else
+    assert sorted(found) == sorted({s[:end] for s in whole for end in range(trunk + 1, len(s))})
+    assert row.positions.tolist() == [len(prefix) - 1 for prefix in found]
+
+    # Every distinct (prefix, scored token) is one pair
+    before = [tuple(stem.tolist()) if node == TRUNK else found[node] for node in row.pair_nodes.tolist()]
+    pairs = list(zip(before, row.pair_targets.tolist(), strict=True))
+    expected = {
+        (s[:at], s[at]) for s, want in zip(whole, wanted, strict=True) for at in range(first, len(s)) if want[at]
+    }
+    assert sorted(pairs) == sorted(expected)
+
+    # A sequence's path leads to the pairs of its scored tokens, in order
+    for s, want, path in zip(whole, wanted, row.paths, strict=True):
+        assert [None if p < 0 else pairs[p] for p in path.tolist()] == [
+            (s[:at], s[at]) if want[at] else None for at in range(first, len(s))
+        ]
+
+
+@given(cases())
+def test_a_row_is_the_trie_of_its_sequences(case: Case) -> None:
+    sequences, wanted, trunk = case
+    check_row(build_row(sequences, wanted, trunk), sequences, wanted, trunk)
+
+
+@given(st.lists(cases(), min_size=1, max_size=4))
+def test_joined_rows_keep_to_themselves(cases: list[Case]) -> None:
+    rows = [build_row(*case) for case in cases]
+    joined = join_rows(rows)
+    apart = [prefixes(row, np.empty(0, np.int32)) for row in rows]
+    assert prefixes(joined, np.empty(0, np.int32)) == [prefix for row in apart for prefix in row]
+    assert joined.positions.tolist() == [p for row in rows for p in row.positions.tolist()]
+
+    # Along every path: the same predicting prefixes and targets as in the row that it came from
+    everything = prefixes(joined, np.empty(0, np.int32))
+    paths = iter(joined.paths)
+    for row, own in zip(rows, apart, strict=True):
+        for path in row.paths:
+            assert _spelled(joined, everything, next(paths)) == _spelled(row, own, path)
+
+
+def _spelled(row: Row, found: list[Prefix], path: NDArray[np.int32]) -> list[object]:
+    return [
+        None
+        if pair < 0
+        else (() if row.pair_nodes[pair] == TRUNK else found[row.pair_nodes[pair]], int(row.pair_targets[pair]))
+        for pair in path.tolist()
+    ]
+
+
+def test_a_row_written_out() -> None:
+    """Two choices "a b" and "a c d" after the context "x y", all but x scored."""
+    sequences = [np.array(s, dtype=np.int32) for s in ([7, 8, 1, 2], [7, 8, 1, 3, 4])]
+    row = build_row(sequences, [np.ones(len(s), dtype=bool) for s in sequences])
+    assert row.tokens.tolist() == [7, 8, 1, 3]
+    assert row.positions.tolist() == [0, 1, 2, 3]
+    assert row.ends.tolist() == [4, 4, 4, 4]
+    assert list(zip(row.pair_nodes.tolist(), row.pair_targets.tolist(), strict=True)) == [
+        (0, 8),
+        (1, 1),
+        (2, 2),
+        (2, 3),
+        (3, 4),
+    ]
+    assert [path.tolist() for path in row.paths] == [[0, 1, 2], [0, 1, 3, 4]]
+
+
+tokens = st.lists(st.integers(0, 3), min_size=2, max_size=8)
+
+
+@given(st.lists(tokens, min_size=1, max_size=6))
+def test_trunk_is_the_longest_prefix_that_leaves_each_sequence_an_input(sequences: list[list[int]]) -> None:
+    shortest = min(map(len, sequences))
+    common = max(n for n in range(shortest + 1) if len({tuple(s[:n]) for s in sequences}) == 1)
+    found = trunk_length([np.array(s, dtype=np.int32) for s in sequences])
+    assert found == min(common, shortest - 2)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)), st.lists(st.integers(0, 2**31 - 1)))
+def test_keys_sort_as_sequences_do(a: list[int], b: list[int]) -> None:
+    left, right = (sort_key(np.array(s, dtype=np.int32)) for s in (a, b))
+    assert (left < right) == (a < b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"), [([], [], 0), ([1], [2], 0), ([1, 2], [1, 2, 3], 2), ([1, 2, 4], [1, 2, 3], 2)]
+)
+def test_common_prefix(a: list[int], b: list[int], length: int) -> None:
+    assert common_prefix(np.array(a, dtype=np.int32), np.array(b, dtype=np.int32)) == length

@@ -1,0 +1,287 @@
+"""From a request to a finished run folder: what a run is, what resuming does, what a failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.evaluation import evaluate
+from evalkit.journal import Journal
+from evalkit.progress import Progress
+from evalkit.runs import Run
+from tests.documents import made_up, rewrite
+from tests.tiny import tiny_checkpoint
+
+Evaluate = Callable[..., Run]
+
+
+class Lines(Progress):
+    """Progress that keeps its news."""
+
+    def __init__(self) -> None:
+        super().__init__(live=False)
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+@pytest.fixture
+def small(checkpoint: Path, documents: Path, tmp_path: Path) -> Evaluate:
+    """`evaluate` on a few documents of two tasks in small batches; keyword arguments change the rest."""
+
+    def run(model: Path = checkpoint, **options: Any) -> Run:
+        asked = {
+            "data_dir": documents,
+            "allow_unofficial_data": True,
+            "output": tmp_path / "runs",
+            "tasks": ("piqa", "arc_easy"),
+            "token_budget": 64,
+            "progress": Lines(),
+        }
+        return evaluate(str(model), **(asked | options))
+
+    return run
+
+
+def test_every_document_and_choice_is_scored_once(finished: Run) -> None:
+    scores = finished.scores
+    assert not scores.duplicated(["subtask", "doc_id", "choice"]).any()
+    documents = scores.groupby(["task", "subtask", "doc_id"], sort=False)
+    assert documents.ngroups == 7 * 6 + 57
+    assert (documents.size() == documents["choices"].first()).all()
+    assert (documents["choice"].agg(list).map(lambda places: places == list(range(len(places))))).all()
+
+
+def test_every_segment_of_the_papers_prompt_is_scored(finished: Run) -> None:
+    scores = finished.scores
+    for segment in ("special", "instruction", "context", "continuation", "end"):
+        assert (scores[f"n_{segment}"] > 0).all() or segment == "context"
+        assert np.isfinite(scores[f"ll_{segment}"]).all()
+        assert (scores[f"ll_{segment}"] <= 0).all()
+    assert (scores["n_end"] == 1).all()
+    assert scores["ll_unconditional"].isna().all()
+
+
+def test_results_json_holds_every_rule(finished: Run) -> None:
+    stored = json.loads((finished.folder / "results.json").read_text(encoding="utf-8"))
+    assert set(stored["rules"]) == {
+        "ppl",
+        "ppl_continuation",
+        "ppl_continuation_end",
+        "acc",
+        "acc_norm",
+        "acc_bytes",
+        "acc_token",
+    }
+    for rule, content in stored["rules"].items():
+        assert content == json.loads(json.dumps(finished.results(rule).to_json()))
+    assert {task["task"] for task in stored["tasks"]} == set(finished.manifest["documents"])
+    assert sum(task["seconds"] for task in stored["tasks"]) > 0
+
+
+def test_a_finished_run_is_only_opened(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = small()
+    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    monkeypatch.setattr("evalkit.evaluation.open_run", None)
+    again = small()
+    assert again.folder == first.folder
+    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
+
+
+def test_whatever_changes_the_numbers_is_another_run(small: Evaluate, checkpoint: Path, tmp_path: Path) -> None:
+    other_weights = tiny_checkpoint(tmp_path / "weights" / checkpoint.name, window=4096, seed=1)
+    other_documents = made_up(tmp_path / "documents")
+    rewrite(other_documents / "piqa.jsonl", 1, {"goal": "Another goal."})
+    runs = [
+        small(),
+        small(limit=3),
+        small(template="plain"),
+        small(dtype="bfloat16"),
+        small(attention="eager"),
+        small(rule="pmi"),
+        small(tasks=("piqa",)),
+        small(model=other_weights),
+        small(data_dir=other_documents),
+    ]
+    assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_whatever_does_not_is_the_same_run(small: Evaluate, checkpoint: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(checkpoint, tmp_path / "elsewhere" / checkpoint.name)
+    runs = [small(), small(rule="acc"), small(token_budget=512), small(model=moved), small(device="cpu")]
+    assert len({run.folder for run in runs}) == 1
+
+
+@pytest.mark.parametrize("budget", [128, 1024, None])
+def test_scores_do_not_depend_on_the_budget(small: Evaluate, tmp_path: Path, budget: int | None) -> None:
+    expected = small().scores
+    found = small(token_budget=budget, output=tmp_path / "other").scores
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times after two batches: nothing is scored again, and the table is the uninterrupted one."""
+    whole = small(output=tmp_path / "whole")
+    append, written = Journal.append, []
+
+    def interrupt(journal: Journal, entry: Any) -> None:
+        append(journal, entry)
+        written.append((entry.task, entry.batch))
+        if len(written) in (2, 4, 6):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", interrupt)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            small()
+        assert not any((tmp_path / "runs").glob("*/results.json"))
+    run = small()
+    assert len(written) == len(set(written)) > 6
+    pd.testing.assert_frame_equal(run.scores, whole.scores, check_exact=True)
+
+
+def test_a_resumed_run_keeps_its_batches(small: Evaluate, tmp_path: Path) -> None:
+    """Asked with another budget, the rest of the batches would be other ones."""
+    whole = small()
+    lines = (whole.folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
+    (whole.folder / "journal.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + lines[-1][:40])
+    (whole.folder / "results.json").unlink()
+    progress = Lines()
+    resumed = small(token_budget=4096, progress=progress)
+    assert "resuming with the token budget that the run was begun with, 64" in progress.said
+    assert any("1 damaged line(s) dropped" in line for line in progress.said)
+    fresh = small(output=tmp_path / "fresh")
+    pd.testing.assert_frame_equal(resumed.scores, fresh.scores, check_exact=True)
+    assert (resumed.folder / "journal.jsonl").read_bytes().count(b"\n") == len(lines)
+
+
+@pytest.mark.parametrize("absent", ["scores.parquet", "results.json"])
+def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = small()
+    before = (first.folder / absent).read_bytes()
+    (first.folder / absent).unlink()
+    monkeypatch.setattr("evalkit.evaluation.load_model", None)  # nothing is left to score
+    again = small()
+    assert again.complete
+    assert (again.folder / absent).read_bytes() == before
+
+
+def test_a_journal_of_other_batches_is_not_believed(small: Evaluate) -> None:
+    """A manifest that was put in by hand: without its budget the remaining batches are other ones."""
+    run = small()
+    journal = run.folder / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:2]))
+    (run.folder / "results.json").unlink()
+    (run.folder / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"does not hold every document once .*delete the folder"):
+        small(token_budget=2048)
+    assert not (run.folder / "results.json").exists()
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 9, 15, 17, 19])
+def test_a_full_disk_loses_nothing_that_was_saved(
+    small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """The disk fills up after so many writes, wherever that is: an error, then the same result as without it."""
+    fsync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"No space left on device"):
+            small(log_samples=True)
+    assert not any((tmp_path / "runs").glob("*/results.json"))
+    run = small(log_samples=True)
+    pd.testing.assert_frame_equal(run.scores, small(output=tmp_path / "other").scores, check_exact=True)
+
+
+def test_samples_are_all_there_or_asked_for_again(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of one task, left by a run that died while it wrote them, do not pass for those of all tasks."""
+    plain = small()
+    assert not plain.has_samples
+    fsync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        # .owner, scores, lm_eval/results, the first task's samples
+        if len(calls) > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"samples_arc_easy|samples_piqa"):
+            small(log_samples=True)
+    assert len(list(plain.folder.glob("lm_eval/samples_*"))) == 1
+    run = small(log_samples=True)
+    assert run.has_samples
+    assert len(list(run.folder.glob("lm_eval/samples_*"))) == 2
+
+
+def test_pmi_scores_each_choice_without_its_context(small: Evaluate) -> None:
+    run = small(rule="pmi")
+    scores = run.scores
+    assert np.isfinite(scores["ll_unconditional"]).all()
+    assert run.results().rule == "pmi"
+    gained = (scores["ll_continuation"] - scores["ll_unconditional"]).to_numpy()
+    starts = np.flatnonzero(scores["choice"] == 0)
+    best = [int(np.argmax(part)) for part in np.split(gained, starts[1:])]
+    right = [place == gold for place, gold in zip(best, scores["gold"].iloc[starts], strict=True)]
+    by_task = pd.Series(right).groupby(scores["task"].iloc[starts].to_numpy()).mean()
+    assert {task.task: task.accuracy for task in run.results().tasks} == pytest.approx(by_task.to_dict())
+
+
+def test_a_run_without_the_pass_says_so(finished: Run) -> None:
+    with pytest.raises(UsageError, match=r"needs the unconditional pass.*--rule pmi"):
+        finished.results("pmi")
+
+
+def test_context_that_does_not_fit_is_cut_and_counted(small: Evaluate, tmp_path: Path) -> None:
+    narrow = tiny_checkpoint(tmp_path / "narrow", window=160)
+    run = small(model=narrow, tasks=("boolq",))
+    [boolq] = run.results().tasks
+    assert boolq.truncated == (run.scores.groupby("doc_id")["truncated"].max() > 0).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": 0}, "--limit is 0; it must be at least 1"),
+        ({"limit": -3}, "--limit is -3"),
+        ({"token_budget": 0}, "--token-budget is 0"),
+        ({"suite": "zeroshot"}, "unknown suite 'zeroshot': did you mean 'zeroshot8'"),
+        ({"tasks": ("piqqa",)}, "unknown task 'piqqa': did you mean 'piqa'"),
+        ({"template": "plian"}, "unknown template 'plian': did you mean 'plain'"),
+        ({"rule": "accnorm"}, "unknown rule 'accnorm': did you mean 'acc_norm'"),
+        ({"attention": "spda"}, "unknown attention implementation 'spda': did you mean 'sdpa'"),
+        ({"dtype": "float31"}, "unknown dtype 'float31': did you mean 'float32'"),
+        ({"limt": 3}, "unknown option 'limt': did you mean 'limit'"),
+        ({"template": "plain", "rule": "ppl"}, "rule ppl needs the log-likelihood of context"),
+        ({"tasks": ("piqa", "piqa")}, "named twice"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    small: Evaluate, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        small(**options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+    if words.startswith("unknown"):
+        assert isinstance(caught.value, UnknownNameError)

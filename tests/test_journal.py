@@ -1,0 +1,172 @@
+"""The journal under everything that can happen to a file: torn, flipped, doubled, empty, full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evalkit.errors import RunError
+from evalkit.journal import Entry, Journal, replace_file
+
+ENTRIES = [
+    Entry("piqa", 0, 0.25, [["piqa", "piqa", 0, 0, 2, 1, -1.5, None, 3]]),
+    Entry("piqa", 1, 0.5, [["piqa", "piqa", 1, 0, 2, 1, -2.25, None, 3], ["é\n😀", "x", 1, 1, 2, 1, -0.1, None, 3]]),
+    Entry("boolq", 0, 1.0, []),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def written(path: Path, entries: list[Entry] = ENTRIES) -> bytes:
+    for entry in entries:
+        Journal(path, print).append(entry)
+    return path.read_bytes()
+
+
+def reread(path: Path) -> tuple[list[Entry], list[str]]:
+    """What a journal gives and says; a second reading must find nothing left to mend."""
+    said: list[str] = []
+    found = Journal(path, said.append).read()
+    again: list[str] = []
+    assert Journal(path, again.append).read() == found
+    assert again == []
+    return found, said
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    written(path)
+    assert reread(path) == (ENTRIES, [])
+
+
+def test_no_journal_is_an_empty_one(path: Path) -> None:
+    assert reread(path) == ([], [])
+    assert not path.exists()
+    path.touch()
+    assert reread(path) == ([], [])
+
+
+def test_torn_at_every_byte(path: Path) -> None:
+    """A kill in the middle of a write loses that entry and no other, and writing goes on after it."""
+    whole = written(path)
+    ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        # The line feed alone may be missing: then the entry is whole
+        kept = sum(end - 1 <= size for end in ends)
+        found, said = reread(path)
+        assert found == ENTRIES[:kept]
+        torn = size not in (0, *ends, *(end - 1 for end in ends))
+        assert len(said) == torn
+        for entry in ENTRIES[kept:]:
+            Journal(path, print).append(entry)
+        assert path.read_bytes() == whole
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_flipped_bit_costs_its_own_entry_only(path: Path, data: st.DataObject) -> None:
+    path.unlink(missing_ok=True)
+    whole = bytearray(written(path))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damaged = bytes(whole[:at]) + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + bytes(whole[at + 1 :])
+    path.write_bytes(damaged)
+    found, _ = reread(path)
+    hit = whole[:at].count(b"\n")
+    # A flipped line feed joins two lines, and then neither matches its checksum
+    others = [entry for number, entry in enumerate(ENTRIES) if number not in (hit, hit + (whole[at] == ord("\n")))]
+    assert [entry for entry in found if entry in others] == others
+    assert all(entry in ENTRIES for entry in found)
+
+
+def test_damage_in_the_middle_is_said_and_mended(path: Path) -> None:
+    lines = written(path).split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], lines[1].replace(b"-2.25", b"-2.26"), *lines[2:]]))
+    found, said = reread(path)
+    assert found == [ENTRIES[0], ENTRIES[2]]
+    assert said == [f"{path}: 1 damaged line(s) dropped; their documents are scored again"]
+
+
+def test_a_batch_written_twice_counts_once(path: Path) -> None:
+    path.write_bytes(written(path) + path.read_bytes())
+    found, said = reread(path)
+    assert sorted(found, key=ENTRIES.index) == ENTRIES
+    assert said == []
+    assert path.read_bytes().count(b"\n") == len(ENTRIES)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_is_no_entry(path: Path, garbage: bytes) -> None:
+    path.unlink(missing_ok=True)
+    path.write_bytes(garbage + b"\n" + written(path))
+    found, _ = reread(path)
+    assert found == ENTRIES
+
+
+def test_a_line_with_a_good_checksum_but_other_content_is_no_entry(path: Path) -> None:
+    import zlib
+
+    payload = b'{"not": "an entry"}'
+    path.write_bytes(b"%08x %s\n" % (zlib.crc32(payload), payload))
+    found, said = reread(path)
+    assert found == []
+    assert len(said) == 1
+
+
+def test_a_full_disk_is_an_error_and_costs_nothing_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(path, ENTRIES[:1])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match=r"No space left on device.*batch 1 of piqa is not saved, all before it is"):
+            Journal(path, print).append(ENTRIES[1])
+    assert reread(path)[0][0] == ENTRIES[0]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_device_that_takes_nothing() -> None:
+    with pytest.raises(RunError, match="No space left on device"):
+        Journal(Path("/dev/full"), print).append(ENTRIES[0])
+
+
+def test_a_journal_that_is_a_folder(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(RunError, match=r"journal .* cannot be read"):
+        Journal(path, print).read()
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_replacing_a_file_keeps_the_old_one_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    target = tmp_path / "results.json"
+    replace_file(target, b"old")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os if failing == "fsync" else Path, failing, full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_kill_left_of_a_replacement_is_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "results.json"
+    target.with_name(".results.json.tmp").write_bytes(b"half of")
+    replace_file(target, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert target.read_bytes() == b"new"

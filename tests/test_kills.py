@@ -1,0 +1,180 @@
+"""Killed at any moment, resumed each time: the result is that of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from evalkit.evaluation import evaluate
+from evalkit.journal import Journal
+from evalkit.progress import Progress
+from evalkit.runs import load_run
+from tests.documents import made_up
+
+KILLS = 50
+TASKS = ("arc_easy", "piqa", "boolq")
+BUDGET = 64
+"""Small, so that every document is a batch."""
+PRELOADED = [
+    "evalkit.evaluation",
+    "evalkit.models.load",
+    "evalkit.export",
+    "evalkit.scoring.engine",
+    "lm_eval.tasks",
+    "pyarrow.parquet",
+    # transformers imports these when it loads a model, which takes seconds
+    "transformers.conversion_mapping",
+    "transformers.core_model_loading",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+]
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+
+
+class _Silent(Progress):
+    def say(self, line: str) -> None:
+        pass
+
+
+def _evaluate(options: dict[str, Any]) -> None:
+    evaluate(**options, progress=_Silent(live=False))
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Starts processes in which everything is imported already, so that one can be killed every half second."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+@pytest.fixture(scope="module")
+def options(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = made_up(tmp_path_factory.mktemp("documents"), count=10)
+    return {
+        "model": str(checkpoint),
+        "data_dir": folder,
+        "allow_unofficial_data": True,
+        "tasks": TASKS,
+        "token_budget": BUDGET,
+        "output": tmp_path_factory.mktemp("undisturbed"),
+    }
+
+
+def journal_of(output: Path) -> Path:
+    found = list(output.glob("*/journal.jsonl"))
+    return found[0] if found else output / "none"
+
+
+def batches_in(output: Path) -> int:
+    path = journal_of(output)
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def whole(output: Path, expected: pd.DataFrame, batches: int) -> None:
+    """A finished run whose table is the expected one to the last bit, each row once in the journal."""
+    [folder] = output.iterdir()
+    pd.testing.assert_frame_equal(load_run(folder).scores, expected, check_exact=True)
+    entries = Journal(folder / "journal.jsonl", pytest.fail).read()
+    assert len(entries) == batches_in(output) == batches
+    rows = [(row[1], row[2], row[3]) for entry in entries for row in entry.rows]
+    assert len(rows) == len(set(rows)) == len(expected)
+
+
+def start(processes: ForkServerContext, options: dict[str, Any], output: Path) -> ForkServerProcess:
+    process = processes.Process(target=_evaluate, args=(options | {"output": output},))
+    process.start()
+    return process
+
+
+def disturb(process: ForkServerProcess, output: Path, dice: random.Random, duration: float) -> None:
+    """Wait for the moment to kill at."""
+    if dice.random() < 0.3:  # any, also while it starts or writes its results
+        process.join(dice.uniform(0, duration))
+    else:  # while it scores
+        ahead = batches_in(output) + dice.randint(1, 8)
+        wait_for(lambda: batches_in(output) >= ahead or not process.is_alive(), 60)
+        process.join(dice.uniform(0, 0.02))
+    process.kill()
+
+
+def test_fifty_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path) -> None:
+    dice = random.Random(2)
+    durations = []
+    for number in range(2):  # the first one also imports
+        started = time.monotonic()
+        start(processes, options, tmp_path / f"undisturbed {number}").join()
+        durations.append(time.monotonic() - started)
+    expected = evaluate(**options, progress=_Silent(live=False)).scores
+    batches = batches_in(options["output"])
+    assert batches > 20
+    kills, runs, seen = 0, 0, set()
+    while kills < KILLS:
+        output = tmp_path / str(runs)
+        finished = False
+        while not finished:
+            process = start(processes, options, output)
+            if kills < KILLS:
+                disturb(process, output, dice, durations[1])
+            process.join()
+            assert process.exitcode in (0, -signal.SIGKILL)
+            finished = process.exitcode == 0
+            process.close()
+            kills += not finished
+            seen.add(batches_in(output))
+            if any(output.glob("*/results.json")):
+                whole(output, expected, batches)
+        whole(output, expected, batches)
+        runs += 1
+    # The kills did hit different places of the run
+    assert len(seen & set(range(1, batches))) > 10
+
+
+def command(options: dict[str, Any], output: Path) -> list[str]:
+    return [sys.executable, "-m", "evalkit", "run", "--model", options["model"], "--data-dir", str(options["data_dir"]),
+            "--allow-unofficial-data", "--tasks", ",".join(TASKS), "--token-budget", str(BUDGET),
+            "--output", str(output)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_the_command_is_killed_and_given_again(options: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
+    expected = evaluate(**options, progress=_Silent(live=False)).scores
+    batches = batches_in(options["output"])
+    process = subprocess.Popen(command(options, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: batches_in(tmp_path) >= 2 or process.poll() is not None, 120)
+    process.send_signal(kind)
+    out, err = process.communicate()
+    assert out == ""
+    assert "Traceback" not in err
+    if kind == signal.SIGINT:
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == (
+            "evalkit: interrupted; what was scored is saved: run the same command again to go on"
+        )
+    else:
+        assert process.returncode == -signal.SIGKILL
+    assert not any(tmp_path.glob("*/results.json"))
+    before = batches_in(tmp_path)
+    assert 2 <= before < batches
+    kept = journal_of(tmp_path).read_bytes()
+    evaluate(**(options | {"output": tmp_path}), progress=_Silent(live=False))
+    whole(tmp_path, expected, batches)
+    assert journal_of(tmp_path).read_bytes().startswith(kept)  # nothing was scored again

@@ -1,0 +1,227 @@
+"""Questions on real documents, against lm-eval's own task files fed with the raw documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.data import Library
+from evalkit.data.subjects import SUBJECTS
+from evalkit.errors import DataError
+from evalkit.suites import Suite, choose_tasks, load_suite
+from evalkit.tasks import Question, load_questions, share_limit
+
+BUILT_IN = {
+    "winogrande": "winogrande/default.yaml",
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "openbookqa": "openbookqa/openbookqa.yaml",
+    "boolq": "super_glue/boolq/default.yaml",
+}
+LIMIT = 200
+COUNTS = {
+    "winogrande": 1267,
+    "arc_easy": 2376,
+    "arc_challenge": 1172,
+    "hellaswag": 10042,
+    "piqa": 1838,
+    "openbookqa": 500,
+    "boolq": 3270,
+    "mmlu": 14042,
+}
+"""lm-eval 0.4.13 on the official splits."""
+
+
+def lm_eval_folder() -> Path:
+    import lm_eval
+
+    return Path(lm_eval.__file__).parent / "tasks"
+
+
+def built_in(file: str, documents: list[dict[str, Any]]) -> Any:
+    """lm-eval's own task, only the place of its documents changed."""
+    from datasets import Dataset
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    config = load_yaml(lm_eval_folder() / file, resolve_func=True)
+    split = config.get("test_split") or config["validation_split"]
+    for key in ("tag", "training_split", "fewshot_split", "fewshot_config", "dataset_name"):
+        config.pop(key, None)
+    kept = {key: split for key in ("validation_split", "test_split") if key in config}
+    config |= kept | {"custom_dataset": lambda **_: {split: Dataset.from_list(documents)}, "dataset_kwargs": {}}
+    return ConfigurableTask(config=config)
+
+
+def raw(folder: Path, task: str) -> Iterator[dict[str, Any]]:
+    with (folder / "zeroshot8" / f"{task}.jsonl").open(encoding="utf-8") as lines:
+        for document in map(json.loads, lines):
+            yield _in_superglue(document) if task == "boolq" else document
+
+
+def _in_superglue(document: dict[str, Any]) -> dict[str, Any]:
+    """lm-eval reads BoolQ from SuperGLUE, which writes the title into the passage; the file has the original's form."""
+    passage = f"{document['title']} -- {document['passage']}"
+    return {"question": document["question"], "passage": passage, "label": int(document["answer"])}
+
+
+def agree(question: Question, leaf: Any, doc_id: int) -> None:
+    doc = leaf.eval_docs[doc_id]
+    context = leaf.fewshot_context(doc, num_fewshot=0)
+    requests = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
+    pairs = zip(question.contexts, question.continuations, strict=True)
+    assert [(c, question.delimiter + d) for c, d in pairs] == [request.args for request in requests]
+    if leaf.multiple_input:
+        assert question.gold == leaf.doc_to_text(doc)
+    else:
+        assert question.gold == leaf.doc_to_target(doc)
+        assert list(question.choices) == leaf.doc_to_choice(doc)
+    assert question.doc_id == doc_id
+
+
+@cache
+def suite_of(*tasks: str) -> Suite:
+    return choose_tasks(load_suite("zeroshot8"), tasks)
+
+
+@pytest.fixture(scope="module")
+def library(shared_data: Path) -> Library:
+    return Library(shared_data / "zeroshot8")
+
+
+@pytest.mark.parametrize("task", BUILT_IN)
+def test_questions_are_lm_evals(shared_data: Path, library: Library, task: str) -> None:
+    questions = load_questions(suite_of(task), library, LIMIT)[task]
+    documents = list(raw(shared_data, task))
+    assert len(documents) == COUNTS[task]
+    leaf = built_in(BUILT_IN[task], documents[:LIMIT])
+    assert len(questions) == LIMIT
+    for doc_id, question in enumerate(questions):
+        agree(question, leaf, doc_id)
+        assert (question.task, question.subtask) == (task, task)
+
+
+def test_mmlu_questions_are_lm_evals(shared_data: Path, library: Library) -> None:
+    """Three documents of each of the 57 subjects, in lm-eval's order of subjects."""
+    questions = load_questions(suite_of("mmlu"), library, 3 * len(SUBJECTS))["mmlu"]
+    documents: dict[str, list[dict[str, Any]]] = {}
+    for document in raw(shared_data, "mmlu"):
+        documents.setdefault(document["subject"], []).append(document)
+    assert sum(map(len, documents.values())) == COUNTS["mmlu"]
+    remaining = iter(questions)
+    for subject in SUBJECTS:
+        leaf = built_in(f"mmlu/default/mmlu_{subject}.yaml", documents[subject][:3])
+        for doc_id in range(3):
+            question = next(remaining)
+            assert question.subtask == f"mmlu_{subject}"
+            agree(question, leaf, doc_id)
+    assert next(remaining, None) is None
+
+
+def test_the_57_subjects_are_lm_evals() -> None:
+    theirs = sorted((lm_eval_folder() / "mmlu" / "default").glob("mmlu_*.yaml"))
+    ours = suite_of("mmlu").task_dir / "mmlu"
+    assert [path.stem for path in theirs] == sorted(f"mmlu_{subject}" for subject in SUBJECTS)
+    assert len(theirs) == 57
+    for path in theirs:
+        own, their = (_plain(file) for file in (ours / path.name, path))
+        assert own["description"] == their["description"]
+        assert own["task"] == their["task"]
+        assert own["dataset_kwargs"]["subject"] == their["dataset_name"]
+    assert yaml.safe_load((ours / "mmlu.yaml").read_text())["task"] == [f"mmlu_{subject}" for subject in SUBJECTS]
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_winogrande_keeps_the_sentences_own_spacing(library: Library) -> None:
+    """Context, gap and continuation are the sentence with the option written in."""
+    questions = load_questions(suite_of("winogrande"), library)["winogrande"]
+    assert len(questions) == COUNTS["winogrande"]
+    for question in questions:
+        for choice, option in enumerate((question.doc["option1"], question.doc["option2"])):
+            whole = question.contexts[choice] + question.gaps[choice] + question.continuations[choice]
+            assert whole == question.doc["sentence"].replace("_", option, 1).rstrip()
+
+
+@pytest.mark.parametrize(("rest", "gap"), [("'s coat.", ""), (" coat.", " "), ("  coat. ", "  "), (".", "")])
+def test_winogrande_where_the_sentence_runs_on(tmp_path: Path, rest: str, gap: str) -> None:
+    """lm-eval's own request has a space there all the same."""
+    document = {"sentence": f"Ann gave Eve _{rest}", "option1": "Ann", "option2": "Eve", "answer": "2"}
+    (question,) = load_questions(suite_of("winogrande"), own_library(tmp_path, "winogrande", [document]))["winogrande"]
+    assert question.contexts == ("Ann gave Eve Ann", "Ann gave Eve Eve")
+    assert question.continuations == (rest.strip(),) * 2
+    assert question.gaps == (gap, gap)
+    assert (question.delimiter, question.gold) == (" ", 1)
+
+
+def test_arc_has_three_and_five_choices(library: Library) -> None:
+    counts = {len(q.choices) for q in load_questions(suite_of("arc_easy"), library)["arc_easy"]}
+    assert counts == {3, 4, 5}
+
+
+def own_library(folder: Path, task: str, documents: list[dict[str, Any]]) -> Library:
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    (folder / f"{task}.jsonl").write_text(lines, encoding="utf-8")
+    return Library(folder, allow_unofficial=True)
+
+
+def test_a_users_own_documents(tmp_path: Path) -> None:
+    documents = [{"goal": "Cool soup", "sol1": "Blow on it.", "sol2": "Boil it.", "label": 0}]
+    (question,) = load_questions(suite_of("piqa"), own_library(tmp_path, "piqa", documents))["piqa"]
+    assert question.contexts == ("Question: Cool soup\nAnswer:",) * 2
+    assert question.continuations == question.choices == ("Blow on it.", "Boil it.")
+    assert (question.gold, question.gaps, question.label) == (0, (" ", " "), "piqa document 0")
+
+
+@pytest.mark.parametrize("label", [2, -1, "first"])
+def test_a_wrong_gold_answer_names_task_and_document(tmp_path: Path, label: object) -> None:
+    documents = [{"goal": "Cool soup", "sol1": "Blow on it.", "sol2": "Boil it.", "label": label}]
+    with pytest.raises(DataError, match="piqa"):
+        load_questions(suite_of("piqa"), own_library(tmp_path, "piqa", documents))
+
+
+def test_lm_eval_is_left_as_it_was(tmp_path: Path) -> None:
+    import logging
+
+    import lm_eval.utils
+
+    before = logging.getLogger("lm_eval").level, lm_eval.utils.env.from_string
+    test_a_users_own_documents(tmp_path)
+    assert before == (logging.getLogger("lm_eval").level, lm_eval.utils.env.from_string)
+
+
+sizes = st.dictionaries(st.text(max_size=3), st.integers(0, 30), min_size=1, max_size=8)
+
+
+@given(sizes, st.none() | st.integers(1, 120))
+def test_share_limit_takes_turns(sizes: dict[str, int], limit: int | None) -> None:
+    taken = share_limit(sizes, limit)
+    total = sum(sizes.values())
+    assert sum(taken.values()) == (total if limit is None else min(limit, total))
+    assert list(taken) == list(sizes)
+    for name, count in taken.items():
+        assert 0 <= count <= sizes[name]
+    # A subject with documents left has had its turn: nobody before it has fewer, nobody at all more than one more
+    most = max(taken.values(), default=0)
+    unfinished = [taken[name] for name in sizes if taken[name] < sizes[name]]
+    assert all(count >= most - 1 for count in unfinished)
+    assert unfinished == sorted(unfinished, reverse=True)
+
+
+@given(sizes, st.integers(1, 120))
+def test_a_larger_limit_only_adds(sizes: dict[str, int], limit: int) -> None:
+    smaller, larger = share_limit(sizes, limit), share_limit(sizes, limit + 1)
+    assert all(larger[name] >= smaller[name] for name in sizes)

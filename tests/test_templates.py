@@ -1,0 +1,119 @@
+"""Template files: what is read, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalkit.errors import TemplateError, UnknownNameError
+from evalkit.templates import Part, load_template, template_names
+
+GOOD = """\
+description: for this test
+bos: never
+eos: false
+score: [continuation, context]
+parts:
+  - context: "{context} {{literal}}"
+  - continuation: "{gap}{continuation}"
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_users_file(tmp_path: Path) -> None:
+    template = load_template(written(tmp_path, GOOD))
+    assert (template.name, template.bos, template.eos, template.system) == ("mine", "never", False, "")
+    assert template.score == ("context", "continuation")
+    assert template.parts == (
+        Part("context", "{context} {{literal}}"),
+        Part("continuation", "{gap}{continuation}"),
+    )
+
+
+def test_inst_is_the_papers_to_the_letter() -> None:
+    """Appendix A.3: <bos>[INST] system [/INST] context continuation<eos>, everything scored."""
+    template = load_template("inst")
+    fields = {"system": template.system, "context": "C", "continuation": "D", "gap": " "}
+    text = "".join(part.text.format_map(fields) for part in template.parts)
+    assert text == "[INST] You are a knowledgeable assistant. Give the continuation that fits best. [/INST] C D"
+    assert (template.bos, template.eos) == ("always", True)
+    assert template.score == ("special", "instruction", "context", "continuation", "end")
+
+
+def test_every_template_loads() -> None:
+    assert {"inst", "plain", "chat"} <= set(template_names())
+    for name in template_names():
+        assert load_template(name).name == name
+
+
+def test_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown template 'isnt': did you mean 'inst'\?"):
+        load_template("isnt")
+
+
+def test_hash_is_of_what_shapes_a_sequence(tmp_path: Path) -> None:
+    def changed(old: str, new: str) -> str:
+        return load_template(written(tmp_path, GOOD.replace(old, new))).content_hash
+
+    same = load_template(written(tmp_path, GOOD)).content_hash
+    assert changed("for this test", "renamed") == same
+    for old, new in (("never", "always"), ("false", "true"), ("[continuation, context]", "[continuation]")):
+        assert changed(old, new) != same
+    assert changed("{gap}", "{delimiter}") != same
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("{gap}{continuation}", "{gap}", r"part 2: \{continuation\} belongs in the continuation segment"),
+        ("{gap}{continuation}", "{{continuation}}", r"part 2: \{continuation\} belongs in the continuation segment"),
+        ('  - continuation: "{gap}{continuation}"\n', "", r"no part holds \{continuation\}"),
+        ("{context} ", "{context}{continuation}", r"part 1: \{continuation\} belongs in the continuation segment"),
+        ("bos: never", "bso: never", "unknown key 'bso'"),
+        ("bos: never", "bos: sometimes", "bos is 'sometimes'; it must be one of always, tokenizer, never"),
+        ("bos: never", "bos: [never]", "bos is"),
+        ("eos: false", "eos: maybe", "eos is 'maybe'; it must be one of true, false"),
+        ("eos: false", "eos: 0", "eos is 0; it must be one of true, false"),
+        ("eos: false", "chat: 3", "chat is 3"),
+        ("eos: false", "system:", "system is None; it must be text"),
+        ("eos: false", "system: [a]", r"system is \['a'\]; it must be text"),
+        ("- context:", "- contxt:", "part 1: unknown segment 'contxt': did you mean 'context'"),
+        ("{context} ", "{contxt} ", "part 1: unknown field 'contxt': did you mean 'context'"),
+        ("{context} ", "{} ", "part 1: unknown field ''"),
+        ("{context} ", "{context!r} ", "part 1: .*context"),
+        ("{context} ", "{context:>9} ", "part 1: .*context"),
+        ("{context} ", "{context ", "part 1: .* write a literal brace twice"),
+        ("{context} ", "} ", "part 1: .* write a literal brace twice"),
+        ("[continuation, context]", "[context]", "score must be a list of segments that includes continuation"),
+        ("[continuation, context]", "continuation", "score must be a list"),
+        ("[continuation, context]", "[continuation, ending]", "score: unknown segment 'ending'"),
+        ('- context: "{context} {{literal}}"', "- context: 3", "part 1: its text must be a string, not 3"),
+        ('- context: "{context} {{literal}}"', "- context", "part 1 must be one 'segment: text'"),
+        (GOOD[GOOD.index("parts:") :], "parts: []", "parts must be a list"),
+        (GOOD[GOOD.index("parts:") :], "", "parts must be a list"),
+        ("eos: false", "chat: true", "chat takes the tokenizer's own parts"),
+        ("eos: false", "eos: [", "cannot be read"),
+        (GOOD, "just words", "must hold keys and values"),
+        (GOOD, "", "must hold keys and values"),
+    ],
+)
+def test_a_wrong_file_is_told_which_and_where(tmp_path: Path, old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    with pytest.raises(TemplateError, match=words) as caught:
+        load_template(written(tmp_path, GOOD.replace(old, new)))
+    assert "mine.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match=r"none\.yaml does not exist"):
+        load_template(str(tmp_path / "none.yaml"))
+    (tmp_path / "bytes.yaml").write_bytes(b"description: \xff\xfe")
+    with pytest.raises(TemplateError, match=r"bytes\.yaml cannot be read"):
+        load_template(str(tmp_path / "bytes.yaml"))
