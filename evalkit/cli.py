@@ -78,15 +78,6 @@ def _tasks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
 
 
-def _budget(_: click.Context, __: click.Parameter, value: str) -> int | None:
-    if value == "auto":
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"--token-budget is {value!r}; it must be a number of tokens, or auto") from None
-
-
 _FOLDER = click.Path(path_type=Path)
 _RUN = click.argument("run", type=_FOLDER)
 _FORMAT = _option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")
@@ -123,8 +114,8 @@ def cli() -> None:
 @_DATA_DIR
 @_option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
 @_option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
-@_option("--attention", default="sdpa", help="sdpa or eager.")
-@_option("--token-budget", default="auto", callback=_budget, help="Most tokens in a batch.")
+@_option("--attention", default="auto", help="auto, sdpa or eager.")
+@_option("--token-budget", default="auto", help="Most tokens in a batch.")
 @_option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
          "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
 @_option("--log-samples", is_flag=True, help="Also write lm-eval's per-document sample files.")

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
     from evalkit.prompts import EncodedQuestion
     from evalkit.scoring.engine import Engine
+    from evalkit.scoring.table import ScoreRow
     from evalkit.tasks import Question
 
-_CHECKED = 2
-"""Questions on which sharing is checked before anything is scored."""
+_CANDIDATES = 2
+"""Questions of each task that the start-up check may choose from."""
+
+Document = tuple[str, int]
+"""A document's subtask and index."""
 
 
 def evaluate(model: str, *, progress: Progress | None = None, **options: Any) -> Run:
@@ -78,27 +82,35 @@ class _Session:
     """The part of a run that one process does."""
 
     def __init__(self, prepared: Prepared, writer: RunWriter, progress: Progress) -> None:
+        from evalkit.scoring.table import ScoreRow
         from evalkit.tasks import load_questions
 
         self._prepared = prepared
         self._writer = writer
         self._progress = progress
-        self._entries = writer.journal.read()
-        self._done = {(entry.task, entry.batch) for entry in self._entries}
+        self._seconds = dict.fromkeys(prepared.suite.tasks, 0.0)
+        self._rows: dict[Document, list[ScoreRow]] = {}
+        for entry in writer.journal.read():
+            self._keep(entry.task, entry.seconds, [ScoreRow(*row) for row in entry.rows])
         self._questions = load_questions(prepared.suite, prepared.library, prepared.request.limit)
 
     def complete(self) -> None:
-        """Score the batches that are missing and write every result file."""
-        missing = [task for task in self._questions if not self._is_done(task)]
+        """Score the documents that are missing and write every result file."""
+        missing = [task for task, questions in self._questions.items() if not all(map(self._is_done, questions))]
         if missing:
             self._score(missing)
         self._write_results()
 
-    def _is_done(self, task: str) -> bool:
-        return self._documents_done(task) == len(self._questions[task])
+    def _is_done(self, question: Question) -> bool:
+        return (question.subtask, question.doc_id) in self._rows
 
-    def _documents_done(self, task: str) -> int:
-        return len({(row[1], row[2]) for entry in self._entries if entry.task == task for row in entry.rows})
+    def _keep(self, task: str, seconds: float, rows: list[ScoreRow]) -> None:
+        """Take a finished batch in; a document that an earlier one holds already keeps its scores."""
+        self._seconds[task] = self._seconds.get(task, 0.0) + seconds
+        known = {document for row in rows if (document := (row.subtask, row.doc_id)) in self._rows}
+        for row in rows:
+            if (row.subtask, row.doc_id) not in known:
+                self._rows.setdefault((row.subtask, row.doc_id), []).append(row)
 
     def _score(self, tasks: list[str]) -> None:
         from evalkit.prompts import Prompter
@@ -106,14 +118,18 @@ class _Session:
         prepared, progress = self._prepared, self._progress
         loaded = load_model(prepared, progress)
         prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
+        # All of them before any is scored: a document that cannot fit the window is told at once
+        encoded = {
+            task: list(prompter.encode(questions, prepared.unconditional))
+            for task, questions in self._questions.items()
+        }
         engine = self._engine(loaded)
+        engine.check([question for questions in encoded.values() for question in questions[:_CANDIDATES]])
         self._record(loaded, engine)
-        first = self._questions[tasks[0]][:_CHECKED]
-        engine.check(list(prompter.encode(first, prepared.unconditional)))
         progress.start(*self._work())
         for task in tasks:
             progress.task(task)
-            self._score_task(task, engine, list(prompter.encode(self._questions[task], prepared.unconditional)))
+            self._score_task(task, engine, encoded.pop(task))
 
     def _engine(self, loaded: LoadedModel) -> Engine:
         from evalkit.scoring.budget import auto_budget
@@ -121,7 +137,7 @@ class _Session:
 
         asked = self._prepared.request.token_budget
         # A resumed run keeps the budget that it was begun with, so that its batches are the same
-        stored = self._writer.manifest.get("token_budget") if self._entries else None
+        stored = self._writer.manifest.get("token_budget") if self._rows else None
         if stored and asked not in (None, stored):
             self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
         budget = stored or asked or auto_budget(loaded.model)
@@ -132,6 +148,7 @@ class _Session:
         """Add to the manifest what only the loaded model tells."""
         self._writer.manifest |= {
             "token_budget": engine.budget,
+            "sharing": {"shares": engine.shares, "why_not": engine.why_not},
             "loaded": {
                 "architecture": loaded.architecture,
                 "parameters": loaded.parameters,
@@ -149,38 +166,30 @@ class _Session:
     def _score_task(self, task: str, engine: Engine, encoded: list[EncodedQuestion]) -> None:
         from evalkit.scoring.pack import plan
 
-        batches = plan(encoded, engine.scored, self._writer.manifest["token_budget"])
-        for index, batch in enumerate(batches):
-            if (task, index) in self._done:
+        for index, batch in enumerate(plan(encoded, engine.scored, self._writer.manifest["token_budget"])):
+            questions = [question.question for packed in batch.rows for question in packed.questions]
+            if all(map(self._is_done, questions)):
                 continue
             started = time.perf_counter()
-            rows = [list(row) for row in engine.score(batch)]
-            entry = Entry(task, index, round(time.perf_counter() - started, 4), rows)
-            self._writer.journal.append(entry)
-            self._entries.append(entry)
-            questions = [question.question for packed in batch.rows for question in packed.questions]
+            rows = engine.score(batch)
+            seconds = round(time.perf_counter() - started, 4)
+            self._writer.journal.append(Entry(task, index, seconds, [list(row) for row in rows]))
+            self._keep(task, seconds, rows)
             self._progress.advance(sum(map(_work_of, questions)), len(questions))
 
     def _work(self) -> tuple[float, float]:
         """(all, done) work of the run."""
-        total = done = 0
-        for task, questions in self._questions.items():
-            scored = {(row[1], row[2]) for entry in self._entries if entry.task == task for row in entry.rows}
-            total += sum(map(_work_of, questions))
-            done += sum(_work_of(q) for q in questions if (q.subtask, q.doc_id) in scored)
-        return total, done
+        questions = [question for members in self._questions.values() for question in members]
+        return sum(map(_work_of, questions)), sum(map(_work_of, filter(self._is_done, questions)))
 
     def _write_results(self) -> None:
+        from evalkit.export import write_lm_eval
+
         scores = self._table()
         buffer = io.BytesIO()
         scores.to_parquet(buffer, index=False)
         self._writer.save_bytes(SCORES, buffer.getvalue())
-        seconds = dict.fromkeys(self._questions, 0.0)
-        for entry in self._entries:
-            seconds[entry.task] += entry.seconds
-        manifest = self._writer.manifest
-        from evalkit.export import write_lm_eval
-
+        seconds, manifest = self._seconds, self._writer.manifest
         write_lm_eval(self._writer, scores, self._questions, seconds, self._prepared.request.log_samples)
         content = summarise(scores, manifest, manifest["rule"]).to_json()
         for task in content["tasks"]:
@@ -196,21 +205,16 @@ class _Session:
 
         from evalkit.scoring.table import ScoreRow
 
-        rows = [ScoreRow(*row) for entry in self._entries for row in entry.rows]
-        found = {(row.subtask, row.doc_id, row.choice): row for row in rows}
-        order = [
-            (question.subtask, question.doc_id, choice)
-            for questions in self._questions.values()
-            for question in questions
-            for choice in range(len(question.contexts))
-        ]
-        if len(rows) != len(order) or found.keys() != set(order):
-            # Cannot happen unless somebody has put in a journal or a manifest of another run
+        documents = [(q.subtask, q.doc_id, len(q.contexts)) for members in self._questions.values() for q in members]
+        rows = [row for subtask, doc_id, _ in documents for row in self._rows.get((subtask, doc_id), [])]
+        expected = [(subtask, doc_id, choice) for subtask, doc_id, size in documents for choice in range(size)]
+        if [(row.subtask, row.doc_id, row.choice) for row in rows] != expected:
+            # Cannot happen unless somebody has put in a journal of another run
             raise RunError(
-                f"the journal of {self._writer.folder} does not hold every document once ({len(rows)} rows for "
-                f"{len(order)} choices); delete the folder and run the command again"
+                f"the journal of {self._writer.folder} does not hold the choices of every document; "
+                "delete the folder and run the command again"
             )
-        table = pd.DataFrame([found[place] for place in order], columns=list(ScoreRow._fields))
+        table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
         likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
         return table.astype(dict.fromkeys(likelihoods, "float64"))
 

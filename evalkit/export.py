@@ -128,9 +128,13 @@ def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rule
     for rule in rules:
         key = f"{_metric(rule)}_stderr,none"
         sizes = [results[name]["sample_len"] for name in members]
-        spread = sum((n - 1) * n * results[name][key] ** 2 for n, name in zip(sizes, members, strict=True))
+        errors = [results[name][key] for name in members]
         freedom = sum(sizes) - len(sizes)
-        pooled[key] = math.sqrt(spread / freedom / sum(sizes)) if freedom else 0.0
+        if None in errors or not freedom:
+            pooled[key] = None
+            continue
+        spread = sum((n - 1) * n * error**2 for n, error in zip(sizes, errors, strict=True))
+        pooled[key] = math.sqrt(spread / freedom / sum(sizes))
     return pooled
 
 

@@ -60,7 +60,8 @@ def _run_state(run: Run) -> str:
         average = run.results().average
     except RunError:
         return "damaged: evalkit rescore says where"
-    return f"{100 * average.accuracy:.1f} ± {100 * average.stderr:.1f} ({run.manifest['rule']})"
+    error = "" if average.stderr is None else f" ± {100 * average.stderr:.1f}"
+    return f"{average.name.lower()} {100 * average.accuracy:.1f}{error} ({run.manifest['rule']})"
 
 
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +21,9 @@ from evalkit.tasks import Question
 from evalkit.templates import SEGMENTS, Part, Template
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
+
+_A_DAY = datetime(2024, 7, 26)
+"""The date that chat templates are shown."""
 
 _CHUNK = 512
 """Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
@@ -223,11 +227,13 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
         {"role": "user", "content": marks["context"]},
         {"role": "assistant", "content": marks["continuation"]},
     ]
+    # Some templates write the day's date, which must not change a prompt from one day to the next
+    fixed: dict[str, Any] = {"tokenize": False, "strftime_now": _A_DAY.strftime}
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        text = tokenizer.apply_chat_template(turns, **fixed)
     except Exception as first:  # a Jinja template may raise anything, and many refuse a system turn
         try:
-            text = tokenizer.apply_chat_template(turns[1:], tokenize=False)
+            text = tokenizer.apply_chat_template(turns[1:], **fixed)
         except Exception:
             raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
     if marks["system"] not in text:

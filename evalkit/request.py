@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.data import Library
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.models.fingerprint import fingerprint
-from evalkit.models.load import ATTENTION
-from evalkit.models.locate import Checkpoint, Say, locate, resolve_dtype
+from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype
 from evalkit.rules import Rule, find_rule
 from evalkit.runs import folder_name, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite
@@ -52,7 +51,7 @@ class Request:
     """Folder of run folders."""
     device: str = "auto"
     dtype: str = "auto"
-    attention: str = "sdpa"
+    attention: str = "auto"
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
@@ -96,10 +95,6 @@ def prepare(request: Request, say: Say) -> Prepared:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
     """
-    if request.limit is not None and request.limit < 1:
-        raise UsageError(f"--limit is {request.limit}; it must be at least 1")
-    if request.token_budget is not None and request.token_budget < 1:
-        raise UsageError(f"--token-budget is {request.token_budget}; it must be at least 1, or auto")
     if request.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
     suite = choose_tasks(load_suite(request.suite), request.tasks)
@@ -107,12 +102,14 @@ def prepare(request: Request, say: Say) -> Prepared:
     rule = _rule_of(request, template)
     checkpoint = _locate(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
+    _check_data_dir(request, suite, library)
     specification, documents = _specification(request, suite, template, rule, checkpoint, library)
     manifest = {
         "id": specification_id(specification),
         "specification": specification,
         "rule": rule.name,
         "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
+        "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         "documents": documents,
         "model": request.model,
         "revision": checkpoint.revision,
@@ -126,24 +123,50 @@ def prepare(request: Request, say: Say) -> Prepared:
     return Prepared(request, suite, template, rule, checkpoint, library, manifest)
 
 
-def request_of(model: str, options: dict[str, Any]) -> Request:
-    """A request from keyword arguments, with paths and lists in the forms people write them.
+def request_of(model: str | Path, options: dict[str, Any]) -> Request:
+    """A request from keyword arguments, with paths, numbers and lists in the forms people write them.
 
     Raises:
-        UsageError: an option that does not exist.
+        UsageError: an option that does not exist, or a value that is no number where one belongs.
     """
     known = Request.__dataclass_fields__
     for name in options:
         if name not in known:
             raise UnknownNameError("option", name, known)
-    tidy = dict(options)
+    tidy = {name: value for name, value in options.items() if value is not None}
     for name in ("data_dir", "output"):
-        if tidy.get(name) is not None:
+        if name in tidy:
             tidy[name] = Path(tidy[name])
-    if "tasks" in tidy:
-        tasks = tidy["tasks"]
-        tidy["tasks"] = (tasks,) if isinstance(tasks, str) else tuple(tasks or ())
-    return Request(model=model, **tidy)
+    if tidy.get("token_budget") == "auto":
+        del tidy["token_budget"]
+    for name in ("limit", "token_budget"):
+        if name in tidy:
+            tidy[name] = _whole_number(name, tidy[name])
+    tasks = tidy.get("tasks", ())
+    tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
+    return Request(model=str(model), **tidy)
+
+
+def _whole_number(name: str, value: Any) -> int:
+    flag = f"--{name.replace('_', '-')}"
+    hint = ", or auto" if name == "token_budget" else ""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{flag} is {value!r}; it must be a whole number{hint}") from None
+    if number < 1:
+        raise UsageError(f"{flag} is {number}; it must be at least 1{hint}")
+    return number
+
+
+def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:
+    """A folder that holds none of the documents was meant to hold some."""
+    names = {suite.documents.get(task, task) for task in suite.tasks}
+    if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
+        raise DataError(
+            f"--data-dir {request.data_dir} holds no documents of {', '.join(sorted(names))}; "
+            "expected files named <task>.jsonl"
+        )
 
 
 def _rule_of(request: Request, template: Template) -> Rule:

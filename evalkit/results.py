@@ -35,8 +35,8 @@ class TaskResult:
     task: str
     n: int
     accuracy: float
-    stderr: float
-    """Standard error of the mean over documents (sample variance, as lm-eval's); 0 for a single document."""
+    stderr: float | None
+    """Standard error of the mean over documents (sample variance, as lm-eval's); None for a single document."""
     chance: float
     """Expected accuracy of a uniform guess: the mean of 1 / choices."""
     ties: int
@@ -50,8 +50,9 @@ class Average:
     """Unweighted mean over tasks; its error treats the tasks as fixed."""
 
     name: str
+    """The group's; with "2 of 3" where tasks are left out, which makes it another average than the suite's."""
     accuracy: float
-    stderr: float
+    stderr: float | None
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,10 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
     order = [task for tasks in groups.values() for task in tasks]
     by_task = {str(task): rows for task, rows in decisions.groupby("task", sort=False)}
     tasks = {task: _result(task, by_task[task]) for task in order}
-    averages = [_average(name, [tasks[t] for t in members]) for name, members in groups.items()]
+    sizes: dict[str, int] = manifest["group_sizes"]
+    averages = [_average(name, [tasks[t] for t in members], sizes[name]) for name, members in groups.items()]
     if len(groups) > 1:
-        averages.append(_average("Average", list(tasks.values())))
+        averages.append(_average("Average", list(tasks.values()), sum(sizes.values())))
     subtasks = {
         task: tuple(_result(str(name), part) for name, part in rows.groupby("subtask", sort=False))
         for task, rows in by_task.items()
@@ -114,13 +116,18 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
         task=name,
         n=n,
         accuracy=accuracy,
-        stderr=math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else 0.0,
+        stderr=math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else None,
         chance=float((1 / decisions["choices"]).mean()),
         ties=int(decisions["tie"].sum()),
         truncated=int((decisions["truncated"] > 0).sum()),
     )
 
 
-def _average(name: str, tasks: Sequence[TaskResult]) -> Average:
+def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     count = len(tasks)
-    return Average(name, sum(t.accuracy for t in tasks) / count, math.sqrt(sum(t.stderr**2 for t in tasks)) / count)
+    errors = [task.stderr for task in tasks if task.stderr is not None]
+    return Average(
+        name=name if count == size else f"{name} ({count} of {size})",
+        accuracy=sum(task.accuracy for task in tasks) / count,
+        stderr=math.sqrt(sum(error**2 for error in errors)) / count if len(errors) == count else None,
+    )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.templates import SEGMENTS
 
 Floats = NDArray[np.float64]
@@ -35,7 +35,6 @@ class Rule:
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
-    # A segment that no sequence has (no end token, say) adds nothing
     return sum((table[f"ll_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
 
 
@@ -119,11 +118,23 @@ def find_rule(name: str) -> Rule:
 
 
 def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
-    """What the rule needs that the table's template did not score."""
-    return [s for s in rule.segments if table[f"ll_{s}"].isna().any() and _needed(s, table)]
+    """What the rule needs that the table's template did not score.
+
+    Raises:
+        RunError: a segment is scored in some rows and not in others.
+    """
+    missing = []
+    for segment in rule.segments:
+        absent = table[f"ll_{segment}"].isna()
+        if absent.all() and _needed(segment, table):
+            missing.append(segment)
+        elif absent.any() and not absent.all():
+            raise RunError(f"the score table is damaged: {int(absent.sum())} of its rows have no ll_{segment}")
+    return missing
 
 
 def _needed(segment: str, table: pd.DataFrame) -> bool:
+    """A segment that no sequence has (no end token, say) is not missed."""
     return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
 
 

@@ -19,8 +19,9 @@ import json
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +120,9 @@ def load_run(folder: Path | str) -> Run:
     manifest = _read_json(folder / MANIFEST, _BEGIN_ANEW)
     if not isinstance(manifest, dict) or manifest.get("id") != specification_id(manifest.get("specification", {})):
         raise RunError(f"{folder / MANIFEST} is damaged (its id does not match its specification); {_BEGIN_ANEW}")
-    if missing := [key for key in ("rule", "groups", "documents", "template", "created") if key not in manifest]:
+    if missing := [
+        key for key in ("rule", "groups", "group_sizes", "documents", "template", "created") if key not in manifest
+    ]:
         raise RunError(f"{folder / MANIFEST} is damaged (it lacks '{missing[0]}'); {_BEGIN_ANEW}")
     return Run(folder, manifest)
 
@@ -158,9 +161,9 @@ class RunWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content)
         except OSError as error:
+            safe = "; what was scored is safe in the journal" if (self.folder / JOURNAL).exists() else ""
             raise RunError(
-                f"{path} cannot be written ({error.strerror or error}); "
-                "the scores are safe in the journal: mend that and run the same command again"
+                f"{path} cannot be written ({error.strerror or error}){safe}; mend that and run the same command again"
             ) from error
 
 
@@ -180,6 +183,7 @@ def open_run(
         RunError: another process has it open, it cannot be written, or it belongs to another specification.
     """
     folder = root / name
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -205,8 +209,13 @@ def open_run(
             writer.manifest = stored
         else:
             writer.save_json(MANIFEST, manifest)
-        writer.save_bytes(".owner", f"process {os.getpid()} on {platform.node()}".encode())
+        with suppress(OSError):  # it only makes the message above say more
+            (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield writer
+    except BaseException:
+        if new and not (folder / JOURNAL).exists():
+            shutil.rmtree(folder, ignore_errors=True)  # nothing was scored: a model that does not load, say
+        raise
     finally:
         lock.release()
 

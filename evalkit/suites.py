@@ -24,6 +24,8 @@ class Suite:
     """Folder of the lm-eval task files."""
     groups: dict[str, tuple[str, ...]]
     """Average's name → its tasks, in the order they are printed."""
+    sizes: dict[str, int]
+    """Average's name → how many tasks it is over where none is left out."""
     documents: dict[str, str]
     """Task → name of its documents, where the two differ."""
 
@@ -52,6 +54,7 @@ def load_suite(name: str) -> Suite:
         description=raw["description"],
         task_dir=resource(*Path(raw["tasks"]).parts),
         groups={group: tuple(tasks) for group, tasks in raw["groups"].items()},
+        sizes={group: len(tasks) for group, tasks in raw["groups"].items()},
         documents=raw.get("documents", {}),
     )
 

@@ -93,7 +93,7 @@ def _task_questions(manager: Any, task: str, limit: int | None) -> list[Question
     questions: list[Question] = []
     for name, count in share_limit(sizes, limit).items():
         if count:
-            questions += _leaf_questions(task, leaves[name], count)
+            questions += _leaf_questions(task, leaves[name], sizes[name], count)
     return questions
 
 
@@ -113,25 +113,26 @@ def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
     return taken
 
 
-def _leaf_questions(task: str, leaf: Any, count: int) -> list[Question]:
+def _leaf_questions(task: str, leaf: Any, documents: int, count: int) -> list[Question]:
     """The steps of lm-eval's own `build_all_requests`, without its progress bar for each subject."""
+    metadata = leaf.config.metadata or {}
+    about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
     questions = []
     for doc_id, doc in leaf.doc_iterator(rank=0, limit=count, world_size=1):
         context = leaf.fewshot_context(doc, num_fewshot=0)
         instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
-        questions.append(_question(task, leaf, doc_id, instances))
+        questions.append(_question(task, leaf, about, doc_id, instances))
     return questions
 
 
-def _question(task: str, leaf: Any, doc_id: int, instances: list[Any]) -> Question:
+def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
     doc = instances[0].doc
     delimiter = leaf.config.target_delimiter
     pairs = [instance.args for instance in instances]
     continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)
     gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
-    metadata = leaf.config.metadata or {}
-    field = metadata.get("written_in")
+    field = (leaf.config.metadata or {}).get("written_in")
     gap = _gap_after_blank(doc[field]) if field else " "
     return Question(
         task=task,
@@ -145,7 +146,7 @@ def _question(task: str, leaf: Any, doc_id: int, instances: list[Any]) -> Questi
         choices=continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc)),
         gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
         doc=dict(doc),
-        leaf=LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), len(leaf.eval_docs)),
+        leaf=about,
     )
 
 

@@ -6,6 +6,7 @@ In: results, scores, encoded questions. Out: strings. No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,8 +46,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
     rows: list[list[Any]] = []
     groups: dict[str, list[str]] = manifest["groups"]
     by_name = {task.task: task for task in results.tasks}
-    averages = {average.name: average for average in results.averages}
-    for group, members in groups.items():
+    for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
             task = by_name[name]
             mark = "*" if name in unofficial else ""
@@ -55,17 +55,18 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
                     LABELS.get(name, name) + mark,
                     task.n,
                     _percent(task.accuracy),
-                    f"± {_percent(task.stderr)}",
+                    _plus_minus(task.stderr),
                     _percent(task.chance),
                     task.ties or "",
                     task.truncated or "",
                     f"{seconds.get(name, 0.0):.1f}",
                 ]
             )
-        rows.append([group, "", *_average_cells(averages[group]), "", "", "", ""])
-    if "Average" in averages:
-        total = sum(seconds.values())
-        rows.append(["Average", "", *_average_cells(averages["Average"]), "", "", "", f"{total:.1f}"])
+        if len(members) > 1:
+            rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
+    if len(groups) > 1:
+        overall = results.average
+        rows.append([overall.name, "", *_average_cells(overall), "", "", "", f"{sum(seconds.values()):.1f}"])
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # A column that is empty throughout (no ties, no cut documents) only takes room
     keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
@@ -81,6 +82,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
         notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
     if any(task.truncated for task in results.tasks):
         notes.append("cut: documents whose context lost tokens on its left to fit the model's window")
+    notes.append("documents: " + _sources(manifest))
     if unofficial:
         notes.append("*: not the official documents of the task")
     return "\n".join([table, "", *notes])
@@ -118,7 +120,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
 def subtask_table(results: Results, task: str) -> str:
     """The subjects of one task."""
     rows = [
-        [part.task.removeprefix(f"{task}_"), part.n, _percent(part.accuracy), f"± {_percent(part.stderr)}"]
+        [part.task.removeprefix(f"{task}_"), part.n, _percent(part.accuracy), _plus_minus(part.stderr)]
         for part in results.subtasks[task]
     ]
     return tabulate(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"], disable_numparse=True)
@@ -143,8 +145,24 @@ def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
     return "\n".join(lines)
 
 
+def _sources(manifest: Mapping[str, Any]) -> str:
+    """Where the documents came from, tasks named where they differ."""
+    by_source: dict[str, list[str]] = {}
+    for task, found in manifest["documents"].items():
+        kind, _, place = found["source"].partition(" ")
+        source = f"{kind} {Path(place).parent}" if kind == "data-dir" else found["source"]
+        by_source.setdefault(source, []).append(task)
+    if len(by_source) == 1:
+        return next(iter(by_source))
+    return "; ".join(f"{', '.join(tasks)} from {source}" for source, tasks in by_source.items())
+
+
 def _average_cells(average: Any) -> list[str]:
-    return [_percent(average.accuracy), f"± {_percent(average.stderr)}"]
+    return [_percent(average.accuracy), _plus_minus(average.stderr)]
+
+
+def _plus_minus(stderr: float | None) -> str:
+    return "–" if stderr is None else f"± {_percent(stderr)}"
 
 
 def _percent(fraction: float) -> str:

@@ -101,9 +101,11 @@ def lm_eval_scores(
     from lm_eval.models.huggingface import HFLM
 
     requests = []
+    # `eval_docs` prepares all documents anew each time that it is asked for
+    prepared = {subtask: leaves[subtask].eval_docs for subtask in {question.subtask for question in questions}}
     for question in questions:
         leaf = leaves[question.subtask]
-        doc = leaf.eval_docs[question.doc_id]
+        doc = prepared[question.subtask][question.doc_id]
         context = leaf.fewshot_context(doc, num_fewshot=0)
         requests.append(leaf.construct_requests(doc=doc, ctx=context, metadata=(question.subtask, question.doc_id, 1)))
     lm = HFLM(pretrained=demo.model, tokenizer=demo.tokenizer, batch_size=4)
@@ -112,9 +114,9 @@ def lm_eval_scores(
     remaining = iter(answers)
     decisions = []
     for question, document in zip(questions, requests, strict=True):
-        leaf = leaves[question.subtask]
         results = [next(remaining) for _ in document]
-        decisions.append(leaf.process_results(leaf.eval_docs[question.doc_id], results))
+        doc = prepared[question.subtask][question.doc_id]
+        decisions.append(leaves[question.subtask].process_results(doc, results))
     return [float(ll) for ll, _ in answers], decisions
 
 

@@ -29,7 +29,11 @@ def task(name: str, right: int, wrong: int, subtask: str | None = None, extra: i
 
 def manifest(**groups: list[str]) -> dict[str, Any]:
     names = [name for members in groups.values() for name in members]
-    return {"groups": groups, "documents": {name: {"official": True} for name in names}}
+    return {
+        "groups": groups,
+        "group_sizes": {name: len(members) for name, members in groups.items()},
+        "documents": {name: {"official": True, "source": "made up"} for name in names},
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -43,9 +47,19 @@ def test_accuracy_and_standard_error_are_lm_evals(right: int, wrong: int) -> Non
     assert found.stderr == pytest.approx(mean_stderr(outcomes), abs=1e-15)
 
 
-def test_a_single_document_has_no_spread() -> None:
-    [found] = summarise(task("a", 1, 0), manifest(G=["a"]), "acc").tasks
-    assert (found.accuracy, found.stderr) == (1.0, 0.0)
+def test_a_single_document_has_no_standard_error() -> None:
+    scores = pd.concat([task("a", 1, 0), task("b", 1, 1)])
+    results = summarise(scores, manifest(G=["a", "b"]), "acc")
+    assert (results.tasks[0].accuracy, results.tasks[0].stderr) == (1.0, None)
+    assert results.average.stderr is None
+    assert result_table(results, manifest(G=["a", "b"]), {}).splitlines()[2].split()[:4] == ["a", "1", "100.0", "–"]
+
+
+def test_an_average_over_some_of_its_tasks_says_so() -> None:
+    some = manifest(First=["a", "b"], Second=["c"]) | {"group_sizes": {"First": 3, "Second": 1}}
+    scores = pd.concat([task("a", 1, 1), task("b", 1, 1), task("c", 1, 1)])
+    names = [average.name for average in summarise(scores, some, "acc").averages]
+    assert names == ["First (2 of 3)", "Second", "Average (3 of 4)"]
 
 
 def test_averages_are_unweighted_and_their_errors_independent() -> None:
@@ -107,13 +121,12 @@ def test_table_shows_percent_errors_chance_and_averages() -> None:
     scores = pd.concat([task("a", 1, 3), task("b", 3, 1), task("mmlu", 2, 2)])
     text = result_table(summarise(scores, groups, "acc"), groups, {"a": 1.25, "b": 2.0, "mmlu": 0.5})
     cells = [line.split() for line in text.splitlines() if line and line[0] != "-"]
-    assert cells[:8] == [
+    assert cells[:7] == [
         ["task", "n", "acc.", "%", "±", "SE", "chance", "seconds"],
         ["a", "4", "25.0", "±", "25.0", "50.0", "1.2"],
         ["b*", "4", "75.0", "±", "25.0", "50.0", "2.0"],
         ["First", "50.0", "±", "17.7"],
         ["MMLU", "4", "50.0", "±", "28.9", "50.0", "0.5"],
-        ["Second", "50.0", "±", "28.9"],
         ["Average", "50.0", "±", "15.2", "3.8"],
         ["rule", "acc:", "highest", "summed", "log-likelihood", "of", "the", "continuation", "(lm-eval's", "acc)"],
     ]

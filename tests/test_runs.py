@@ -23,6 +23,7 @@ MANIFEST = {
     "specification": SPECIFICATION,
     "rule": "ppl",
     "groups": {},
+    "group_sizes": {},
     "documents": {},
     "template": {},
     "created": "2026-01-01T00:00:00+00:00",
@@ -99,7 +100,10 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with open_run(tmp_path, "run", MANIFEST) as writer:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=r"results.json cannot be written \(No space left on device\).*journal"):
+        with pytest.raises(RunError, match=r"results.json cannot be written \(No space left on device\); mend"):
+            writer.save_json("results.json", {})
+        (tmp_path / "run" / "journal.jsonl").touch()
+        with pytest.raises(RunError, match=r"No space left on device\); what was scored is safe in the journal; mend"):
             writer.save_json("results.json", {})
     assert not (tmp_path / "run" / "results.json").exists()
 

@@ -75,8 +75,7 @@ def _in_superglue(document: dict[str, Any]) -> dict[str, Any]:
     return {"question": document["question"], "passage": passage, "label": int(document["answer"])}
 
 
-def agree(question: Question, leaf: Any, doc_id: int) -> None:
-    doc = leaf.eval_docs[doc_id]
+def agree(question: Question, leaf: Any, doc_id: int, doc: dict[str, Any]) -> None:
     context = leaf.fewshot_context(doc, num_fewshot=0)
     requests = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
     pairs = zip(question.contexts, question.continuations, strict=True)
@@ -106,8 +105,9 @@ def test_questions_are_lm_evals(shared_data: Path, library: Library, task: str) 
     assert len(documents) == COUNTS[task]
     leaf = built_in(BUILT_IN[task], documents[:LIMIT])
     assert len(questions) == LIMIT
-    for doc_id, question in enumerate(questions):
-        agree(question, leaf, doc_id)
+    # `eval_docs` prepares all documents anew each time that it is asked for
+    for doc_id, (question, doc) in enumerate(zip(questions, leaf.eval_docs, strict=True)):
+        agree(question, leaf, doc_id, doc)
         assert (question.task, question.subtask) == (task, task)
 
 
@@ -121,10 +121,10 @@ def test_mmlu_questions_are_lm_evals(shared_data: Path, library: Library) -> Non
     remaining = iter(questions)
     for subject in SUBJECTS:
         leaf = built_in(f"mmlu/default/mmlu_{subject}.yaml", documents[subject][:3])
-        for doc_id in range(3):
+        for doc_id, doc in enumerate(leaf.eval_docs):
             question = next(remaining)
             assert question.subtask == f"mmlu_{subject}"
-            agree(question, leaf, doc_id)
+            agree(question, leaf, doc_id, doc)
     assert next(remaining, None) is None
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
-from evalkit.models.locate import Checkpoint, Say, resolve_dtype, silent
+from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
 
-ATTENTION = ("sdpa", "eager")
 _WINDOW_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -74,7 +73,7 @@ def load(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    attention: str = "sdpa",
+    attention: str = "auto",
     say: Say = silent,
 ) -> LoadedModel:
     """Load model and tokenizer of a checkpoint.
@@ -83,7 +82,7 @@ def load(
         checkpoint: from `locate`, which also says where the tokenizer is and what is trusted.
         device: "auto" (a CUDA device if there is one, else the processor) or a torch device.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        attention: "sdpa" or "eager".
+        attention: "auto", "sdpa" or "eager".
         say: told what the user should know but need not mend.
 
     Raises:
@@ -113,7 +112,7 @@ def load(
         window=context_window(model.config, tokenizer, say),
         bos_id=tokenizer.bos_token_id,
         eos_id=tokenizer.eos_token_id,
-        attention=attention,
+        attention=str(model.config._attn_implementation),
     )
 
 
@@ -183,16 +182,31 @@ def _load_model(
     with quiet():
         from transformers import AutoModelForCausalLM
 
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+        def read(implementation: str) -> Any:
+            return AutoModelForCausalLM.from_pretrained(
                 str(folder),
                 dtype=getattr(torch, dtype),
-                attn_implementation=attention,
+                attn_implementation=implementation,
                 local_files_only=True,
                 ignore_mismatched_sizes=True,  # else only the first is told, and not which
                 output_loading_info=True,
                 **options,
             )
+
+        try:
+            try:
+                model, report = read("sdpa" if attention == "auto" else attention)
+            except ValueError as error:
+                # What transformers says, at length, of an architecture without that implementation
+                if "scaled_dot_product_attention" not in str(error):
+                    raise
+                if attention != "auto":
+                    raise CheckpointError(
+                        f"{checkpoint.given}: its architecture has no {attention} attention; use --attention eager"
+                    ) from error
+                model, report = read("eager")
+        except CheckpointError:
+            raise
         except Exception as error:  # transformers raises what its parts raise; the checkpoint is the cause
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise CheckpointError(f"{checkpoint.given}: cannot be loaded ({lines[0]})") from error

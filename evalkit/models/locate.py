@@ -17,6 +17,8 @@ from evalkit.models.files import read_json, safetensors_header, tokenizer_files,
 Say = Callable[[str], None]
 """Where one line of news for the user goes."""
 
+ATTENTION = ("auto", "sdpa", "eager")
+"""Attention implementations: auto is sdpa, or eager for an architecture that has no other."""
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""

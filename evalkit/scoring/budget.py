@@ -11,6 +11,8 @@ CPU_TOKENS = 2048
 """Enough to keep two cores' matrix units full; more only costs memory (measured: docs/architecture.md)."""
 GPU_TOKENS = 65536
 MIN_TOKENS = 128
+_ROW = 2048
+"""Tokens of a row that is long, for the size of its attention mask."""
 _SHARE = 0.5
 """Of the free memory, what one batch may take by the estimate below."""
 
@@ -36,5 +38,6 @@ def bytes_per_token(model: Any) -> int:
     hidden = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     size = model.get_output_embeddings().weight.element_size()
-    mask_row = 2048
-    return int(size * (8 * hidden + 4 * inner + mask_row))
+    # Eager attention keeps scores for every head; the others keep the mask alone
+    heads = config.num_attention_heads if config._attn_implementation == "eager" else 0
+    return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

@@ -58,6 +58,7 @@ class Forward:
         self._model = model
         self._base = model.base_model
         self._head = model.get_output_embeddings()
+        self._config = model.config.get_text_config()
         self._device = self._head.weight.device
         self._dtype = self._head.weight.dtype
         self._trunk: Trunk | None = None
@@ -94,8 +95,16 @@ class Forward:
         return np.split(scores, np.cumsum([len(row.pair_nodes) for row in rows])[:-1])
 
     @torch.inference_mode()
+    def score_unshared(self, tokens: Ints) -> NDArray[np.float32]:
+        """Log-probability of each token of one sequence, [length]; NaN for the first. No tree, but our own head."""
+        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        hidden = self._base(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
+        found = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
+        return np.concatenate(([np.nan], found)).astype(np.float32)
+
+    @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> NDArray[np.float32]:
-        """Log-probability of each token of one sequence, [length]; NaN for the first. Nothing is shared."""
+        """The same by the model's own forward pass, with nothing of ours: what all else is held against."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
         found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
@@ -133,15 +142,28 @@ class Forward:
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """[rows, length] ends of subtrees → [rows, 1, length, trunk + length] additive mask.
 
-        Additive and not boolean, since eager attention adds whatever it is given. Padding has end 0, so nothing
-        sees it.
+        Additive and not boolean, since eager attention adds whatever it is given. Padding has end 0, so only it
+        sees itself.
         """
         rows, length = ends.shape
         index = torch.arange(length, device=ends.device)
         seen = (index[None, None] <= index[None, :, None]) & (index[None, :, None] < ends[:, None])
+        # A row of the mask that shows nothing makes some kernels give NaN, which padding would pass on
+        seen |= torch.eye(length, dtype=torch.bool, device=ends.device)
         mask = torch.zeros(rows, 1, length, trunk + length, device=ends.device, dtype=self._dtype)
         mask[..., trunk:].masked_fill_(~seen[:, None], torch.finfo(self._dtype).min)
         return mask
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[nodes, d_model] → [nodes, vocabulary] in float32, with what some models do to them after the head."""
+        logits: torch.Tensor = self._head(states).float()
+        if scaling := getattr(self._config, "logits_scaling", None):  # Granite
+            logits = logits / scaling
+        if scale := getattr(self._config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if cap := getattr(self._config, "final_logit_softcapping", None):  # Gemma 2
+            logits = torch.tanh(logits / cap) * cap
+        return logits
 
     def _head_scores(
         self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]
@@ -156,7 +178,7 @@ class Forward:
         cuts = np.searchsorted(which[order], np.arange(0, len(distinct) + step, step))
         found = torch.empty(len(nodes), device=self._device)
         for chunk, start in enumerate(range(0, len(distinct), step)):
-            logits = self._head(states[start : start + step]).float()
+            logits = self._logits(states[start : start + step])
             pairs = slice(int(cuts[chunk]), int(cuts[chunk + 1]))
             chosen = logits[pair_state[pairs] - start, pair_target[pairs]]
             found[pairs] = chosen - logits.logsumexp(-1)[pair_state[pairs] - start]

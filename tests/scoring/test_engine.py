@@ -113,7 +113,9 @@ def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
     loaded.model.get_input_embeddings().weight[mark] = torch.inf
     engine = Engine(loaded.model, ALL, BUDGET, print)
     engine.check(encoded[:2])
-    with pytest.raises(ScoringError, match=r"subject_0 document 8: the log-likelihood is nan; .* --dtype float32"):
+    with pytest.raises(
+        ScoringError, match=r"subject_0 document 8: a log-likelihood is not a finite number; .* --dtype float32"
+    ):
         score(engine, encoded)
 
 
@@ -170,7 +172,7 @@ def test_a_row_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch: 
             score(engine, encoded)
 
 
-@pytest.mark.parametrize("method", ["score_alone", "trunk"])
+@pytest.mark.parametrize("method", ["score_unshared", "trunk"])
 def test_memory_that_lacks_elsewhere_is_an_error_in_one_line(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -240,17 +242,40 @@ def test_a_sliding_window_is_respected(tmp_path: Path, window: int) -> None:
     assert 16 < 48 < longest < 300
     engine = Engine(loaded.model, ALL, BUDGET, lambda line: None)
     engine.check(encoded[-1:] + encoded[1:2])
-    assert engine.shares == (window > 16)
+    assert engine.shares
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
 def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
-    """Gemma 2 squashes its logits after the head; sharing, which runs the head alone, must give way."""
+    """Gemma 2 squashes its logits after the head, and so must we."""
     config = Gemma2Config(**SHAPE, head_dim=16, final_logit_softcapping=2.0, sliding_window=300)
     loaded = other_model(config, tmp_path)
     encoded = list(Prompter(load_template("inst"), loaded.tokenizer, 256).encode(questions()))
     said: list[str] = []
     engine = Engine(loaded.model, ALL, BUDGET, said.append)
     engine.check(encoded[:2])
-    assert len(said) == 1
+    assert engine.shares
+    assert not said
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_that_does_what_nobody_knows(tiny: Tiny, dtype: str) -> None:
+    """A model that does something of its own to its logits is found out in any dtype, and scored by its own pass."""
+    loaded = tiny(dtype=dtype)
+    forward = loaded.model.forward
+
+    def scaled(*args: Any, **keywords: Any) -> Any:
+        output = forward(*args, **keywords)
+        output.logits = output.logits * 1.05
+        return output
+
+    loaded.model.forward = scaled
+    said: list[str] = []
+    encoded = encode(loaded)
+    engine = Engine(loaded.model, ALL, BUDGET, said.append)
+    engine.check(encoded[:2])
+    assert not engine.shares
+    assert "its output head does more" in said[0]
+    if dtype == "float32":
+        assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
