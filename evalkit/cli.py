@@ -228,7 +228,9 @@ def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
 
     results = finished.results(rule)
     if form == "json":
-        click.echo(json.dumps(results.to_json(), indent=2))
+        about = {"run": finished.manifest["id"], "folder": str(finished.folder), "seconds": finished.seconds}
+        found = {"documents": finished.manifest["documents"], **results.to_json()}
+        click.echo(json.dumps(about | found, indent=2))
         return
     click.echo(result_table(results, finished.manifest, finished.seconds))
     if detail:

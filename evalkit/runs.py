@@ -70,7 +70,7 @@ class Run:
     @property
     def has_samples(self) -> bool:
         """Whether lm-eval's per-document files are all written."""
-        return bool(self._stored.get("samples"))
+        return bool(self.stored.get("samples"))
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -96,14 +96,14 @@ class Run:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds spent on each task."""
-        return {task["task"]: task["seconds"] for task in self._stored["tasks"]}
+        return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @cached_property
-    def _stored(self) -> dict[str, Any]:
-        """results.json."""
+    def stored(self) -> dict[str, Any]:
+        """What results.json holds: the results under the run's own rule, seconds, and "rules" with all others."""
         path = self.folder / RESULTS
         stored = _read_json(path, _MAKE_ANEW)
-        if not isinstance(stored, dict) or "tasks" not in stored:
+        if not isinstance(stored, dict) or not {"tasks", "averages"} <= stored.keys():
             raise RunError(f"{path} is damaged (it holds no results); {_MAKE_ANEW}")
         return stored
 
