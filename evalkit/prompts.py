@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 from typing import Any
 
@@ -22,8 +21,8 @@ from evalkit.templates import SEGMENTS, Part, Template
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 
-_A_DAY = datetime(2024, 7, 26)
-"""The date that chat templates are shown."""
+_A_DAY = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
+"""Put before a chat template: some write the date, which must not change a prompt from one day to the next."""
 
 _CHUNK = 512
 """Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
@@ -227,8 +226,7 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
         {"role": "user", "content": marks["context"]},
         {"role": "assistant", "content": marks["continuation"]},
     ]
-    # Some templates write the day's date, which must not change a prompt from one day to the next
-    fixed: dict[str, Any] = {"tokenize": False, "strftime_now": _A_DAY.strftime}
+    fixed: dict[str, Any] = {"tokenize": False, "chat_template": _A_DAY + tokenizer.get_chat_template()}
     try:
         text = tokenizer.apply_chat_template(turns, **fixed)
     except Exception as first:  # a Jinja template may raise anything, and many refuse a system turn

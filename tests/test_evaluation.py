@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
@@ -291,3 +291,45 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
     if words.startswith("unknown"):
         assert isinstance(caught.value, UnknownNameError)
+
+
+def test_options_in_the_forms_people_write_them(small: Evaluate, documents: Path) -> None:
+    spelled = small(tasks="piqa, arc_easy", token_budget="auto", limit="2", data_dir=str(documents))
+    assert spelled.manifest["groups"] == {"Reasoning": ["arc_easy"], "Knowledge": ["piqa"]}
+    assert spelled.manifest["specification"]["limit"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": 0}, "--limit is 0; it must be at least 1"),
+        ({"limit": "many"}, "--limit is 'many'; it must be a whole number"),
+        ({"token_budget": "lots"}, "--token-budget is 'lots'; it must be a whole number, or auto"),
+        ({"limits": 3}, "unknown option 'limits': did you mean 'limit'"),
+    ],
+)
+def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        small(**options)
+
+
+def test_a_data_dir_without_the_documents(small: Evaluate, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"holds no documents of arc_easy, piqa; expected files named <task>.jsonl"):
+        small(data_dir=tmp_path / "empty")
+
+
+def test_a_document_that_cannot_fit_is_told_before_anything_is_scored(
+    small: Evaluate, documents: Path, tmp_path: Path
+) -> None:
+    """Of the last task, with the first ones fitting."""
+    model = tiny_checkpoint(tmp_path / "narrow", window=64)
+    with pytest.raises(
+        ScoringError, match=r"tokens remain when its context is cut, more than the model's window of 64"
+    ):
+        small(model, tasks=())
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_the_manifest_says_whether_prefixes_were_shared(small: Evaluate) -> None:
+    assert small().manifest["sharing"] == {"shares": True, "why_not": ""}

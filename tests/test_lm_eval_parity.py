@@ -5,6 +5,8 @@ Fifty documents of each of the eight tasks, SmolLM2-135M-Instruct in float32, te
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,15 @@ class Scored:
     """lm-eval's log-likelihoods, in the table's order."""
     decisions: list[dict[str, float]]
     """lm-eval's metrics, one entry a document."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def all_cores() -> Iterator[None]:
+    """Other tests run on one thread; real weights want every core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

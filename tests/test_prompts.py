@@ -308,3 +308,9 @@ def test_a_chat_template_that_will_not_do(chatty: Any, form: str | None, words: 
     chatty.chat_template = form
     with pytest.raises(TemplateError, match=words):
         Prompter(load_template("chat"), chatty, WIDE)
+
+
+def test_a_chat_template_that_writes_the_date_writes_the_same_one_every_day(chatty: Any) -> None:
+    chatty.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
+    (encoded,) = encode(chatty, load_template("chat"), ICE)[:1]
+    assert text_of(chatty, encoded, SPECIAL).startswith("26 Jul 2024 ")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPTJConfig
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.load import context_window, resolve_device
@@ -170,3 +170,16 @@ def test_window() -> None:
     tokenizer.model_max_length = 99
     assert context_window(BloomConfig(), tokenizer, said.append) == 99
     assert len(said) == 1
+
+
+def test_attention_that_an_architecture_has_not(tmp_path: Path) -> None:
+    """GPT-J has eager attention only: `auto` takes it, and asking for sdpa says what to do."""
+    tiny_tokenizer(tmp_path)
+    config = GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2, n_positions=64, rotary_dim=8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert load_folder(tmp_path).attention == "eager"
+    assert "--attention eager" in refused(tmp_path, "has no sdpa attention", attention="sdpa")
+
+
+def test_attention_is_sdpa_where_there_is_one(tmp_path: Path) -> None:
+    assert load_folder(tiny_checkpoint(tmp_path / "small")).attention == "sdpa"
