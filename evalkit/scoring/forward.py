@@ -82,8 +82,7 @@ class Forward:
             For each row, [pairs].
         """
         length = max(len(row.tokens) for row in rows)
-        # Where no row holds a node of its own, everything is predicted by the trunk's last token
-        hidden = self._hidden(rows, length, trunk) if length else trunk.last_hidden[:0]
+        hidden = self._hidden(rows, length, trunk)
         nodes = np.concatenate(
             [
                 np.where(row.pair_nodes == TRUNK, len(rows) * length, row.pair_nodes + i * length)

@@ -124,12 +124,12 @@ def _fill(rows: list[PackedRow], budget: int) -> Iterator[tuple[PackedRow, ...]]
     rows = sorted(rows, key=lambda packed: len(packed.row.tokens))
     lengths = [len(packed.row.tokens) for packed in rows]
     while rows:
-        width = max(1, lengths[-1])
+        width = lengths[-1]
         batch: list[PackedRow] = []
         while rows and len(batch) < max(1, budget // width):
             line: list[PackedRow] = []
             room = width
-            # The longest row that still fits; rows without a node of their own (all in the trunk) always do
+            # The longest row that still fits
             while (at := bisect_right(lengths, room) - 1) >= 0:
                 room -= lengths.pop(at)
                 line.append(rows.pop(at))
