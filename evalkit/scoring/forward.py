@@ -17,8 +17,8 @@ from transformers import DynamicCache
 
 from evalkit.scoring.tree import TRUNK, Ints, Row
 
-_LOGITS_PER_CHUNK = 2**24
-"""Logits that exist at a time (64 MiB in float32)."""
+_LOGITS_PER_CHUNK = 2**23
+"""Logits that exist at a time (32 MiB in float32)."""
 
 
 class _TrunkCache(DynamicCache):  # type: ignore[misc]
@@ -180,7 +180,10 @@ class Forward:
             logits = self._logits(states[start : start + step])
             pairs = slice(int(cuts[chunk]), int(cuts[chunk + 1]))
             chosen = logits[pair_state[pairs] - start, pair_target[pairs]]
-            found[pairs] = chosen - logits.logsumexp(-1)[pair_state[pairs] - start]
+            # log-sum-exp in place: a second tensor of this size costs more than the arithmetic
+            peak = logits.amax(-1)
+            total = logits.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
+            found[pairs] = chosen - total[pair_state[pairs] - start]
         scores = np.empty(len(nodes), dtype=np.float32)
         scores[order] = found.cpu().numpy()
         return scores
