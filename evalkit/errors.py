@@ -20,6 +20,11 @@ from difflib import get_close_matches
 from typing import ClassVar
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, shortened to one line; its kind if it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 class EvalkitError(Exception):
     """Base of all errors that evalkit raises on purpose."""
 

@@ -13,7 +13,7 @@ from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
 from evalkit.request import Prepared, prepare, request_of
-from evalkit.results import available_rules, summarise
+from evalkit.results import summarise_all
 from evalkit.runs import MANIFEST, RESULTS, SCORES, Run, RunWriter, load_run, open_run
 from evalkit.templates import SEGMENTS
 
@@ -190,11 +190,12 @@ class _Session:
         scores.to_parquet(buffer, index=False)
         self._writer.save_bytes(SCORES, buffer.getvalue())
         seconds, manifest = self._seconds, self._writer.manifest
-        write_lm_eval(self._writer, scores, self._questions, seconds, self._prepared.request.log_samples)
-        content = summarise(scores, manifest, manifest["rule"]).to_json()
+        found = summarise_all(scores, manifest)
+        write_lm_eval(self._writer, scores, found, self._questions, seconds, self._prepared.request.log_samples)
+        content = found[manifest["rule"]].to_json()
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
-        content["rules"] = {rule: summarise(scores, manifest, rule).to_json() for rule in available_rules(scores)}
+        content["rules"] = {rule: results.to_json() for rule, results in found.items()}
         content["samples"] = self._prepared.request.log_samples
         # Last, since its presence says that the run is complete
         self._writer.save_json(RESULTS, content)

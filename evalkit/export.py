@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evalkit.results import TaskResult, available_rules, summarise
+from evalkit.results import Results, TaskResult, available_rules
 from evalkit.rules import RULES, decide
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def write_lm_eval(
     writer: RunWriter,
     scores: pd.DataFrame,
+    found: Mapping[str, Results],
     questions: Mapping[str, Sequence[Question]],
     seconds: Mapping[str, float],
     samples: bool,
@@ -35,6 +36,7 @@ def write_lm_eval(
     Args:
         writer: the run folder.
         scores: the score table.
+        found: its results by rule.
         questions: by task, in the table's order.
         seconds: wall time by task.
         samples: also write every document with its choices and scores.
@@ -45,7 +47,7 @@ def write_lm_eval(
     created = datetime.fromisoformat(writer.manifest["created"])
     stamp = created.strftime("%Y-%m-%dT%H-%M-%S.%f")
     leaves = {question.subtask: question.leaf for members in questions.values() for question in members}
-    content = lm_eval_results(scores, writer.manifest, leaves, seconds)
+    content = lm_eval_results(found, writer.manifest, leaves, seconds)
     writer.save_json(f"lm_eval/results_{stamp}.json", content)
     if samples:
         for task, members in questions.items():
@@ -57,11 +59,13 @@ def write_lm_eval(
 
 
 def lm_eval_results(
-    scores: pd.DataFrame, manifest: Mapping[str, Any], leaves: Mapping[str, LeafTask], seconds: Mapping[str, float]
+    found: Mapping[str, Results],
+    manifest: Mapping[str, Any],
+    leaves: Mapping[str, LeafTask],
+    seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """lm-eval's results dictionary of a run; `leaves` by subtask."""
-    rules = available_rules(scores)
-    found = {rule: summarise(scores, manifest, rule) for rule in rules}
+    """lm-eval's results dictionary of a run; results by rule, `leaves` by subtask."""
+    rules = list(found)
     results: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, Any]] = {}
     subtasks: dict[str, list[str]] = {}

@@ -24,8 +24,8 @@ SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 _A_DAY = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Put before a chat template: some write the date, which must not change a prompt from one day to the next."""
 
-_CHUNK = 512
-"""Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
+_CHUNK = 128
+"""Questions tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ class Prompter:
         Raises:
             ScoringError: a question's sequence does not fit the window even without its context.
         """
-        per_chunk = max(1, _CHUNK // 4)
-        for start in range(0, len(questions), per_chunk):
-            yield from self._encode_chunk(questions[start : start + per_chunk], unconditional)
+        for start in range(0, len(questions), _CHUNK):
+            yield from self._encode_chunk(questions[start : start + _CHUNK], unconditional)
 
     def render(self, question: Question, choice: int, with_context: bool = True) -> list[tuple[int, str]]:
         """The text of a sequence as (segment, text) pieces; BOS and EOS are ids and not in it."""
@@ -195,9 +194,9 @@ class Prompter:
     def _closing(self, template: Template, say: Callable[[str], None]) -> int | None:
         if template.chat or not template.eos:
             return None
-        if self._tokenizer.eos_token_id is None:
-            say("the tokenizer has no EOS token: sequences end without one")
         eos: int | None = self._tokenizer.eos_token_id
+        if eos is None:
+            say("the tokenizer has no EOS token: sequences end without one")
         return eos
 
 

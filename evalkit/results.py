@@ -104,6 +104,11 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
     return Results(rule, tuple(tasks.values()), tuple(averages), subtasks)
 
 
+def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
+    """Results under every rule that the score table has everything for, by the rule's name."""
+    return {rule: summarise(scores, manifest, rule) for rule in available_rules(scores)}
+
+
 def available_rules(scores: pd.DataFrame) -> list[str]:
     """The rules that a score table has everything for."""
     return [name for name, rule in RULES.items() if not missing_segments(rule, scores)]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, first_line
 from evalkit.journal import Journal, replace_file
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Run:
         try:
             return pd.read_parquet(path, columns=list(ScoreRow._fields))
         except (OSError, ValueError) as error:
-            raise RunError(f"{path} is damaged ({_first_line(error)}); {_MAKE_ANEW}") from error
+            raise RunError(f"{path} is damaged ({first_line(error)}); {_MAKE_ANEW}") from error
 
     def results(self, rule: str | None = None) -> Results:
         """Accuracies under a rule (the run's own if none is named)."""
@@ -234,7 +234,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -51,7 +51,7 @@ class Question:
     delimiter: str
     """What lm-eval puts between context and continuation."""
     gaps: tuple[str, ...]
-    """What stands between them in running text: one space, or nothing where the sentence runs on."""
+    """What stands between them in running text: one space, or what WinoGrande's own sentence has there."""
     choices: tuple[str, ...]
     """The answer options: what lm-eval's length normalisations count."""
     gold: int

@@ -31,7 +31,7 @@ SEGMENTS: tuple[str, ...] = ("special", "instruction", "context", "continuation"
 """The kinds of segment, in the order of the score table's columns."""
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
-"""What a part's text may refer to. `gap` is one space, or nothing where the sentence runs on (some of WinoGrande's);
+"""What a part's text may refer to. `gap` is one space, or what WinoGrande's own sentence has there;
 `delimiter` is lm-eval's own separator of context and continuation."""
 
 _KEYS = {"description", "bos", "eos", "system", "score", "parts", "chat"}

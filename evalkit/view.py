@@ -14,8 +14,8 @@ import pandas as pd
 from tabulate import tabulate
 
 from evalkit.prompts import EncodedQuestion
-from evalkit.results import LABELS, Results, available_rules, summarise
-from evalkit.rules import RULES, missing_segments
+from evalkit.results import LABELS, Results, summarise_all
+from evalkit.rules import RULES
 
 COLOURS = {
     "special": "magenta",
@@ -90,7 +90,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
 
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> str:
     """Every task's accuracy under every rule, and how far each rule moves the average from `rule`'s."""
-    by_rule = {name: summarise(scores, manifest, name) for name in available_rules(scores)}
+    by_rule = summarise_all(scores, manifest)
     base = by_rule[rule].average
     tasks = [task.task for task in by_rule[rule].tasks]
     rows = []
@@ -112,7 +112,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         disable_numparse=True,
         colalign=["left"] + ["right"] * (len(headers) - 1),
     )
-    absent = [name for name, other in RULES.items() if missing_segments(other, scores)]
+    absent = [name for name in RULES if name not in by_rule]
     note = f"\nnot scored by this run: {', '.join(absent)}" if absent else ""
     return f"The same scores under every rule (accuracy in %):\n\n{table}{note}"
 

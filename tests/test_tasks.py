@@ -18,6 +18,7 @@ from evalkit.data.subjects import SUBJECTS
 from evalkit.errors import DataError
 from evalkit.suites import Suite, choose_tasks, load_suite
 from evalkit.tasks import Question, load_questions, share_limit
+from tests.documents import COUNTS
 
 BUILT_IN = {
     "winogrande": "winogrande/default.yaml",
@@ -29,17 +30,6 @@ BUILT_IN = {
     "boolq": "super_glue/boolq/default.yaml",
 }
 LIMIT = 200
-COUNTS = {
-    "winogrande": 1267,
-    "arc_easy": 2376,
-    "arc_challenge": 1172,
-    "hellaswag": 10042,
-    "piqa": 1838,
-    "openbookqa": 500,
-    "boolq": 3270,
-    "mmlu": 14042,
-}
-"""lm-eval 0.4.13 on the official splits."""
 
 
 def lm_eval_folder() -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.data.fields import Record
-from evalkit.errors import DataError
+from evalkit.errors import DataError, first_line
 
 Placed = Iterator[tuple[str, object]]
 
@@ -106,11 +106,6 @@ def _parse(data: bytes, where: str, expected: str) -> Any:
         raise DataError(f"{where}: expected UTF-8, found the byte 0x{data[error.start]:02x}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: expected {expected}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, shortened to one line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 _READERS: dict[str, Callable[[Path, str], Placed]] = {

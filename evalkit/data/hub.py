@@ -14,9 +14,10 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
 from evalkit.data.fields import Record
-from evalkit.data.files import first_line, read_arrow
+from evalkit.data.files import read_arrow
 from evalkit.data.schema import HubSplit
 from evalkit.data.wheels import Say
+from evalkit.errors import first_line
 
 _REACH_SECONDS = 3.0
 _SHOWN = 120  # the library's messages run to paragraphs

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from evalkit.errors import CheckpointError
+from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import TOKENIZER_FILES
 
 _REACH_SECONDS = 3.0
@@ -63,7 +63,7 @@ def fetch(
     try:
         return Path(snapshot_download(name, revision=info.sha, allow_patterns=wanted)), info.sha
     except Exception as error:
-        raise CheckpointError(f"{given}: the download broke off ({_first_line(error)}); try again") from error
+        raise CheckpointError(f"{given}: the download broke off ({first_line(error)}); try again") from error
 
 
 def choose(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
@@ -93,7 +93,3 @@ def _cached(given: str, name: str, revision: str | None, why: Exception) -> tupl
             f"{given}: no such folder here; if the hub is meant: {reason} and its cache lacks this model"
         ) from error
     return folder, folder.name
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

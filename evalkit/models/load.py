@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
 
@@ -208,8 +208,7 @@ def _load_model(
         except CheckpointError:
             raise
         except Exception as error:  # transformers raises what its parts raise; the checkpoint is the cause
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise CheckpointError(f"{checkpoint.given}: cannot be loaded ({lines[0]})") from error
+            raise CheckpointError(f"{checkpoint.given}: cannot be loaded ({first_line(error)})") from error
     check_report(checkpoint, report, say)
     return model.eval().requires_grad_(False)
 

