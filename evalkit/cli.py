@@ -110,6 +110,7 @@ def cli() -> None:
 @_option("--template", default="inst", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.")
 @_option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: ppl; acc with plain]")
 @_option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@_option("--num-fewshot", type=int, default=0, help="Solved examples before each question.")
 @_option("--output", "-o", type=_FOLDER, default=Path("results/runs"), help="Folder of run folders.")
 @_DATA_DIR
 @_option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")

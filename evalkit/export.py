@@ -80,13 +80,14 @@ def lm_eval_results(
     for name, leaf in leaves.items():
         results[name]["alias"] = leaf.alias
     loaded = manifest.get("loaded", {})
+    shots = manifest["specification"].get("num_fewshot", 0)
     return {
         "results": results,
         **({"groups": groups} if groups else {}),
         "group_subtasks": subtasks,
-        "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": 0} for name in leaves},
+        "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": shots} for name in leaves},
         "versions": {name: leaf.version for name, leaf in leaves.items()},
-        "n-shot": dict.fromkeys(results, 0),
+        "n-shot": dict.fromkeys(results, shots),
         "higher_is_better": {name: {_metric(rule): True for rule in rules} for name in results},
         "n-samples": {
             name: {"original": leaf.documents, "effective": results[name]["sample_len"]}

@@ -49,7 +49,9 @@ def runs(output: Path) -> str:
     rows = []
     for run in list_runs(output):
         limit = run.manifest["specification"]["limit"]
-        rows.append([run.folder.name, f"limit {limit}" if limit else "all documents", _run_state(run)])
+        shots = run.manifest["specification"].get("num_fewshot", 0)
+        extent = (f"limit {limit}" if limit else "all documents") + (f", {shots}-shot" if shots else "")
+        rows.append([run.folder.name, extent, _run_state(run)])
     return _table(rows) if rows else f"none in {output}"
 
 

@@ -20,7 +20,7 @@ from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype
 from evalkit.rules import Rule, find_rule
 from evalkit.runs import folder_name, specification_id
-from evalkit.suites import Suite, choose_tasks, load_suite
+from evalkit.suites import Suite, check_fewshot, choose_tasks, load_suite
 from evalkit.templates import SEGMENTS, Template, load_template
 
 SCORING_VERSION = 1
@@ -45,6 +45,8 @@ class Request:
     """The rule of the result; None: `ppl` where the template scores whole sequences, else `acc`."""
     limit: int | None = None
     """Most documents of each task; None for all."""
+    num_fewshot: int = 0
+    """How many solved examples stand before each question."""
     data_dir: Path | None = None
     """Folder of `<task>.jsonl` files that comes before the hub."""
     output: Path = field(default_factory=lambda: Path("results/runs"))
@@ -98,6 +100,7 @@ def prepare(request: Request, say: Say) -> Prepared:
     if request.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
     suite = choose_tasks(load_suite(request.suite), request.tasks)
+    check_fewshot(suite, request.num_fewshot)
     template = load_template(request.template)
     rule = _rule_of(request, template)
     checkpoint = _locate(request, say)
@@ -139,23 +142,23 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
             tidy[name] = Path(tidy[name])
     if tidy.get("token_budget") == "auto":
         del tidy["token_budget"]
-    for name in ("limit", "token_budget"):
+    for name, least in (("limit", 1), ("num_fewshot", 0), ("token_budget", 1)):
         if name in tidy:
-            tidy[name] = _whole_number(name, tidy[name])
+            tidy[name] = _whole_number(name, tidy[name], least)
     tasks = tidy.get("tasks", ())
     tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     return Request(model=str(model), **tidy)
 
 
-def _whole_number(name: str, value: Any) -> int:
+def _whole_number(name: str, value: Any, least: int) -> int:
     flag = f"--{name.replace('_', '-')}"
     hint = ", or auto" if name == "token_budget" else ""
     try:
         number = int(value)
     except (TypeError, ValueError):
         raise UsageError(f"{flag} is {value!r}; it must be a whole number{hint}") from None
-    if number < 1:
-        raise UsageError(f"{flag} is {number}; it must be at least 1{hint}")
+    if number < least:
+        raise UsageError(f"{flag} is {number}; it must be at least {least}{hint}")
     return number
 
 
@@ -213,6 +216,7 @@ def _specification(
         "attention": request.attention,
         "context_extension": None,
         "limit": request.limit,
+        "num_fewshot": request.num_fewshot,
     }
     sources = {
         task: {"source": documents.source, "official": documents.official, "count": len(documents.records)}

@@ -15,6 +15,16 @@ from evalkit.resources import resource
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Where a task's few-shot examples come from."""
+
+    documents: str
+    """Name of the document set that holds them."""
+    most: int
+    """How many it has for each subject."""
+
+
+@dataclass(frozen=True)
 class Suite:
     """A named list of tasks with the averages the paper takes."""
 
@@ -28,6 +38,8 @@ class Suite:
     """Average's name → how many tasks it is over where none is left out."""
     documents: dict[str, str]
     """Task → name of its documents, where the two differ."""
+    fewshot: dict[str, Examples]
+    """Task → its few-shot examples, where there are pinned ones."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -56,6 +68,7 @@ def load_suite(name: str) -> Suite:
         groups={group: tuple(tasks) for group, tasks in raw["groups"].items()},
         sizes={group: len(tasks) for group, tasks in raw["groups"].items()},
         documents=raw.get("documents", {}),
+        fewshot={task: Examples(**examples) for task, examples in raw.get("fewshot", {}).items()},
     )
 
 
@@ -74,3 +87,22 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
         raise UsageError(f"a task is named twice: {', '.join(chosen)}")
     groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
     return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
+
+
+def check_fewshot(suite: Suite, shots: int) -> None:
+    """Refuse a number of few-shot examples that a task of the suite does not have.
+
+    Raises:
+        UsageError: naming the tasks and the way that is open for them.
+    """
+    if not shots:
+        return
+    if without := [task for task in suite.tasks if task not in suite.fewshot]:
+        raise UsageError(
+            f"suite {suite.name} has no few-shot examples for {', '.join(without)}: they lie in splits that only the "
+            f"Hugging Face hub has; leave such tasks out with --tasks, or take the examples from the hub with "
+            f"--suite lm_eval --tasks {','.join(without)} --num-fewshot {shots}"
+        )
+    for task in suite.tasks:
+        if shots > (most := suite.fewshot[task].most):
+            raise UsageError(f"--num-fewshot is {shots}, but {task} has no more than {most} examples for each subject")

@@ -78,6 +78,8 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
         colalign=["left"] + ["right"] * (len(keep) - 1),
     )
     notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
+    if shots := manifest["specification"].get("num_fewshot", 0):
+        notes.append(f"{shots}-shot: so many solved examples stand before each question")
     if any(task.ties for task in results.tasks):
         notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
     if any(task.truncated for task in results.tasks):
