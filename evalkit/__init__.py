@@ -7,6 +7,8 @@
     run.scores                   # the score table, a pandas DataFrame
     run.results("acc_norm")      # another rule, no model needed
 
+    lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
+
 Importing evalkit is instant; torch is loaded when a model is.
 """
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from evalkit.evaluation import evaluate
+    from evalkit.lmeval.harness import harness
     from evalkit.results import Average, Results, TaskResult
     from evalkit.runs import Run, list_runs, load_run
 
@@ -35,6 +38,7 @@ __version__ = version("evalkit")
 
 _HOMES = {
     "evaluate": "evaluation",
+    "harness": "lmeval.harness",
     "Run": "runs",
     "load_run": "runs",
     "list_runs": "runs",
@@ -70,6 +74,7 @@ __all__ = [
     "UnknownNameError",
     "UsageError",
     "evaluate",
+    "harness",
     "list_runs",
     "load_run",
 ]
