@@ -230,8 +230,8 @@ def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
     results = finished.results(rule)
     if form == "json":
         about = {"run": finished.manifest["id"], "folder": str(finished.folder), "seconds": finished.seconds}
-        found = {"documents": finished.manifest["documents"], **results.to_json()}
-        click.echo(json.dumps(about | found, indent=2))
+        sources = {kind: finished.manifest[kind] for kind in ("documents", "examples") if kind in finished.manifest}
+        click.echo(json.dumps(about | sources | results.to_json(), indent=2))
         return
     click.echo(result_table(results, finished.manifest, finished.seconds))
     if detail:

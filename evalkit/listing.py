@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from evalkit.data import TASKS, Library
+from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.results import LABELS
 from evalkit.rules import RULES
@@ -66,34 +66,38 @@ def _run_state(run: Run) -> str:
     return f"{average['name'].lower()} {100 * average['accuracy']:.1f}{error} ({run.manifest['rule']})"
 
 
+_ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")
+
+
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:
     """Which documents are here, where from, and whether they are the official ones.
 
     Args:
         data_dir: the user's folder of documents.
-        chosen: tasks to show; all where empty.
+        chosen: tasks, or sets of few-shot examples, to show; all where empty.
         fetch: download what is not here.
 
     Raises:
         DataError: a download failed.
     """
+    known = TASKS | EXAMPLES
     for task in chosen:
-        if task not in TASKS:
-            raise UnknownNameError("task", task, TASKS)
+        if task not in known:
+            raise UnknownNameError("task", task, known)
     library = Library(data_dir)
     rows, absent, troubles = [], 0, []
-    for task in chosen or tuple(TASKS):
+    for task in chosen or tuple(known):
         place = library.where(task)
         if place.path is None and fetch:
             library.fetch(task)
             place = library.where(task)
         absent += place.path is None
         try:
-            state = f"official, {library.load(task).source}" if place.path else "–"
+            state = f"official, {library.load(task).source}" if place.path else _ABSENT.get(task, "–")
         except DataError as error:
             state = "refused, see below"
             troubles.append(f"{task}: {error}")
-        rows.append([task, f"{TASKS[task].count:,}", place.source, state])
+        rows.append([task, f"{known[task].count:,}", place.source, state])
     table = _table(rows, ["task", "documents", "from", "state"])
     advice = (
         "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "

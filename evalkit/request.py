@@ -14,13 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalkit.data import Library
+from evalkit.data import Documents, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype
 from evalkit.rules import Rule, find_rule
 from evalkit.runs import folder_name, specification_id
-from evalkit.suites import Suite, check_fewshot, choose_tasks, load_suite
+from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.templates import SEGMENTS, Template, load_template
 
 SCORING_VERSION = 1
@@ -99,21 +99,20 @@ def prepare(request: Request, say: Say) -> Prepared:
     """
     if request.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
-    suite = choose_tasks(load_suite(request.suite), request.tasks)
-    check_fewshot(suite, request.num_fewshot)
+    suite = with_fewshot(choose_tasks(load_suite(request.suite), request.tasks), request.num_fewshot)
     template = load_template(request.template)
     rule = _rule_of(request, template)
     checkpoint = _locate(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
-    specification, documents = _specification(request, suite, template, rule, checkpoint, library)
+    specification, found = _specification(request, suite, template, rule, checkpoint, library)
     manifest = {
         "id": specification_id(specification),
         "specification": specification,
         "rule": rule.name,
         "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
-        "documents": documents,
+        **found,
         "model": request.model,
         "revision": checkpoint.revision,
         "template": asdict(template),
@@ -201,25 +200,28 @@ def _locate(request: Request, say: Say) -> Checkpoint:
 def _specification(
     request: Request, suite: Suite, template: Template, rule: Rule, checkpoint: Checkpoint, library: Library
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that determines the numbers, and where each task's documents came from."""
+    """All that determines the numbers, and where each task's documents and few-shot examples came from."""
     prints = fingerprint(checkpoint)
-    found = {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}
+    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}}
+    if suite.num_fewshot:
+        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.tasks}
     specification = {
         "scoring": SCORING_VERSION,
         "versions": {name: version(name) for name in _NUMERICS},
         "checkpoint": {"weights": prints.weights, "config": prints.config, "tokenizer": prints.tokenizer},
         "suite": suite.name,
-        "documents": {task: documents.content_hash for task, documents in found.items()},
+        **{kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()},
         "template": template.content_hash,
         "unconditional": "unconditional" in rule.segments,
         "dtype": resolve_dtype(checkpoint, request.dtype),
         "attention": request.attention,
         "context_extension": None,
         "limit": request.limit,
-        "num_fewshot": request.num_fewshot,
+        "num_fewshot": suite.num_fewshot,
     }
-    sources = {
-        task: {"source": documents.source, "official": documents.official, "count": len(documents.records)}
-        for task, documents in found.items()
-    }
+    sources = {kind: {task: _source_of(loaded) for task, loaded in sets.items()} for kind, sets in found.items()}
     return specification, sources
+
+
+def _source_of(documents: Documents) -> dict[str, Any]:
+    return {"source": documents.source, "official": documents.official, "count": len(documents.records)}

@@ -40,6 +40,8 @@ class Suite:
     """Task → name of its documents, where the two differ."""
     fewshot: dict[str, Examples]
     """Task → its few-shot examples, where there are pinned ones."""
+    num_fewshot: int = 0
+    """How many of them stand before each question."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -89,20 +91,21 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
     return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
 
 
-def check_fewshot(suite: Suite, shots: int) -> None:
-    """Refuse a number of few-shot examples that a task of the suite does not have.
+def with_fewshot(suite: Suite, shots: int) -> Suite:
+    """The suite with solved examples before each question.
 
     Raises:
-        UsageError: naming the tasks and the way that is open for them.
+        UsageError: a task has no examples, or not so many; it names the way that is open.
     """
-    if not shots:
-        return
-    if without := [task for task in suite.tasks if task not in suite.fewshot]:
+    if shots and (without := [task for task in suite.tasks if task not in suite.fewshot]):
         raise UsageError(
             f"suite {suite.name} has no few-shot examples for {', '.join(without)}: they lie in splits that only the "
             f"Hugging Face hub has; leave such tasks out with --tasks, or take the examples from the hub with "
             f"--suite lm_eval --tasks {','.join(without)} --num-fewshot {shots}"
         )
-    for task in suite.tasks:
-        if shots > (most := suite.fewshot[task].most):
-            raise UsageError(f"--num-fewshot is {shots}, but {task} has no more than {most} examples for each subject")
+    for task, examples in suite.fewshot.items():
+        if task in suite.tasks and shots > examples.most:
+            raise UsageError(
+                f"--num-fewshot is {shots}, but {task} has no more than {examples.most} examples for each subject"
+            )
+    return replace(suite, num_fewshot=shots)

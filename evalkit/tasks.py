@@ -70,22 +70,24 @@ def load_questions(suite: Suite, library: Library, limit: int | None = None) -> 
     """All questions of a suite, by task, in the suite's order.
 
     Args:
-        suite: its tasks must exist under `suite.task_dir`.
+        suite: its tasks must exist under `suite.task_dir`; its `num_fewshot` examples become part of each context.
         library: where the documents come from.
         limit: at most this many documents of each task. The first ones, as lm-eval takes them; of a task with
             subjects the first of every subject in turn, so that a small sample is not one subject alone.
 
     Raises:
-        DataError: documents are missing, malformed or none.
+        DataError: documents or examples are missing, malformed or none.
     """
     with _patient_lm_eval():
         from lm_eval.tasks import TaskManager
 
-        manager = TaskManager(include_path=str(suite.task_dir), include_defaults=False, metadata={"library": library})
-        return {task: _task_questions(manager, task, limit) for task in suite.tasks}
+        shots = suite.num_fewshot
+        metadata = {"library": library, "num_fewshot": shots}
+        manager = TaskManager(include_path=str(suite.task_dir), include_defaults=False, metadata=metadata)
+        return {task: _task_questions(manager, task, shots, limit) for task in suite.tasks}
 
 
-def _task_questions(manager: Any, task: str, limit: int | None) -> list[Question]:
+def _task_questions(manager: Any, task: str, shots: int, limit: int | None) -> list[Question]:
     leaves = manager.load([task])["tasks"]
     sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
     if not sum(sizes.values()):
@@ -93,7 +95,7 @@ def _task_questions(manager: Any, task: str, limit: int | None) -> list[Question
     questions: list[Question] = []
     for name, count in share_limit(sizes, limit).items():
         if count:
-            questions += _leaf_questions(task, leaves[name], sizes[name], count)
+            questions += _leaf_questions(task, leaves[name], sizes[name], shots, count)
     return questions
 
 
@@ -113,16 +115,27 @@ def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
     return taken
 
 
-def _leaf_questions(task: str, leaf: Any, documents: int, count: int) -> list[Question]:
+def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int) -> list[Question]:
     """The steps of lm-eval's own `build_all_requests`, without its progress bar for each subject."""
     metadata = leaf.config.metadata or {}
     about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
+    if shots:
+        _prepare_examples(leaf, shots)
     questions = []
     for doc_id, doc in leaf.doc_iterator(rank=0, limit=count, world_size=1):
-        context = leaf.fewshot_context(doc, num_fewshot=0)
+        context = leaf.fewshot_context(doc, num_fewshot=shots)
         instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
         questions.append(_question(task, leaf, about, doc_id, instances))
     return questions
+
+
+def _prepare_examples(leaf: Any, shots: int) -> None:
+    """Seed the sampler as lm-eval's `simple_evaluate` does. It would fail by an assertion on too few examples."""
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+
+    leaf.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    if (found := len(leaf.sampler.df)) < shots:
+        raise DataError(f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}")
 
 
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, instances: list[Any]) -> Question:

@@ -42,7 +42,8 @@ SHORT = {
 
 def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
     """Accuracy of every task and the averages, under one rule, in percent."""
-    unofficial = {task for task, source in manifest["documents"].items() if not source["official"]}
+    sources, examples = manifest["documents"], manifest.get("examples", {})
+    unofficial = {task for found in (sources, examples) for task, source in found.items() if not source["official"]}
     rows: list[list[Any]] = []
     groups: dict[str, list[str]] = manifest["groups"]
     by_name = {task.task: task for task in results.tasks}
@@ -79,12 +80,14 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
     )
     notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
     if shots := manifest["specification"].get("num_fewshot", 0):
-        notes.append(f"{shots}-shot: so many solved examples stand before each question")
+        notes.append(f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question")
     if any(task.ties for task in results.tasks):
         notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
     if any(task.truncated for task in results.tasks):
         notes.append("cut: documents whose context lost tokens on its left to fit the model's window")
-    notes.append("documents: " + _sources(manifest))
+    notes.append("documents: " + _sources(sources))
+    if examples:
+        notes.append("examples: " + _sources(examples))
     if unofficial:
         notes.append("*: not the official documents of the task")
     return "\n".join([table, "", *notes])
@@ -147,10 +150,10 @@ def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
     return "\n".join(lines)
 
 
-def _sources(manifest: Mapping[str, Any]) -> str:
+def _sources(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """Where the documents came from, tasks named where they differ."""
     by_source: dict[str, list[str]] = {}
-    for task, found in manifest["documents"].items():
+    for task, found in documents.items():
         kind, _, place = found["source"].partition(" ")
         source = f"{kind} {Path(place).parent}" if kind == "data-dir" else found["source"]
         by_source.setdefault(source, []).append(task)

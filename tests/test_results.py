@@ -30,6 +30,7 @@ def task(name: str, right: int, wrong: int, subtask: str | None = None, extra: i
 def manifest(**groups: list[str]) -> dict[str, Any]:
     names = [name for members in groups.values() for name in members]
     return {
+        "specification": {"num_fewshot": 0},
         "groups": groups,
         "group_sizes": {name: len(members) for name, members in groups.items()},
         "documents": {name: {"official": True, "source": "made up"} for name in names},
@@ -149,3 +150,15 @@ def test_rules_that_a_table_cannot_answer_are_left_out() -> None:
     assert "pmi" not in available_rules(scores)
     with pytest.raises(UsageError, match="unconditional pass"):
         summarise(scores, manifest(G=["a"]), "pmi")
+
+
+def test_examples_are_told_under_the_table() -> None:
+    shown = manifest(Only=["mmlu"]) | {
+        "examples": {"mmlu": {"official": False, "source": "data-dir here/mmlu_dev.jsonl"}}
+    }
+    shown["specification"] = {"num_fewshot": 5}
+    text = result_table(summarise(task("mmlu", 2, 2), shown, "acc"), shown, {"mmlu": 0.5})
+    assert "5-shot: 5 solved examples before each question" in text
+    assert "examples: data-dir here" in text
+    assert "MMLU*" in text
+    assert "*: not the official documents" in text

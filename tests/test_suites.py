@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.suites import choose_tasks, load_suite, suite_names
+from evalkit.suites import choose_tasks, load_suite, suite_names, with_fewshot
 
 
 def test_zeroshot8_is_the_papers() -> None:
@@ -41,3 +41,20 @@ def test_wrong_choices_of_tasks() -> None:
         choose_tasks(suite, ("hellaswg",))
     with pytest.raises(UsageError, match="named twice"):
         choose_tasks(suite, ("piqa", "piqa"))
+
+
+@pytest.mark.parametrize(("name", "task"), [("zeroshot8", "mmlu"), ("zeroshot8_text", "mmlu_continuation")])
+def test_mmlu_has_five_examples(name: str, task: str) -> None:
+    suite = choose_tasks(load_suite(name), (task,))
+    assert with_fewshot(suite, 5).num_fewshot == 5
+    with pytest.raises(UsageError, match=f"--num-fewshot is 6, but {task} has no more than 5 examples"):
+        with_fewshot(suite, 6)
+
+
+def test_tasks_without_pinned_examples_are_refused_with_the_way_out() -> None:
+    suite = choose_tasks(load_suite("zeroshot8"), ("piqa", "boolq", "mmlu"))
+    with pytest.raises(UsageError) as caught:
+        with_fewshot(suite, 3)
+    assert "no few-shot examples for piqa, boolq:" in str(caught.value)
+    assert "--suite lm_eval --tasks piqa,boolq --num-fewshot 3" in str(caught.value)
+    assert with_fewshot(suite, 0) == suite

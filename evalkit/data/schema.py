@@ -1,4 +1,4 @@
-"""The eight tasks: where the official documents are, what one looks like, and what pins their content.
+"""The eight tasks and their few-shot examples: where the official documents are, what one looks like, what pins them.
 
 In: source records in the fields of the original dataset. Out: canonical documents, in the fields that
 lm-eval 0.4.13's task files read; and the hash of what determines an evaluation on them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evalkit.data.fields import Record, index, one_of, text, texts, value, wrong
@@ -28,7 +28,7 @@ class HubSplit:
     config: str | None
     """Configuration, e.g. "ARC-Easy"; None where there is only the default one."""
     split: str
-    """Name of the evaluation split."""
+    """Name of the split, e.g. "validation"."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class TaskData:
     """What is known in advance about one task's documents."""
 
     name: str
-    """The task's name, and the stem of its file in a data folder."""
+    """The task's name (examples: one of their own), and the stem of its file in a data folder."""
     hub: HubSplit
     """The dataset that holds the official split."""
     count: int
@@ -220,6 +220,18 @@ TASKS: dict[str, TaskData] = {
         ),
     )
 }
+
+
+EXAMPLES: dict[str, TaskData] = {
+    "mmlu_dev": replace(
+        TASKS["mmlu"],
+        name="mmlu_dev",
+        hub=HubSplit("cais/mmlu", "all", "dev"),
+        count=285,
+        content_hash="430a5e8118ca3d5832b58e82852c0b5c7ba8c55ff9322be8110794a3ee19fefc",
+    )
+}
+"""Documents that few-shot examples are taken from: five of each of MMLU's subjects."""
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:

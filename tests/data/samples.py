@@ -1,4 +1,4 @@
-"""One made-up record per task, in the fields of the original dataset, and ways to write them down."""
+"""One made-up record per task and set of examples, in the original dataset's fields, and ways to write them down."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ _RECORDS: dict[str, Record] = {
         "question": "How many?",
         "choices": ["one", "two", "three", "four"],
         "answer": 3,
+    },
+    "mmlu_dev": {
+        "subject": "virology",
+        "question": "How few?",
+        "choices": ["none", "one", "two", "three"],
+        "answer": 1,
     },
 }
 

