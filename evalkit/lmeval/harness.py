@@ -108,17 +108,15 @@ class Harness(HFLM):  # type: ignore[misc]
         self.prefix_text = self.tokenizer.decode(self.prefix_token_id)
         self._say = say
         self._engine: Any = None
-        self._token_budget = None if token_budget in (None, "auto") else int(token_budget or 0)
+        self.token_budget = _budget(token_budget, loaded.model)
 
     @property
     def engine(self) -> Any:
         """What scores; made when it is first asked for."""
         if self._engine is None:
-            from evalkit.scoring.budget import auto_budget
             from evalkit.scoring.engine import Engine
 
-            budget = self._token_budget or auto_budget(self.loaded.model)
-            self._engine = Engine(self.loaded.model, budget, self._say, greedy=True)
+            self._engine = Engine(self.loaded.model, self.token_budget, self._say, greedy=True)
         return self._engine
 
     def encode(self, requests: Sequence[Any]) -> list[Pair]:
@@ -211,6 +209,17 @@ def label_of(request: Any) -> str:
 def owner_of(request: Any) -> Hashable:
     """What keeps requests together: the document, or the request itself where lm-eval does not say."""
     return id(request) if request.task_name is None else (request.task_name, request.doc_id)
+
+
+def _budget(asked: int | str | None, model: Any) -> int:
+    from evalkit.scoring.budget import auto_budget
+
+    if asked is None or asked == "auto":
+        return auto_budget(model)
+    try:
+        return max(1, int(asked))
+    except ValueError:
+        raise UsageError(f"token_budget is {asked!r}; it must be a whole number, or auto") from None
 
 
 def _batch_size(asked: int | str | None) -> int:

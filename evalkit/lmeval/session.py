@@ -1,0 +1,137 @@
+"""A prepared run of lm-eval's tasks, to a finished run folder.
+
+lm-eval itself builds the requests and computes the metrics; evalkit answers the requests (`answers.py`) and keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from evalkit.errors import DataError, EvalkitError, RunError, first_line
+from evalkit.lmeval.answers import Answers
+from evalkit.lmeval.preparation import SEEDS, PreparedTasks, prepare_tasks
+from evalkit.lmeval.quiet import quiet_lm_eval
+from evalkit.lmeval.results import write_results
+from evalkit.progress import Progress
+from evalkit.request import Request
+from evalkit.runs import MANIFEST, RESULTS, Run, RunWriter, load_run, open_run
+
+if TYPE_CHECKING:
+    from evalkit.lmeval.harness import Harness
+
+
+def evaluate_tasks(request: Request, progress: Progress) -> Run:
+    """Evaluate a checkpoint on lm-eval's tasks; resume or open the run if it was begun or finished before.
+
+    Raises:
+        EvalkitError: whatever is wrong, in one line.
+    """
+    return run_tasks(prepare_tasks(request, progress.say), progress)
+
+
+def run_tasks(prepared: PreparedTasks, progress: Progress) -> Run:
+    """Score what is missing of a prepared run, write its results and open it."""
+    if (prepared.folder / RESULTS).is_file():
+        run = load_run(prepared.folder)
+        if run.complete and (run.has_samples or not prepared.request.log_samples):
+            return run
+    with open_run(prepared.request.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
+        _Session(prepared, writer, progress).complete()
+    return load_run(prepared.folder)
+
+
+class _Session:
+    """The part of a run that one process does."""
+
+    def __init__(self, prepared: PreparedTasks, writer: RunWriter, progress: Progress) -> None:
+        self._prepared = prepared
+        self._writer = writer
+        self._progress = progress
+        self._answers = Answers(writer.journal, self._load, self._requests, progress)
+
+    def complete(self) -> None:
+        """Have lm-eval evaluate every task, and write what comes out."""
+        import lm_eval.evaluator
+
+        request, tasks = self._prepared.request, self._prepared.tasks
+        for task in tasks.tasks.values():
+            _name_errors(task)
+            # Anew, since the sampler moves with every document that is asked for
+            task.set_fewshot_seed(SEEDS["fewshot"])
+        with quiet_lm_eval(self._progress.say):
+            try:
+                results = lm_eval.evaluator.evaluate(
+                    self._answers,
+                    tasks.as_lm_eval(),
+                    limit=request.limit,
+                    log_samples=True,
+                )
+            except EvalkitError:
+                raise
+            except Exception as error:
+                raise RunError(
+                    f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
+                    f"what was scored is kept in {self._writer.folder}"
+                ) from error
+        write_results(self._writer, tasks, self._answers, results, request.log_samples)
+
+    def _requests(self) -> list[Any]:
+        """All requests of the run, once lm-eval has built them."""
+        return [request for task in self._prepared.tasks.tasks.values() for request in task.instances]
+
+    def _load(self) -> Harness:
+        from evalkit.lmeval.harness import Harness
+        from evalkit.models.load import load
+
+        request, manifest = self._prepared.request, self._writer.manifest
+        loaded = load(
+            self._prepared.checkpoint,
+            device=request.device,
+            dtype=request.dtype,
+            attention=request.attention,
+            say=self._progress.say,
+        )
+        self._progress.say(loaded.describe())
+        # A resumed run keeps the budget that it was begun with, so that its batches are the same
+        stored = manifest.get("token_budget") if self._answers else None
+        if stored and request.token_budget not in (None, stored):
+            self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
+        harness = Harness(loaded, token_budget=stored or request.token_budget, say=self._progress.say)
+        manifest |= {
+            "token_budget": harness.token_budget,
+            "generation_batch": harness.batch_size,
+            "loaded": {
+                "architecture": loaded.architecture,
+                "parameters": loaded.parameters,
+                "dtype": loaded.dtype,
+                "device": loaded.device,
+                "window": harness.max_length,
+                "bos_id": loaded.bos_id,
+                "eos_id": loaded.eos_id,
+                "prefix_id": harness.prefix_token_id,
+                "attention": loaded.attention,
+            },
+        }
+        self._writer.save_json(MANIFEST, manifest)
+        return harness
+
+
+def _name_errors(task: Any) -> None:
+    """Let what goes wrong inside a task name it."""
+
+    def named(step: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                return step(*arguments, **options)
+            except EvalkitError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"task {task.task_name}: lm-eval cannot {what} ({type(error).__name__}: {first_line(error)})"
+                ) from error
+
+        return run
+
+    task.build_all_requests = named(task.build_all_requests, "build its requests")
+    task.process_results = named(task.process_results, "measure a document")
