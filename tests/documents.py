@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def made_up(folder: Path, count: int = 6) -> Path:
 
 
 def first_real(folder: Path, source: Path, count: int) -> Path:
-    """A folder with the first `count` real documents of each task; of MMLU two of each subject."""
+    """A folder with the first `count` real documents of each task; of MMLU two of each subject, and its examples."""
     folder.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         # By line feeds only: some documents hold other characters that splitlines() takes for line ends
@@ -54,6 +55,7 @@ def first_real(folder: Path, source: Path, count: int) -> Path:
         else:
             lines = lines[:count]
         (folder / f"{task}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    shutil.copy(source.parent / "extra" / "mmlu_dev.jsonl", folder)
     return folder
 
 

@@ -47,6 +47,7 @@ def ours(checkpoint: Path, real_documents: Path, tmp_path_factory: pytest.TempPa
     return {
         "others": evaluate(str(checkpoint), tasks=others, limit=LIMIT, progress=quiet, **common),
         "mmlu": evaluate(str(checkpoint), tasks="mmlu", progress=quiet, **common),
+        "few-shot": evaluate(str(checkpoint), tasks="mmlu", num_fewshot=5, progress=quiet, **common),
     }
 
 
@@ -64,10 +65,11 @@ def theirs(checkpoint: Path, real_documents: Path) -> dict[str, dict[str, Any]]:
     return {
         "others": simple_evaluate(model, tasks=others, limit=LIMIT, task_manager=manager, bootstrap_iters=2),
         "mmlu": simple_evaluate(model, tasks=["mmlu"], task_manager=manager, bootstrap_iters=2),
+        "few-shot": simple_evaluate(model, tasks=["mmlu"], num_fewshot=5, task_manager=manager, bootstrap_iters=2),
     }
 
 
-@pytest.mark.parametrize("part", ["others", "mmlu"])
+@pytest.mark.parametrize("part", ["others", "mmlu", "few-shot"])
 def test_accuracies_and_errors_are_lm_evals(ours: Any, theirs: Any, part: str) -> None:
     found, expected = exported(ours[part])["results"], theirs[part]["results"]
     assert found.keys() == expected.keys()
@@ -88,7 +90,7 @@ def test_groups_are_pooled_as_lm_eval_pools_them(ours: Any, theirs: Any) -> None
     assert found["group_subtasks"] == expected["group_subtasks"] == {"mmlu": [f"mmlu_{name}" for name in SUBJECTS]}
 
 
-@pytest.mark.parametrize("part", ["others", "mmlu"])
+@pytest.mark.parametrize("part", ["others", "mmlu", "few-shot"])
 def test_what_describes_the_results_is_lm_evals(ours: Any, theirs: Any, part: str) -> None:
     found, expected = exported(ours[part]), json.loads(json.dumps(theirs[part], default=str))
     assert found["n-shot"] == expected["n-shot"]

@@ -10,6 +10,8 @@ import pytest
 
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError
+from evalkit.evaluation import evaluate
+from evalkit.progress import Progress
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.tasks import Question, load_questions
 from tests.data.samples import sample, write
@@ -167,3 +169,34 @@ def test_lm_evals_command_line_has_the_examples_that_are_here(
         (tmp_path / "mmlu_dev.jsonl").unlink()
     splits = dataset("mmlu", "test", "virology", library, examples="mmlu_dev")
     assert (len(splits["test"]), len(splits["dev"])) == (1, 3 if here else 0)
+
+
+@pytest.fixture
+def asked(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
+    """Options of a run on made-up documents with four examples of each subject."""
+    (tmp_path / "data").mkdir()
+    own_documents(tmp_path / "data", 4)
+    return {
+        "tasks": "mmlu",
+        "data_dir": tmp_path / "data",
+        "allow_unofficial_data": True,
+        "limit": 3,
+        "output": tmp_path / "runs",
+        "model": str(checkpoint),
+        "progress": Progress(live=False),
+    }
+
+
+@pytest.mark.parametrize("template", ["plain", "inst"])
+def test_examples_are_part_of_what_a_run_is(asked: dict[str, Any], tmp_path: Path, template: str) -> None:
+    none, two = (evaluate(template=template, num_fewshot=shots, **asked) for shots in (0, 2))
+    assert evaluate(template=template, **asked).folder == none.folder != two.folder
+    assert "examples" not in none.manifest["specification"]
+    assert none.manifest["specification"]["num_fewshot"] == 0
+    assert two.manifest["specification"]["num_fewshot"] == 2
+    [example] = two.manifest["examples"].values()
+    assert (example["count"], example["official"]) == (4 * len(SUBJECTS), False)
+    assert not two.scores["ll_continuation"].equals(none.scores["ll_continuation"])
+    own_documents(tmp_path / "data", 3)
+    assert evaluate(template=template, num_fewshot=2, **asked).folder != two.folder
+    assert evaluate(template=template, **asked).folder == none.folder
