@@ -17,7 +17,7 @@ from evalkit.errors import EvalkitError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from evalkit.progress import Progress
-    from evalkit.request import Prepared
+    from evalkit.request import Prepared, Request
     from evalkit.runs import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -105,12 +105,16 @@ def cli() -> None:
 @_option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
 @_option("--revision", help="Branch, tag or commit of a hub model.")
 @_option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
-@_option("--suite", default="zeroshot8", help="Which tasks, and which averages of them.")
-@_option("--tasks", callback=_tasks, help="Only these of the suite, separated by commas.")
-@_option("--template", default="inst", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.")
+@_option("--suite", help="Which tasks and averages, or lm_eval for lm-eval's own.  [default: zeroshot8, or lm_eval "
+         "if a task is not in it]")  # fmt: skip
+@_option("--tasks", callback=_tasks, help="Only these of the suite, or any of lm-eval's, separated by commas.")
+@_option("--include-path", type=_FOLDER, help="Folder of your own lm-eval task files; they can run code beside them.")
+@_option("--template", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.  [default: inst]")
 @_option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: ppl; acc with plain]")
 @_option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
-@_option("--num-fewshot", type=int, default=0, help="Solved examples before each question.")
+@_option(
+    "--num-fewshot", type=int, help="Solved examples before each question.  [default: 0; a task's own with lm_eval]"
+)
 @_option("--output", "-o", type=_FOLDER, default=Path("results/runs"), help="Folder of run folders.")
 @_DATA_DIR
 @_option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
@@ -135,13 +139,18 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     evalkit run --model org/name --revision step1000 --dtype float32
     evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
     evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
+    evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     """
     from evalkit.evaluation import run_prepared
     from evalkit.progress import Progress
-    from evalkit.request import prepare, request_of
+    from evalkit.request import asks_lm_eval, prepare, request_of
 
     with Progress() as progress:
-        prepared = prepare(request_of(options.pop("model"), options), progress.say)
+        request = request_of(options.pop("model"), options)
+        if asks_lm_eval(request, progress.say):
+            _run_lm_eval(request, show_prompts, form, progress)
+            return
+        prepared = prepare(request, progress.say)
         if show_prompts:
             _print_prompts(prepared, show_prompts, progress)
             return
@@ -220,6 +229,27 @@ def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
     for questions in load_questions(prepared.suite, prepared.library, count).values():
         for encoded in prompter.encode(questions, prepared.unconditional):
             click.echo(prompt_text(encoded, loaded.tokenizer))
+
+
+def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progress) -> None:
+    import json
+
+    from evalkit.lmeval.preparation import first_requests, prepare_tasks
+    from evalkit.lmeval.session import run_tasks
+    from evalkit.lmeval.view import metric_table, requests_text
+
+    prepared = prepare_tasks(request, progress.say)
+    if show_prompts:
+        for task in prepared.tasks.tasks.values():
+            click.echo(requests_text(first_requests(task, show_prompts)))
+        return
+    finished = run_tasks(prepared, progress)
+    if form == "json":
+        about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
+        click.echo(json.dumps(about | {"documents": finished.manifest["documents"]} | finished.stored, indent=2))
+        return
+    click.echo(metric_table(finished.stored, finished.manifest))
+    click.echo(f"\n{finished.folder}")
 
 
 def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:

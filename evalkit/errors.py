@@ -19,6 +19,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+_MOST_LISTED = 200
+"""Of more names than these, a message shows none."""
+
 
 def first_line(error: BaseException) -> str:
     """What an error of somebody else's says, shortened to one line; its kind if it says nothing."""
@@ -50,7 +53,9 @@ class UnknownNameError(UsageError):
         names = sorted(known)
         near = get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'?" if near else "there is no name like it."
-        shown = ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
+        # lm-eval has thousands of tasks, of which the first twenty tell nobody anything
+        many = len(names) > _MOST_LISTED
+        shown = f"{len(names):,} names" if many else ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
         super().__init__(f"unknown {kind} '{name}': {hint} Known: {shown}")
 
 

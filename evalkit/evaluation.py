@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
-from evalkit.request import Prepared, prepare, request_of
+from evalkit.request import Prepared, asks_lm_eval, prepare, request_of
 from evalkit.results import summarise_all
 from evalkit.runs import MANIFEST, RESULTS, SCORES, Run, RunWriter, load_run, open_run
 from evalkit.templates import SEGMENTS
@@ -47,8 +47,13 @@ def evaluate(model: str, *, progress: Progress | None = None, **options: Any) ->
     Raises:
         EvalkitError: whatever is wrong, in one line.
     """
+    request = request_of(model, options)
     with progress or Progress() as shown:
-        return run_prepared(prepare(request_of(model, options), shown.say), shown)
+        if asks_lm_eval(request, shown.say):
+            from evalkit.lmeval.session import evaluate_tasks
+
+            return evaluate_tasks(request, shown)
+        return run_prepared(prepare(request, shown.say), shown)
 
 
 def run_prepared(prepared: Prepared, progress: Progress) -> Run:

@@ -59,6 +59,10 @@ def _run_state(run: Run) -> str:
     if not run.complete:
         return "interrupted" if (run.folder / JOURNAL).exists() else "begun"
     try:
+        if run.of_lm_eval:
+            from evalkit.lmeval.view import state
+
+            return state(run.stored)
         average = run.stored["averages"][-1]
     except RunError:
         return "damaged: evalkit rescore says where"

@@ -19,12 +19,14 @@ from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype
 from evalkit.rules import Rule, find_rule
-from evalkit.runs import folder_name, specification_id
+from evalkit.runs import LM_EVAL, folder_name, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.templates import SEGMENTS, Template, load_template
 
 SCORING_VERSION = 1
 """Raised whenever a change of evalkit changes a score: part of every run's specification."""
+
+DEFAULT_SUITE = "zeroshot8"
 
 _NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")
 """Libraries whose version can change a score."""
@@ -36,17 +38,20 @@ class Request:
 
     model: str
     """A checkpoint folder, a hub name, a GGUF file, or "demo"."""
-    suite: str = "zeroshot8"
+    suite: str | None = None
+    """A suite's name, or "lm_eval" for lm-eval's own tasks; None: zeroshot8 if it has all `tasks`, else lm_eval."""
     tasks: tuple[str, ...] = ()
-    """Only these tasks of the suite; all where empty."""
-    template: str = "inst"
-    """A template's name, or the path of a YAML file of the same form."""
+    """Only these tasks of the suite, all where empty; of lm_eval its tasks, groups or tags."""
+    include_path: Path | None = None
+    """Folder of the user's own lm-eval task files, which may run Python code that lies beside them."""
+    template: str | None = None
+    """A template's name, or the path of a YAML file of the same form; None: inst, or plain for lm-eval's tasks."""
     rule: str | None = None
     """The rule of the result; None: `ppl` where the template scores whole sequences, else `acc`."""
     limit: int | None = None
     """Most documents of each task; None for all."""
-    num_fewshot: int = 0
-    """How many solved examples stand before each question."""
+    num_fewshot: int | None = None
+    """How many solved examples stand before each question; None: none, or what an lm-eval task says itself."""
     data_dir: Path | None = None
     """Folder of `<task>.jsonl` files that comes before the hub."""
     output: Path = field(default_factory=lambda: Path("results/runs"))
@@ -99,10 +104,12 @@ def prepare(request: Request, say: Say) -> Prepared:
     """
     if request.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
-    suite = with_fewshot(choose_tasks(load_suite(request.suite), request.tasks), request.num_fewshot)
-    template = load_template(request.template)
+    suite = with_fewshot(
+        choose_tasks(load_suite(request.suite or DEFAULT_SUITE), request.tasks), request.num_fewshot or 0
+    )
+    template = load_template(request.template or "inst")
     rule = _rule_of(request, template)
-    checkpoint = _locate(request, say)
+    checkpoint = locate_checkpoint(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
     specification, found = _specification(request, suite, template, rule, checkpoint, library)
@@ -113,16 +120,43 @@ def prepare(request: Request, say: Say) -> Prepared:
         "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         **found,
+        "template": asdict(template),
+        **circumstances(request, checkpoint),
+    }
+    return Prepared(request, suite, template, rule, checkpoint, library, manifest)
+
+
+def asks_lm_eval(request: Request, say: Say) -> bool:
+    """Whether a request is for lm-eval's tasks and not for a suite; says so where the user did not.
+
+    Raises:
+        UsageError: a folder of task files beside a suite, which has its own.
+    """
+    if request.suite == LM_EVAL:
+        return True
+    if request.suite is not None:
+        if request.include_path is not None:
+            raise UsageError(f"--include-path adds lm-eval tasks; suite {request.suite} has its own: leave out --suite")
+        return False
+    known = load_suite(DEFAULT_SUITE).tasks
+    if others := [task for task in request.tasks if task not in known]:
+        say(f"{', '.join(others)}: not in suite {DEFAULT_SUITE}, so this is a run of lm-eval's tasks, with its prompts")
+    elif request.include_path is not None:
+        say("--include-path: this is a run of lm-eval's tasks, with its prompts")
+    return bool(others) or request.include_path is not None
+
+
+def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What every manifest tells beside the specification: by whom, when, where and with what it was made."""
+    return {
         "model": request.model,
         "revision": checkpoint.revision,
-        "template": asdict(template),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
         "versions": {name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
-    return Prepared(request, suite, template, rule, checkpoint, library, manifest)
 
 
 def request_of(model: str | Path, options: dict[str, Any]) -> Request:
@@ -136,7 +170,7 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
         if name not in known:
             raise UnknownNameError("option", name, known)
     tidy = {name: value for name, value in options.items() if value is not None}
-    for name in ("data_dir", "output"):
+    for name in ("data_dir", "include_path", "output"):
         if name in tidy:
             tidy[name] = Path(tidy[name])
     if tidy.get("token_budget") == "auto":
@@ -186,7 +220,8 @@ def _rule_of(request: Request, template: Template) -> Rule:
     return rule
 
 
-def _locate(request: Request, say: Say) -> Checkpoint:
+def locate_checkpoint(request: Request, say: Say) -> Checkpoint:
+    """Find the checkpoint that a request names."""
     model = f"{request.model}@{request.revision}" if request.revision else request.model
     return locate(
         model,
@@ -197,26 +232,33 @@ def _locate(request: Request, say: Say) -> Checkpoint:
     )
 
 
-def _specification(
-    request: Request, suite: Suite, template: Template, rule: Rule, checkpoint: Checkpoint, library: Library
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that determines the numbers, and where each task's documents and few-shot examples came from."""
+def numerics(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What determines the numbers of any run, whatever its tasks are."""
     prints = fingerprint(checkpoint)
-    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}}
-    if suite.num_fewshot:
-        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.tasks}
-    specification = {
+    return {
         "scoring": SCORING_VERSION,
         "versions": {name: version(name) for name in _NUMERICS},
         "checkpoint": {"weights": prints.weights, "config": prints.config, "tokenizer": prints.tokenizer},
-        "suite": suite.name,
-        **{kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()},
-        "template": template.content_hash,
-        "unconditional": "unconditional" in rule.segments,
         "dtype": resolve_dtype(checkpoint, request.dtype),
         "attention": request.attention,
         "context_extension": None,
         "limit": request.limit,
+    }
+
+
+def _specification(
+    request: Request, suite: Suite, template: Template, rule: Rule, checkpoint: Checkpoint, library: Library
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All that determines the numbers, and where each task's documents and few-shot examples came from."""
+    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}}
+    if suite.num_fewshot:
+        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.tasks}
+    specification = {
+        **numerics(request, checkpoint),
+        "suite": suite.name,
+        **{kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()},
+        "template": template.content_hash,
+        "unconditional": "unconditional" in rule.segments,
         "num_fewshot": suite.num_fewshot,
     }
     sources = {kind: {task: _source_of(loaded) for task, loaded in sets.items()} for kind, sets in found.items()}

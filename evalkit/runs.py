@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from evalkit.errors import RunError, first_line
+from evalkit.errors import RunError, UsageError, first_line
 from evalkit.journal import Journal, replace_file
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 _BEGIN_ANEW = "delete the folder and run its command again"
 _MAKE_ANEW = "delete it and run its command again, which makes it anew from the journal"
+
+LM_EVAL = "lm_eval"
+"""The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
@@ -65,7 +68,13 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether every document has been scored and the results are written."""
-        return (self.folder / RESULTS).is_file() and (self.folder / SCORES).is_file()
+        scored = (self.folder / SCORES).is_file() or not self.manifest["groups"]
+        return (self.folder / RESULTS).is_file() and scored
+
+    @property
+    def of_lm_eval(self) -> bool:
+        """Whether it is a run of lm-eval's tasks; its own results are in `stored`, its score table may be absent."""
+        return bool(self.manifest["specification"]["suite"] == LM_EVAL)
 
     @property
     def has_samples(self) -> bool:
@@ -82,6 +91,8 @@ class Run:
         path = self.folder / SCORES
         if not self.complete:
             raise RunError(f"run {self.folder} is not finished; give its command again")
+        if not self.manifest["groups"]:
+            raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         try:
             return pd.read_parquet(path, columns=list(ScoreRow._fields))
         except (OSError, ValueError) as error:

@@ -61,7 +61,7 @@ def load_suite(name: str) -> Suite:
         UnknownNameError: there is no suite of that name.
     """
     if name not in suite_names():
-        raise UnknownNameError("suite", name, suite_names())
+        raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
     raw = yaml.safe_load(resource("configs", "suites", f"{name}.yaml").read_text())
     return Suite(
         name=name,

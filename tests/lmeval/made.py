@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.tiny import TRAINING_TEXT
@@ -110,3 +111,13 @@ def _choice(dice: random.Random) -> dict[str, Any]:
 
 def _words(dice: random.Random, most: int) -> str:
     return " ".join(dice.choices(WORDS, k=dice.randint(max(1, most // 2), most)))
+
+
+def same_metrics(found: dict[str, Any], expected: dict[str, Any], rel: float = 1e-3) -> None:
+    """lm-eval's results of the same tasks agree: names and counts exactly, measures within rounding."""
+    assert found.keys() == expected.keys()
+    for task, metrics in expected.items():
+        assert found[task].keys() == metrics.keys(), task
+        for name, value in metrics.items():
+            close = pytest.approx(value, rel=rel) if isinstance(value, float) else value
+            assert found[task][name] == close, (task, name)
