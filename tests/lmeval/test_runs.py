@@ -1,0 +1,259 @@
+"""Runs of lm-eval's tasks: lm-eval's own numbers, kept, resumed and printed as those of a suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evalkit.errors import UsageError
+from evalkit.evaluation import evaluate
+from evalkit.journal import Journal
+from evalkit.progress import Progress
+from evalkit.runs import Run, load_run
+from tests.lmeval.made import ALL, CHOICE, made_tasks, same_metrics, write_task
+from tests.tiny import tiny_checkpoint
+
+BUDGET = 64
+"""Small, so that there are many batches."""
+
+Evaluate = Callable[..., Run]
+
+
+class Silent(Progress):
+    """Progress that shows nothing."""
+
+    def say(self, line: str) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's bootstrap gives the same numbers without a pool of processes."""
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=128, adds_bos=True)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture
+def run(model: Path, tasks: Path, tmp_path: Path) -> Evaluate:
+    def evaluated(**options: Any) -> Run:
+        asked = {"include_path": tasks, "tasks": ALL, "token_budget": BUDGET, "output": tmp_path / "runs"}
+        return evaluate(str(model), progress=Silent(live=False), **(asked | options))
+
+    return evaluated
+
+
+@pytest.fixture(scope="module")
+def finished(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """All tasks, undisturbed. Not to be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISABLE_MULTIPROC", "1")
+        return evaluate(
+            str(model),
+            include_path=tasks,
+            tasks=ALL,
+            token_budget=BUDGET,
+            log_samples=True,
+            output=tmp_path_factory.mktemp("runs"),
+            progress=Silent(live=False),
+        )
+
+
+def exported(run: Run) -> dict[str, Any]:
+    [path] = run.folder.glob("lm_eval/results_*.json")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_numbers_are_lm_evals(finished: Run, model: Path, tasks: Path) -> None:
+    """Every metric, standard error and group of lm-eval's own run with its own model class."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    expected = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(model), "dtype": "float32", "logits_cache": False},
+        tasks=list(ALL),
+        device="cpu",
+        batch_size=8,
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+    )
+    same_metrics(exported(finished)["results"], expected["results"])
+    for part in ("n-shot", "n-samples", "higher_is_better", "versions", "group_subtasks"):
+        assert exported(finished)[part] == expected[part], part
+    hashes = finished.stored["task_hashes"]
+    samples = expected["samples"]
+    assert {name: len(members) for name, members in samples.items()} == {
+        path.name.removeprefix("samples_").rpartition("_")[0]: len(path.read_text(encoding="utf-8").splitlines())
+        for path in finished.folder.glob("lm_eval/samples_*.jsonl")
+    }
+    assert hashes.keys() == samples.keys()
+
+
+def test_every_kind_is_measured(finished: Run) -> None:
+    found = {entry["task"]: entry for entry in [*finished.stored["tasks"], *finished.stored["groups"]]}
+    measured = {task: [metric["metric"] for metric in entry["metrics"]] for task, entry in found.items()}
+    assert measured == {
+        "made_choice": ["acc", "acc_norm"],
+        "made_other": ["acc", "acc_norm"],
+        "made_last_word": ["perplexity", "acc"],
+        "made_texts": ["word_perplexity", "byte_perplexity", "bits_per_byte"],
+        "made_answers": ["exact_match", "exact_match"],
+        "made_shots": ["acc", "acc_norm"],
+        "made_pair": ["acc"],
+    }
+    assert [metric["filter"] for metric in found["made_answers"]["metrics"]] == ["whole", "word"]
+    assert found["made_shots"]["num_fewshot"] == 2
+    assert found["made_pair"]["n"] == found["made_choice"]["n"] + found["made_other"]["n"]
+    assert not found["made_texts"]["metrics"][0]["higher_is_better"]
+
+
+def test_the_score_table_says_what_lm_eval_says(finished: Run) -> None:
+    """The accuracies of evalkit's own rules, from the stored scores, are lm-eval's."""
+    results = exported(finished)["results"]
+    for rule in ("acc", "acc_norm"):
+        found = {task.task: task.accuracy for task in finished.results(rule).tasks}
+        assert found == {
+            task: pytest.approx(results[task][f"{rule},none"]) for task in ("made_choice", "made_other", "made_shots")
+        }
+    scores = finished.scores
+    assert np.isfinite(scores["ll_continuation"]).all()
+    assert (scores["n_continuation"] > 0).all()
+    assert (scores["n_context"] > scores["n_continuation"]).any()
+
+
+def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_path: Path) -> None:
+    metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")]
+    documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": place % 2} for place in range(4)]
+    write_task(tmp_path, CHOICE | {"task": "made_mutual", "metric_list": metrics}, documents)
+    found = run(include_path=tmp_path, tasks=("made_mutual",))
+    [task] = found.results("pmi").tasks
+    assert task.accuracy == exported(found)["results"]["made_mutual"]["acc_mutual_info,none"]
+
+
+def test_a_finished_run_is_only_opened(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tasks=("made_choice",))
+    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    monkeypatch.setattr("evalkit.lmeval.session.open_run", None)
+    assert run(tasks=("made_choice",)).folder == first.folder
+    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
+
+
+def test_what_changes_the_numbers_is_another_run(run: Evaluate, tmp_path: Path) -> None:
+    elsewhere = made_tasks(tmp_path / "elsewhere")
+    (elsewhere / "made_choice.jsonl").write_text(
+        json.dumps({"question": "Why?", "choices": ["a", "b"], "gold": 1}) + "\n", encoding="utf-8"
+    )
+    one = {"tasks": ("made_choice",)}
+    runs = [
+        run(**one),
+        run(**one, limit=3),
+        run(**one, num_fewshot=1),
+        run(**one, dtype="bfloat16"),
+        run(**one, include_path=elsewhere),
+        run(tasks=("made_other",)),
+    ]
+    assert len({found.folder for found in runs}) == len(runs)
+
+
+def same_run(found: Run, expected: Run) -> None:
+    """To the last bit, with every answer once in the journal."""
+    pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
+    assert exported(found)["results"] == exported(expected)["results"]
+    journals = [Journal(one.folder / "journal.jsonl", pytest.fail).read() for one in (found, expected)]
+    answers = [[(e.task, e.batch, row) for e in entries for row in e.rows] for entries in journals]
+    assert answers[0] == answers[1]
+    assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
+
+
+def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every few batches: whatever kind of request it was at, nothing is scored twice, and nothing differs."""
+    append, written = Journal.append, []
+
+    def interrupt(journal: Journal, entry: Any) -> None:
+        append(journal, entry)
+        written.append((entry.task, entry.batch))
+        if len(written) % 4 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "append", interrupt)
+    interrupted = 0
+    while True:
+        try:
+            found = run()
+            break
+        except KeyboardInterrupt:
+            interrupted += 1
+    assert interrupted > 3
+    assert len(written) == len(set(written))
+    assert {task.partition(" ")[0] for task, _ in written} == {
+        "loglikelihood", "loglikelihood_rolling", "generate_until"
+    }  # fmt: skip
+    same_run(found, finished)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_a_killed_command_is_given_again(model: Path, tasks: Path, finished: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "evalkit", "run", "--model", model, "--include-path", tasks, "--tasks",
+               ",".join(ALL), "--token-budget", BUDGET, "--output", tmp_path]  # fmt: skip
+    arguments = [str(argument) for argument in command]
+
+    def batches() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("*/journal.jsonl"))
+
+    for ahead in (1, 3):
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        enough = batches() + ahead
+        end = time.monotonic() + 120
+        while batches() < enough and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        process.kill()
+        _, err = process.communicate()
+        assert process.returncode == -signal.SIGKILL, err
+        assert batches() >= enough
+    done = subprocess.run(arguments, capture_output=True, text=True, env=os.environ, check=True)
+    assert "made_last_word" in done.stdout
+    [folder] = tmp_path.iterdir()
+    same_run(load_run(folder), finished)
+
+
+def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> None:
+    found = run(tasks=("made_texts",))
+    assert found.complete
+    with pytest.raises(UsageError, match=r"no multiple-choice task with one gold answer, so no rule applies"):
+        found.results("acc")
+
+
+def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tasks=("made_choice", "made_texts", "made_answers"))
+    before = (first.folder / "results.json").read_bytes()
+    (first.folder / "results.json").unlink()
+    monkeypatch.setattr("evalkit.lmeval.session._Session._load", None)  # nothing is left to score
+    assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
+
+
+def test_samples_are_those_of_lm_eval(finished: Run) -> None:
+    [path] = finished.folder.glob("lm_eval/samples_made_answers_*.jsonl")
+    first = json.loads(path.read_text(encoding="utf-8").splitlines()[0])
+    assert {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "doc_hash"} <= first.keys()
+    assert first["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 8
+    assert isinstance(first["resps"][0][0], str)
