@@ -151,6 +151,8 @@ class Answers(LM):  # type: ignore[misc]
     def _harness(self) -> Harness:
         if self._loaded is None:
             self._loaded = self._load()
+            # All before anything is scored, not when their turn comes
+            self._loaded.check_generation([r for r in self._requests() if r.request_type == "generate_until"])
         return self._loaded
 
     def _score(self, task: str, members: list[Asked]) -> None:

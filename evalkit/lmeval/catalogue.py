@@ -241,7 +241,7 @@ def _naming(build: Callable[..., Any], reach: Callable[[], str | None]) -> Calla
                 why = f"the hub cannot be reached ({trouble}) and they are not cached" if trouble else _reason(error)
                 raise DataError(
                     f"task {entry.name}: its documents ({place}) cannot be loaded: {why}; "
-                    "or name local files in a task file of your own, with --include-path"
+                    "mend that, or name local files in a task file of your own, with --include-path"
                 ) from error
             raise DataError(f"task {entry.name}: lm-eval cannot load it: {_reason(error)}") from error
 

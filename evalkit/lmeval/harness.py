@@ -153,11 +153,11 @@ class Harness(HFLM):  # type: ignore[misc]
             self.batch_size_per_gpu = before
         return found
 
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """lm-eval's own, after a look at whether the texts asked for can fit.
+    def check_generation(self, requests: Sequence[Any]) -> None:
+        """See to it that the texts that are asked for can fit.
 
         Raises:
-            ScoringError: more tokens are to be generated than the window holds.
+            ScoringError: more tokens are to be generated than the window holds; names task and document.
         """
         for request in requests:
             most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
@@ -166,6 +166,10 @@ class Harness(HFLM):  # type: ignore[misc]
                     f"{label_of(request)}: asks for {most} tokens of text, and the model's window is {self.max_length}"
                     "; lower max_gen_toks in the task's generation_kwargs"
                 )
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """lm-eval's own, after a look at whether the texts asked for can fit (see `check_generation`)."""
+        self.check_generation(requests)
         with quiet(), _silent_lm_eval():
             found: list[str] = super().generate_until(requests, disable_tqdm=True)
         return found

@@ -69,7 +69,6 @@ ALL = ("made_pair", "made_last_word", "made_texts", "made_answers", "made_shots"
 def made_tasks(folder: Path, count: int = 6) -> Path:
     """A folder with a task of each kind, a few-shot task with a split of its own, and a group of two tasks."""
     dice = random.Random(3)
-    folder.mkdir(parents=True, exist_ok=True)
     choices = [_choice(dice) for _ in range(count)]
     last_words = [{"text": _words(dice, 9)} for _ in range(count)]
     texts = [{"text": _words(dice, 400 if place == 0 else 30)} for place in range(count)]
@@ -79,6 +78,7 @@ def made_tasks(folder: Path, count: int = 6) -> Path:
     write_task(folder, LAST_WORD, last_words)
     write_task(folder, TEXTS, texts)
     write_task(folder, ANSWERS, answers)
+    # Another split than the one that is scored
     examples = folder / "examples.jsonl"
     examples.write_text("".join(json.dumps(_choice(dice)) + "\n" for _ in range(5)), encoding="utf-8")
     shots = CHOICE | {"task": "made_shots", "num_fewshot": 2, "fewshot_split": "examples"}
@@ -94,6 +94,7 @@ def made_tasks(folder: Path, count: int = 6) -> Path:
 
 def write_task(folder: Path, config: dict[str, Any], documents: list[dict[str, Any]], **splits: Path) -> Path:
     """A task file with its documents beside it, as the split `test`."""
+    folder.mkdir(parents=True, exist_ok=True)
     name = config["task"]
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in documents), encoding="utf-8")
