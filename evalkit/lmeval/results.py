@@ -75,6 +75,9 @@ def _task_rows(name: str, task: Any, answers: Answers) -> list[ScoreRow]:
         doc = requests[0].doc
         choices = task.doc_to_choice(doc)
         gold = _gold(task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc), choices)
+        if task.multiple_input:
+            # The options stand in the contexts and repeat one continuation, whose length is what counts, as in a suite
+            choices = [r.args[1].removeprefix(task.config.target_delimiter) for r in requests[: len(choices)]]
         if gold is None or len(requests) not in (len(choices), 2 * len(choices)):
             return []
         rows += _document_rows(name, doc_id, gold, choices, [answers.of(request) for request in requests])
