@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from evalkit.lmeval.harness import Harness
     from evalkit.lmeval.scoring import Wanted
 
+_NOTHING = -1
+"""Number of the batch of a task's empty texts, which have no token to score."""
+
 _PER_TEXT = 2000
 """Work of generating one text, in characters that are scored."""
 
@@ -160,6 +163,9 @@ class Answers(LM):  # type: ignore[misc]
         from evalkit.lmeval.scoring import score_batches
 
         wanted, places, answers = self._wanted(members)
+        empty = {place for place, _ in members} - {_whole(place) for place in places}
+        if rows := [(place, Answer(_digest(request), 0, 0.0)) for place, request in members if place in empty]:
+            self._write(task, _NOTHING, 0.0, rows)
         done = {i for i, place in enumerate(places) if self._holds(place, answers[i].digest)}
         started = time.perf_counter()
         for number, scored in enumerate(score_batches(self._harness.engine, wanted, done)):
@@ -191,8 +197,6 @@ class Answers(LM):  # type: ignore[misc]
                 wanted.append(Wanted(context, continuation, f"{label_of(request)}, window {part}", own))
                 places.append(own)
                 answers.append(Answer(_digest(request), len(windows), None, None, len(context), len(continuation)))
-            if not windows:  # an empty text
-                self._found[place] = Answer(_digest(request), 0, 0.0)
         return wanted, places, answers
 
     def _generate(self, task: str, members: list[Asked]) -> None:
@@ -235,7 +239,7 @@ class Answers(LM):  # type: ignore[misc]
         self._journal.append(entry)
         fresh = [(place, answer) for place, answer in rows if place not in self._found]
         self._keep(entry)
-        work = sum(self._work.get(_whole(place), 0.0) / answer.parts for place, answer in fresh)
+        work = sum(self._work.get(_whole(place), 0.0) / max(answer.parts, 1) for place, answer in fresh)
         self._progress.advance(work, len({place.doc_id for place, _ in fresh}))
 
     def _keep(self, entry: Entry) -> None:

@@ -17,11 +17,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.lmeval.encoding import Pair, encode_pairs
 from evalkit.lmeval.scoring import Wanted, score_batches
 from evalkit.models.load import LoadedModel
-from evalkit.models.locate import silent
 from evalkit.models.quiet import quiet
 
 GENERATION_BATCH = 8
@@ -59,7 +59,7 @@ class Harness(HFLM):  # type: ignore[misc]
         trust_remote_code: let the checkpoint's own Python files run.
         add_bos_token: as lm-eval's: None leaves it to the tokenizer.
         batch_size: texts generated at once; scoring does not depend on it.
-        say: told what the user should know; nobody by default.
+        say: told what the user should know; by default it is printed to standard error.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Harness(HFLM):  # type: ignore[misc]
         add_bos_token: bool | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
-        say: Callable[[str], None] = silent,
+        say: Callable[[str], None] = say_on_stderr,
     ) -> None:
         loaded = pretrained
         if not isinstance(loaded, LoadedModel):

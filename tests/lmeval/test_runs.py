@@ -21,7 +21,7 @@ from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
 from evalkit.runs import Run, load_run
-from tests.lmeval.made import ALL, CHOICE, made_tasks, same_metrics, write_task
+from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.tiny import tiny_checkpoint
 
 BUDGET = 64
@@ -241,6 +241,25 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
     assert found.complete
     with pytest.raises(UsageError, match=r"no multiple-choice task with one gold answer, so no rule applies"):
         found.results("acc")
+
+
+def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no token where the tokenizer adds none, so its log-likelihood is 0, as lm-eval's."""
+    bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
+
+    def measured(*texts: str) -> dict[str, float]:
+        folder = tmp_path / str(len(texts))
+        write_task(folder, TEXTS, [{"text": text} for text in texts])
+        found = evaluate(bare, include_path=folder, tasks=("made_texts",), output=folder, progress=Silent(live=False))
+        return {one["metric"]: one["value"] for one in found.stored["tasks"][0]["metrics"]}
+
+    with_empty = measured("The river rose.", "", "Rice")
+    # Without bytes it adds nothing to a mean over bytes
+    assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
+    [results] = tmp_path.glob("3/*/results.json")
+    results.unlink()
+    monkeypatch.setattr("evalkit.lmeval.session._Session._load", None)  # nothing is left to score
+    assert measured("The river rose.", "", "Rice") == with_empty
 
 
 def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
