@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, ScoringError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
 from evalkit.request import Prepared, asks_lm_eval, prepare, request_of
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.models.load import LoadedModel
-    from evalkit.prompts import EncodedQuestion
+    from evalkit.prompts import EncodedQuestion, Prompter
     from evalkit.scoring.engine import Engine
+    from evalkit.scoring.pack import Batch
     from evalkit.scoring.table import ScoreRow
     from evalkit.tasks import Question
 
@@ -31,6 +34,7 @@ _CANDIDATES = 2
 
 Document = tuple[str, int]
 """A document's subtask and index."""
+_Planned: TypeAlias = "tuple[list[EncodedQuestion], list[Batch]]"
 
 
 def evaluate(model: str, *, progress: Progress | None = None, **options: Any) -> Run:
@@ -119,22 +123,38 @@ class _Session:
 
     def _score(self, tasks: list[str]) -> None:
         from evalkit.prompts import Prompter
+        from evalkit.scoring.table import question_item
 
         prepared, progress = self._prepared, self._progress
         loaded = load_model(prepared, progress)
         prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
-        # All of them before any is scored: a document that cannot fit the window is told at once
-        encoded = {
-            task: list(prompter.encode(questions, prepared.unconditional))
-            for task, questions in self._questions.items()
-        }
-        engine = self._engine(loaded)
-        engine.check([question for questions in encoded.values() for question in questions[:_CANDIDATES]])
+        first = [question for members in self._questions.values() for question in members[:_CANDIDATES]]
+        engine, scored = self._engine(loaded), frozenset(map(SEGMENTS.index, prepared.template.score))
+        engine.check(
+            [question_item(i, one, scored) for i, one in enumerate(prompter.encode(first, prepared.unconditional))]
+        )
         self._record(loaded, engine)
         progress.start(*self._work())
-        for task in tasks:
-            progress.task(task)
-            self._score_task(task, engine, encoded.pop(task))
+        with _Ahead(lambda task: self._plan(task, prompter, scored, engine.budget), tasks) as ahead:
+            for task in tasks:
+                progress.task(task)
+                self._score_task(task, engine, scored, ahead)
+
+    def _plan(self, task: str, prompter: Prompter, scored: frozenset[int], budget: int) -> _Planned:
+        """A task's questions as token sequences, and the batches that they are scored in."""
+        from evalkit.scoring.pack import plan, smallest_budget
+        from evalkit.scoring.table import question_item
+
+        encoded = list(prompter.encode(self._questions[task], self._prepared.unconditional))
+        batches = plan([question_item(i, one, scored) for i, one in enumerate(encoded)], budget)
+        if asked := self._prepared.request.token_budget:
+            needed, item = smallest_budget(batches)
+            if needed > asked:
+                raise ScoringError(
+                    f"--token-budget {asked} is too small: {item.label} takes {needed} tokens in one batch; "
+                    f"give at least {needed}, or leave the option out"
+                )
+        return encoded, batches
 
     def _engine(self, loaded: LoadedModel) -> Engine:
         from evalkit.scoring.budget import auto_budget
@@ -145,15 +165,13 @@ class _Session:
         stored = self._writer.manifest.get("token_budget") if self._rows else None
         if stored and asked not in (None, stored):
             self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
-        budget = stored or asked or auto_budget(loaded.model)
-        scored = frozenset(SEGMENTS.index(segment) for segment in self._prepared.template.score)
-        return Engine(loaded.model, scored, budget, self._progress.say)
+        return Engine(loaded.model, stored or asked or auto_budget(loaded.model), self._progress.say)
 
     def _record(self, loaded: LoadedModel, engine: Engine) -> None:
         """Add to the manifest what only the loaded model tells."""
         self._writer.manifest |= {
             "token_budget": engine.budget,
-            "sharing": {"shares": engine.shares, "why_not": engine.why_not},
+            "sharing": {"shares": engine.shares, "why_not": engine.why_not, "kernel": engine.kernel},
             "loaded": {
                 "architecture": loaded.architecture,
                 "parameters": loaded.parameters,
@@ -168,19 +186,28 @@ class _Session:
         }
         self._writer.save_json(MANIFEST, self._writer.manifest)
 
-    def _score_task(self, task: str, engine: Engine, encoded: list[EncodedQuestion]) -> None:
-        from evalkit.scoring.pack import plan
+    def _score_task(self, task: str, engine: Engine, scored: frozenset[int], ahead: _Ahead) -> None:
+        from evalkit.scoring.table import question_rows
 
-        for index, batch in enumerate(plan(encoded, engine.scored, self._writer.manifest["token_budget"])):
-            questions = [question.question for packed in batch.rows for question in packed.questions]
-            if all(map(self._is_done, questions)):
-                continue
+        encoded, batches = ahead.take(task)
+        # Only what is left to do, so that nothing is held of what is done
+        left = [
+            (index, batch)
+            for index, batch in enumerate(batches)
+            if not all(self._is_done(encoded[item.index].question) for item in batch.items)
+        ][::-1]
+        del batches
+        while left:
+            index, batch = left.pop()
+            ahead.tree(left[-1][1] if left else None)
             started = time.perf_counter()
-            rows = engine.score(batch)
+            members = [(encoded[item.index], scores) for item, scores in engine.score(batch)]
+            rows = [row for one, scores in members for row in question_rows(one, scores, scored)]
             seconds = round(time.perf_counter() - started, 4)
             self._writer.journal.append(Entry(task, index, seconds, [list(row) for row in rows]))
             self._keep(task, seconds, rows)
-            self._progress.advance(sum(map(_work_of, questions)), len(questions))
+            self._progress.advance(sum(_work_of(one.question) for one, _ in members), len(members))
+            ahead.raise_trouble()
 
     def _work(self) -> tuple[float, float]:
         """(all, done) work of the run."""
@@ -223,6 +250,42 @@ class _Session:
         table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
         likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
         return table.astype(dict.fromkeys(likelihoods, "float64"))
+
+
+class _Ahead:
+    """Plans tasks and builds trees while the model is at work.
+
+    Args:
+        plan: encodes and plans one task.
+        tasks: in the order in which they will be taken.
+    """
+
+    def __init__(self, plan: Callable[[str], _Planned], tasks: list[str]) -> None:
+        # Two threads: the next tree must not wait for another task to be encoded
+        self._encoder, self._builder = (ThreadPoolExecutor(1, name) for name in ("evalkit-encode", "evalkit-tree"))
+        self._planned = {task: self._encoder.submit(plan, task) for task in tasks}
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in (self._encoder, self._builder):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, task: str) -> _Planned:
+        """The task's questions and batches, as soon as they are there."""
+        return self._planned.pop(task).result()
+
+    def tree(self, batch: Batch | None) -> None:
+        """Begin to build a batch's tree."""
+        if batch is not None:
+            self._builder.submit(lambda: batch.tree)
+
+    def raise_trouble(self) -> None:
+        """Raise what is wrong with a later task as soon as it is known, not when its turn comes."""
+        for planned in self._planned.values():
+            if planned.done() and (trouble := planned.exception()):
+                raise trouble
 
 
 def _work_of(question: Question) -> int:

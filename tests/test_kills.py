@@ -24,7 +24,7 @@ from tests.documents import made_up
 
 KILLS = 50
 TASKS = ("arc_easy", "piqa", "boolq")
-BUDGET = 64
+BUDGET = 128
 """Small, so that every document is a batch."""
 PRELOADED = [
     "evalkit.evaluation",
@@ -62,7 +62,7 @@ def processes() -> ForkServerContext:
 
 @pytest.fixture(scope="module")
 def options(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = made_up(tmp_path_factory.mktemp("documents"), count=10)
+    folder = made_up(tmp_path_factory.mktemp("documents"), count=20)
     return {
         "model": str(checkpoint),
         "data_dir": folder,

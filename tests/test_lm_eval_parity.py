@@ -26,7 +26,7 @@ from evalkit.rules import decide, find_rule
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.scoring.table import ScoreRow
+from evalkit.scoring.table import ScoreRow, question_item, question_rows
 from evalkit.suites import load_suite
 from evalkit.tasks import Question, load_questions
 from evalkit.templates import SEGMENTS, load_template
@@ -89,15 +89,17 @@ def our_scores(demo: LoadedModel, questions: list[Question]) -> pd.DataFrame:
     template = load_template("plain")
     encoded = list(Prompter(template, demo.tokenizer, demo.window).encode(questions))
     said: list[str] = []
-    engine = Engine(
-        demo.model,
-        frozenset(SEGMENTS.index(segment) for segment in template.score),
-        auto_budget(demo.model),
-        said.append,
-    )
+    engine = Engine(demo.model, auto_budget(demo.model), said.append)
+    scored = frozenset(SEGMENTS.index(segment) for segment in template.score)
+    items = [question_item(index, one, scored) for index, one in enumerate(encoded)]
     if questions[0].task == SUITE.tasks[0]:  # as a run does, on the first task only
-        engine.check(encoded[:2])
-    rows = [row for batch in plan(encoded, engine.scored, engine.budget) for row in engine.score(batch)]
+        engine.check(items[:2])
+    rows = [
+        row
+        for batch in plan(items, engine.budget)
+        for item, scores in engine.score(batch)
+        for row in question_rows(encoded[item.index], scores, scored)
+    ]
     assert engine.shares
     assert said == []
     order = {(q.subtask, q.doc_id): place for place, q in enumerate(questions)}

@@ -1,7 +1,7 @@
-"""The model's side of scoring: batches of rows in, log-probabilities of their pairs out.
+"""The model's side of scoring: trees in, log-probabilities of their pairs out.
 
-The base model runs once over a batch under the tree mask; the output head runs only on the nodes that predict a
-scored token, in chunks, with a float32 log-sum-exp, so no [batch, length, vocabulary] tensor ever exists.
+The base model runs once over a tree; the output head runs only on the nodes that predict a scored token, some columns
+of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabulary] tensor ever exists.
 """
 
 from __future__ import annotations
@@ -15,23 +15,47 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from evalkit.scoring.tree import TRUNK, Ints, Row
+from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, attending
+from evalkit.scoring.tree import TRUNK, Ints, Tree
 
-_LOGITS_PER_CHUNK = 2**23
-"""Logits that exist at a time (32 MiB in float32)."""
+KERNELS = ("tiles", "flex", "dense")
+"""Ways to attend inside a tree: the two of `attention.py`, and a mask over all of it for the model's own attention."""
+
+_CPU_LOGITS = 2**20
+"""Logits that exist at a time on a CPU: 4 MiB in float32, so that they stay in the cache."""
+_GPU_LOGITS = 2**28
+_MIN_COLUMNS = 512
+"""Fewest tokens of the vocabulary at a time; a narrower product is slow."""
+_MOST_NODES = 2**16
+"""Most nodes that the head takes at a time; as many as `_WHOLE_LOGITS` allow where its columns can't be parted."""
+_WHOLE_LOGITS = 2**23
 
 
-class _TrunkCache(DynamicCache):  # type: ignore[misc]
-    """Keys and values of the trunk, shown before each row's own and never added to."""
+@dataclass(frozen=True)
+class Scores:
+    """What a model says of some tokens."""
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[batch, heads, length, size] of a layer's new keys and values → with the trunk's before them."""
-        layer, batch = self.layers[layer_idx], key_states.shape[0]
-        keys = torch.cat((layer.keys.expand(batch, -1, -1, -1), key_states), dim=2)
-        values = torch.cat((layer.values.expand(batch, -1, -1, -1), value_states), dim=2)
-        return keys, values
+    logprobs: NDArray[np.float32]
+    """[tokens] natural logarithms; NaN where a token is not scored."""
+    greedy: NDArray[np.bool_]
+    """[tokens] whether it is the likeliest; False where not scored, or where nobody asked."""
+
+    def along(self, path: Ints, before: Scores) -> Scores:
+        """Scores of one sequence: `before` of its trunk, then its path's pairs."""
+        logprobs = np.append(self.logprobs, np.float32(np.nan))[path]
+        greedy = np.append(self.greedy, False)[path]
+        return Scores(np.concatenate((before.logprobs, logprobs)), np.concatenate((before.greedy, greedy)))
+
+    @classmethod
+    def after_first(cls, found: Scores) -> Scores:
+        """Of a whole sequence: `found`, and before it the first token, which nothing precedes."""
+        return cls(
+            np.concatenate((np.full(1, np.nan, np.float32), found.logprobs)),
+            np.concatenate((np.zeros(1, np.bool_), found.greedy)),
+        )
+
+
+NOTHING = Scores(np.empty(0, np.float32), np.empty(0, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -39,12 +63,28 @@ class Trunk:
     """A prefix that has been through the model."""
 
     tokens: Ints
-    scores: NDArray[np.float32]
-    """[length] log-probability of each token; NaN for the first, which nothing precedes."""
+    scores: Scores
+    """Of its tokens; of the first token of a sequence for the empty trunk."""
     last_hidden: torch.Tensor
     """[1, d_model] what predicts the first token after it."""
-    cache: _TrunkCache | None
-    """None for the empty trunk."""
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Keys and values of each layer, [1, heads, length, size]; none for the empty trunk."""
+
+
+class _TrunkCache(DynamicCache):  # type: ignore[misc]
+    """Keys and values of the trunk, shown before the tree's own and never added to."""
+
+    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        for index, (keys, values) in enumerate(layers):
+            super().update(keys, values, index)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, heads, nodes, size] of a layer's new keys and values → with the trunk's before them."""
+        layer = self.layers[layer_idx]
+        return torch.cat((layer.keys, key_states), dim=2), torch.cat((layer.values, value_states), dim=2)
 
 
 class Forward:
@@ -52,9 +92,13 @@ class Forward:
 
     Args:
         model: a Hugging Face causal language model in evaluation mode.
+        kernel: one of `KERNELS`.
+        greedy: whether to find out if a token is the likeliest.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kernel: str = "dense", greedy: bool = False) -> None:
+        self.kernel = kernel
+        self._greedy = greedy
         self._model = model
         self._base = model.base_model
         self._head = model.get_output_embeddings()
@@ -71,91 +115,87 @@ class Forward:
         return self._trunk
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[Row], trunk: Trunk) -> list[NDArray[np.float32]]:
-        """Log-probability of every pair of every row.
+    def score(self, tree: Tree, trunk: Trunk) -> Scores:
+        """Scores of every pair of a tree.
 
         Args:
-            rows: laid out after `trunk`.
+            tree: laid out after `trunk`.
             trunk: from `self.trunk`.
-
-        Returns:
-            For each row, [pairs].
         """
-        length = max(len(row.tokens) for row in rows)
-        hidden = self._hidden(rows, length, trunk)
-        nodes = np.concatenate(
-            [
-                np.where(row.pair_nodes == TRUNK, len(rows) * length, row.pair_nodes + i * length)
-                for i, row in enumerate(rows)
-            ]
-        ).astype(np.int64)
-        targets = np.concatenate([row.pair_targets for row in rows]).astype(np.int64)
-        scores = self._head_scores(torch.cat((hidden, trunk.last_hidden)), nodes, targets)
-        return np.split(scores, np.cumsum([len(row.pair_nodes) for row in rows])[:-1])
+        hidden = self._hidden(tree, trunk)
+        # The trunk's last token predicts too: it stands behind the nodes
+        nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
+        return self._head_scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
 
     @torch.inference_mode()
-    def score_unshared(self, tokens: Ints) -> NDArray[np.float32]:
-        """Log-probability of each token of one sequence, [length]; NaN for the first. No tree, but our own head."""
+    def score_unshared(self, tokens: Ints) -> Scores:
+        """Scores of one sequence, [length]. No tree, but our own head."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         hidden = self._base(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
-        found = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
-        return np.concatenate(([np.nan], found)).astype(np.float32)
+        return Scores.after_first(self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
 
     @torch.inference_mode()
-    def score_alone(self, tokens: Ints) -> NDArray[np.float32]:
+    def score_alone(self, tokens: Ints) -> Scores:
         """The same by the model's own forward pass, with nothing of ours: what all else is held against."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
         found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        return np.concatenate(([np.nan], found.cpu().numpy())).astype(np.float32)
+        greedy = logits.argmax(-1) == ids[0, 1:]
+        return Scores.after_first(Scores(found.cpu().numpy(), greedy.cpu().numpy()))
 
     def _run_trunk(self, tokens: Ints) -> Trunk:
         if not len(tokens):
             empty = torch.zeros(1, self._head.weight.shape[1], device=self._device, dtype=self._dtype)
-            return Trunk(tokens, np.empty(0, np.float32), empty, None)
+            return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
-        cache = _TrunkCache()
-        filled = DynamicCache()
-        hidden = self._base(input_ids=ids, past_key_values=filled, use_cache=True).last_hidden_state[0]
-        cache.layers = filled.layers
-        nodes = np.arange(len(tokens) - 1)
-        scores = self._head_scores(hidden, nodes, tokens[1:].astype(np.int64))
-        return Trunk(tokens, np.concatenate(([np.nan], scores)).astype(np.float32), hidden[-1:], cache)
+        cache = DynamicCache()
+        hidden = self._base(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[0]
+        scores = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
+        layers = tuple((layer.keys, layer.values) for layer in cache.layers)
+        return Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
 
-    def _hidden(self, rows: Sequence[Row], length: int, trunk: Trunk) -> torch.Tensor:
-        """[rows * length, d_model] final hidden states, padding included."""
-        packed = np.zeros((3, len(rows), length), dtype=np.int64)
-        for i, row in enumerate(rows):
-            packed[:, i, : len(row.tokens)] = row.tokens, row.positions, row.ends
-        ids, positions, ends = torch.from_numpy(packed).to(self._device)
-        hidden = self._base(
-            input_ids=ids,
-            attention_mask=self._tree_mask(ends, len(trunk.tokens)),
-            position_ids=positions,
-            past_key_values=trunk.cache,
-            use_cache=trunk.cache is not None,
-        ).last_hidden_state
-        flat: torch.Tensor = hidden.reshape(len(rows) * length, -1)
-        return flat
+    def _hidden(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
+        """[nodes, d_model] final hidden states."""
+        packed = np.stack((tree.tokens, tree.positions)).astype(np.int64)
+        ids, positions = torch.from_numpy(packed).to(self._device)[:, None]
+        inputs = {"input_ids": ids, "position_ids": positions}
+        if self.kernel == "dense":
+            ends = torch.from_numpy(tree.ends).to(self._device)
+            inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
+            inputs |= {"past_key_values": _TrunkCache(trunk.layers)} if trunk.layers else {}
+            hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
+        else:
+            with attending(self._model, self._layout(tree, trunk)):
+                hidden = self._base(**inputs, use_cache=False).last_hidden_state
+        states: torch.Tensor = hidden[0]
+        return states
+
+    def _layout(self, tree: Tree, trunk: Trunk) -> Layout:
+        if self.kernel == "flex":
+            return FlexLayout(torch.from_numpy(tree.ends).to(self._device), trunk.layers)
+        heads = self._config.num_attention_heads
+        width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
+        return TileLayout(tree.ends, tree.positions - len(trunk.tokens), trunk.layers, width, self._dtype)
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
-        """[rows, length] ends of subtrees → [rows, 1, length, trunk + length] additive mask.
+        """[nodes] ends of subtrees → [1, 1, nodes, trunk + nodes] additive mask.
 
-        Additive and not boolean, since eager attention adds whatever it is given. Padding has end 0, so only it
-        sees itself.
+        Additive and not boolean, since eager attention adds whatever it is given.
         """
-        rows, length = ends.shape
-        index = torch.arange(length, device=ends.device)
-        seen = (index[None, None] <= index[None, :, None]) & (index[None, :, None] < ends[:, None])
-        # A row of the mask that shows nothing makes some kernels give NaN, which padding would pass on
-        seen |= torch.eye(length, dtype=torch.bool, device=ends.device)
-        mask = torch.zeros(rows, 1, length, trunk + length, device=ends.device, dtype=self._dtype)
-        mask[..., trunk:].masked_fill_(~seen[:, None], torch.finfo(self._dtype).min)
+        nodes = len(ends)
+        index = torch.arange(nodes, device=ends.device)
+        hidden = (index[None] > index[:, None]) | (index[:, None] >= ends[None])
+        mask = torch.zeros(1, 1, nodes, trunk + nodes, device=ends.device, dtype=self._dtype)
+        mask[0, 0, :, trunk:].masked_fill_(hidden, torch.finfo(self._dtype).min)
         return mask
 
-    def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[nodes, d_model] → [nodes, vocabulary] in float32, with what some models do to them after the head."""
-        logits: torch.Tensor = self._head(states).float()
+    def _logits(self, states: torch.Tensor, columns: slice) -> torch.Tensor:
+        """[nodes, d_model] → [nodes, columns] in float32, with what some models do to them after the head."""
+        if columns == slice(0, self._head.weight.shape[0]):
+            logits: torch.Tensor = self._head(states).float()
+        else:
+            bias = None if self._head.bias is None else self._head.bias[columns]
+            logits = torch.nn.functional.linear(states, self._head.weight[columns], bias).float()
         if scaling := getattr(self._config, "logits_scaling", None):  # Granite
             logits = logits / scaling
         if scale := getattr(self._config, "logit_scale", None):  # Cohere
@@ -164,26 +204,56 @@ class Forward:
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def _head_scores(
-        self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
+    def _head_scores(self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]) -> Scores:
         """log p(target | node) of each pair; the head runs once for each distinct node."""
         distinct, which = np.unique(nodes, return_inverse=True)
-        order = np.argsort(which, kind="stable")
-        states = hidden[torch.from_numpy(distinct).to(self._device)]
-        pair_state = torch.from_numpy(which[order]).to(self._device)
+        logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
+        most, columns = self._chunk_shape(len(distinct))
+        for start in range(0, len(distinct), most):
+            stop = start + most
+            mine = np.flatnonzero((which >= start) & (which < stop))
+            states = hidden[torch.from_numpy(distinct[start:stop]).to(self._device)]
+            logprobs[mine], greedy[mine] = self._chunk_scores(states, which[mine] - start, targets[mine], columns)
+        return Scores(logprobs, greedy)
+
+    def _chunk_scores(
+        self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """The vocabulary goes by `step` columns at a time, with a running maximum and sum (float32)."""
+        order = np.argsort(targets, kind="stable")
+        pair_node = torch.from_numpy(nodes[order]).to(self._device)
         pair_target = torch.from_numpy(targets[order]).to(self._device)
-        step = max(1, _LOGITS_PER_CHUNK // self._head.weight.shape[0])
-        cuts = np.searchsorted(which[order], np.arange(0, len(distinct) + step, step))
-        found = torch.empty(len(nodes), device=self._device)
-        for chunk, start in enumerate(range(0, len(distinct), step)):
-            logits = self._logits(states[start : start + step])
-            pairs = slice(int(cuts[chunk]), int(cuts[chunk + 1]))
-            chosen = logits[pair_state[pairs] - start, pair_target[pairs]]
-            # log-sum-exp in place: a second tensor of this size costs more than the arithmetic
-            peak = logits.amax(-1)
-            total = logits.sub_(peak[:, None]).exp_().sum(-1).log_().add_(peak)
-            found[pairs] = chosen - total[pair_state[pairs] - start]
-        scores = np.empty(len(nodes), dtype=np.float32)
-        scores[order] = found.cpu().numpy()
-        return scores
+        chosen = torch.empty(len(order), device=self._device)
+        peak = torch.full((len(states),), -torch.inf, device=self._device)
+        total = torch.zeros_like(peak)
+        likeliest = torch.zeros(len(states), dtype=torch.long, device=self._device)
+        vocabulary = self._head.weight.shape[0]
+        cuts = np.searchsorted(targets[order], np.arange(0, vocabulary + step, step)).tolist()
+        for number, start in enumerate(range(0, vocabulary, step)):
+            logits = self._logits(states, slice(start, min(start + step, vocabulary)))
+            pairs = slice(cuts[number], cuts[number + 1])
+            chosen[pairs] = logits[pair_node[pairs], pair_target[pairs] - start]
+            if self._greedy:
+                highest, where = logits.max(-1)
+                likeliest = torch.where(highest > peak, where + start, likeliest)
+            else:
+                highest = logits.amax(-1)
+            higher = torch.maximum(peak, highest)
+            total = total * (peak - higher).exp_() + logits.sub_(higher[:, None]).exp_().sum(-1)
+            peak = higher
+        found = chosen - (total.log_() + peak)[pair_node]
+        # One transfer for both
+        both = torch.stack((found, (likeliest[pair_node] == pair_target).float())).cpu().numpy()
+        logprobs, greedy = np.empty(len(order), np.float32), np.zeros(len(order), np.bool_)
+        logprobs[order], greedy[order] = both[0], both[1] > 0 if self._greedy else False
+        return logprobs, greedy
+
+    def _chunk_shape(self, nodes: int) -> tuple[int, int]:
+        """How many nodes and how many columns of the vocabulary the head takes at a time."""
+        vocabulary: int = self._head.weight.shape[0]
+        # Only a plain matrix can be taken in parts
+        if type(self._head) is not torch.nn.Linear:
+            return max(1, _WHOLE_LOGITS // vocabulary), vocabulary
+        nodes = max(1, min(nodes, _MOST_NODES))
+        logits = _CPU_LOGITS if self._device.type == "cpu" else _GPU_LOGITS
+        return nodes, min(vocabulary, max(_MIN_COLUMNS, logits // nodes))

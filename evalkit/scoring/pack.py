@@ -1,144 +1,143 @@
-"""From encoded questions to batches under a token budget.
+"""From items to batches under a token budget.
 
-In: the encoded questions of one task. Out: `Batch`es, in the order they are run. The plan depends only on its
+In: what is to be scored, as `Item`s. Out: `Batch`es, in the order they are run. The plan depends only on its
 arguments, so an interrupted run that plans again finds the same batches and can skip the finished ones.
+
+Items are put in lexicographic order of their tokens, so neighbours share the longest beginnings (a passage, a twin's
+sentence, a subject's preamble), and a batch is a stretch of that order, computed as one tree.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.prompts import CONTINUATION, EncodedQuestion, TokenSequence
-from evalkit.scoring.tree import Ints, Row, build_row, common_prefix, join_rows, sort_key, trunk_length
+from evalkit.scoring.tree import Ints, Tree, build_tree, common_prefix, sort_key, trunk_length
 
 MIN_TRUNK = 8
-"""A shorter trunk is cheaper inside the rows than in a forward pass of its own."""
-MIN_SAVING = 512
-"""A subject gets a trunk of its own when that saves at least so many tokens: about what the extra forward pass and
-one more partly filled batch cost."""
-MIN_SHARED = 8
-"""Neighbouring questions share a row when they have at least so many tokens in common after the trunk …"""
-MIN_SHARE = 0.25
-"""… and at least this share of the question's own length …"""
-MAX_MERGED = 768
-"""… and the row stays below this length, since attention grows with its square."""
+"""A shorter trunk is cheaper inside the trees than in a forward pass of its own."""
+MIN_SAVING = 256
+"""A group gets a trunk of its own when that saves at least so many tokens: about what the extra pass costs."""
 
 
 @dataclass(frozen=True)
-class PackedRow:
-    """A row and the questions whose sequences it holds, each question's conditional ones before the others."""
+class Item:
+    """Sequences that are scored in one batch, such as those of one question."""
 
-    row: Row
-    questions: tuple[EncodedQuestion, ...]
+    index: int
+    """The caller's number of it."""
+    label: str
+    """How messages name it."""
+    group: str
+    """Items of a group are likely to begin alike, as an MMLU subject's do."""
+    sequences: tuple[Ints, ...]
+    """Token ids, each [length]."""
+    wanted: tuple[NDArray[np.bool_], ...]
+    """For each sequence, [length] which of its tokens are to be scored."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that go through the model together."""
+    """Items that go through the model together."""
 
     trunk: Ints
-    """[trunk length] tokens before every row; empty without a trunk."""
-    rows: tuple[PackedRow, ...]
+    """[trunk length] tokens before every sequence; empty without a trunk."""
+    items: tuple[Item, ...]
+
+    @cached_property
+    def tree(self) -> Tree:
+        """All sequences after the trunk; its paths are in the order of the items and of their sequences."""
+        sequences = [sequence for item in self.items for sequence in item.sequences]
+        return build_tree(sequences, [wanted for item in self.items for wanted in item.wanted], len(self.trunk))
 
 
-def plan(encoded: Sequence[EncodedQuestion], scored: frozenset[int], budget: int) -> list[Batch]:
-    """Plan one task's batches, longest rows first.
+@dataclass(frozen=True)
+class _Leaf:
+    """An item with what the planning needs of it."""
+
+    item: Item
+    key: bytes
+    first: Ints
+    """Its lexicographically first sequence."""
+    nodes: int
+    """Size of its own tree, without a trunk."""
+
+
+def plan(items: Sequence[Item], budget: int) -> list[Batch]:
+    """Plan the batches of one task.
 
     Args:
-        encoded: the task's questions.
-        scored: indices into `SEGMENTS` of the segments to score. Of unconditional sequences only the
-            continuation is scored, whatever this says.
-        budget: most tokens of a batch, padding included; a longer row is a batch by itself.
+        items: what is to be scored.
+        budget: most tokens of a batch, its trunk not counted; an item with more is a batch by itself.
     """
-    batches = []
-    for group in _groups(encoded):
-        length = _trunk_of(group)
-        trunk = group[0].sequences[0].tokens[:length]
-        rows = [_packed(questions, scored, length) for questions in _neighbours(group, length)]
-        batches += [Batch(trunk, chunk) for chunk in _fill(rows, budget)]
-    return batches
+    leaves = sorted(map(_leaf, items), key=lambda leaf: (leaf.key, leaf.item.index))
+    return [batch for group in _groups(leaves, budget) for batch in _cut(group, budget)]
 
 
-def all_sequences(question: EncodedQuestion) -> tuple[TokenSequence, ...]:
-    """A question's sequences in the order in which a row's paths stand."""
-    return question.sequences + question.unconditional
+def smallest_budget(batches: Sequence[Batch]) -> tuple[int, Item]:
+    """Tokens of the largest item after its trunk, below which it cannot be scored in one batch, and that item."""
+    sizes = ((_leaf(item).nodes - len(batch.trunk), item) for batch in batches for item in batch.items)
+    return max(sizes, key=lambda size: size[0])
 
 
-def _tokens(questions: Iterable[EncodedQuestion]) -> list[Ints]:
-    return [sequence.tokens for question in questions for sequence in all_sequences(question)]
+def _leaf(item: Item) -> _Leaf:
+    keys = [sort_key(sequence) for sequence in item.sequences]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    nodes, before = 0, np.empty(0, np.int32)
+    for i in order:
+        inputs = item.sequences[i][:-1]
+        nodes += len(inputs) - common_prefix(before, inputs)
+        before = inputs
+    return _Leaf(item, keys[order[0]], item.sequences[order[0]], nodes)
 
 
-def _trunk_of(questions: Sequence[EncodedQuestion]) -> int:
-    length = trunk_length(_tokens(questions))
+def _trunk_of(leaves: Sequence[_Leaf]) -> int:
+    length = trunk_length([sequence for leaf in leaves for sequence in leaf.item.sequences]) if leaves else 0
     return length if length >= MIN_TRUNK else 0
 
 
-def _groups(encoded: Sequence[EncodedQuestion]) -> list[list[EncodedQuestion]]:
-    """Questions by subject where a trunk of its own pays, the rest together."""
-    by_subtask: dict[str, list[EncodedQuestion]] = {}
-    for question in encoded:
-        by_subtask.setdefault(question.question.subtask, []).append(question)
-    common = _trunk_of(encoded)
-    own, pooled = [], []
-    for group in by_subtask.values():
-        if len(by_subtask) > 1 and (_trunk_of(group) - common) * len(group) >= MIN_SAVING:
-            own.append(group)
-        else:
-            pooled += group
-    return own + ([pooled] if pooled else [])
+def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
+    """Leaves by group where a trunk of its own pays, the rest together."""
+    by_group: dict[str, list[_Leaf]] = {}
+    for leaf in leaves:
+        by_group.setdefault(leaf.item.group, []).append(leaf)
+    if len(by_group) == 1:
+        return [list(leaves)]
+    common = _trunk_of(leaves)
+    own = {}
+    for name, group in by_group.items():
+        length = _trunk_of(group)
+        # Inside a batch the tree shares the beginning anyway
+        batches = ceil(sum(leaf.nodes - length for leaf in group) / budget)
+        if (batches - 1) * (length - common) >= MIN_SAVING:
+            own[name] = group
+    pooled = [leaf for leaf in leaves if leaf.item.group not in own]
+    return [*own.values(), *([pooled] if pooled else [])]
 
 
-def _neighbours(group: Sequence[EncodedQuestion], trunk: int) -> list[list[EncodedQuestion]]:
-    """Questions that share a long beginning (a passage, a twin's sentence), together."""
-    together: list[list[EncodedQuestion]] = []
-    width = 0
-    for question in sorted(group, key=lambda q: min(map(sort_key, _tokens([q])))):
-        own = max(len(tokens) for tokens in _tokens([question])) - trunk
-        if together:
-            before = together[-1][-1]
-            shared = common_prefix(before.sequences[0].tokens, question.sequences[0].tokens) - trunk
-            if shared >= max(MIN_SHARED, MIN_SHARE * own) and width + own - shared <= MAX_MERGED:
-                together[-1].append(question)
-                width += own - shared
-                continue
-        together.append([question])
-        width = own
-    return together
-
-
-def _packed(questions: list[EncodedQuestion], scored: frozenset[int], trunk: int) -> PackedRow:
-    wanted: list[NDArray[np.bool_]] = []
-    for question in questions:
-        wanted += [np.isin(sequence.segments, list(scored)) for sequence in question.sequences]
-        wanted += [sequence.segments == CONTINUATION for sequence in question.unconditional]
-    return PackedRow(build_row(_tokens(questions), wanted, trunk), tuple(questions))
-
-
-def _fill(rows: list[PackedRow], budget: int) -> Iterator[tuple[PackedRow, ...]]:
-    """Batches without much padding: as wide as the longest row left, shorter rows joined to fill the width."""
-    rows = sorted(rows, key=lambda packed: len(packed.row.tokens))
-    lengths = [len(packed.row.tokens) for packed in rows]
-    while rows:
-        width = lengths[-1]
-        batch: list[PackedRow] = []
-        while rows and len(batch) < max(1, budget // width):
-            line: list[PackedRow] = []
-            room = width
-            # The longest row that still fits
-            while (at := bisect_right(lengths, room) - 1) >= 0:
-                room -= lengths.pop(at)
-                line.append(rows.pop(at))
-            batch.append(_joined(line))
-        yield tuple(batch)
-
-
-def _joined(line: list[PackedRow]) -> PackedRow:
-    if len(line) == 1:
-        return line[0]
-    questions = tuple(question for packed in line for question in packed.questions)
-    return PackedRow(join_rows([packed.row for packed in line]), questions)
+def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[Batch]:
+    """Stretches of about the same number of tokens."""
+    # In a single batch the tree shares the beginning anyway
+    length = _trunk_of(leaves) if sum(leaf.nodes for leaf in leaves) > budget else 0
+    trunk = leaves[0].first[:length]
+    fresh = [leaf.nodes - length for leaf in leaves]
+    shared = [0, *(common_prefix(a.first, b.first) - length for a, b in pairwise(leaves))]
+    total = sum(fresh) - sum(shared)
+    # As few batches as can be, and none that is almost empty
+    size = total / max(1, ceil(total / budget))
+    batch: list[Item] = []
+    tokens = 0
+    for i, leaf in enumerate(leaves):
+        added = fresh[i] - (shared[i] if batch else 0)
+        if batch and (tokens + added > budget or tokens + added / 2 > size):
+            yield Batch(trunk, tuple(batch))
+            batch, tokens, added = [], 0, fresh[i]
+        batch.append(leaf.item)
+        tokens += added
+    yield Batch(trunk, tuple(batch))

@@ -6,14 +6,18 @@ only reads it. No torch here: tables are read without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.prompts import CONTINUATION, EncodedQuestion, TokenSequence
+from evalkit.scoring.pack import Item
 from evalkit.templates import SEGMENTS
+
+if TYPE_CHECKING:
+    from evalkit.scoring.forward import Scores
 
 
 class ScoreRow(NamedTuple):
@@ -49,28 +53,39 @@ class ScoreRow(NamedTuple):
     """Tokens that reach over a boundary of segments."""
 
 
-def question_rows(
-    encoded: EncodedQuestion,
-    scores: list[NDArray[np.float32]],
-    unconditional: list[NDArray[np.float32]],
-    scored: frozenset[int],
-) -> Iterator[ScoreRow]:
+def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> Item:
+    """What is to be scored of a question: its conditional sequences, then the unconditional ones.
+
+    Args:
+        index: the question's number, by which its scores are known again.
+        encoded: the question.
+        scored: indices into `SEGMENTS` of the segments to score. Of unconditional sequences only the continuation
+            is scored, whatever this says.
+    """
+    wanted = [np.isin(sequence.segments, list(scored)) for sequence in encoded.sequences]
+    wanted += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
+    tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
+    return Item(index, encoded.question.label, encoded.question.subtask, tokens, tuple(wanted))
+
+
+def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
     """The table's rows of one question.
 
     Args:
         encoded: the question.
-        scores: for each choice, [length] log-probability of each token; NaN where not scored.
-        unconditional: the same for the sequences without context; empty where not asked for.
+        scores: of its item's sequences.
         scored: indices of the segments that the template scores.
     """
     question = encoded.question
+    count = len(encoded.sequences)
     for choice, sequence in enumerate(encoded.sequences):
-        sums, counts = _segment_sums(sequence, scores[choice], scored)
+        sums, counts = _segment_sums(sequence, scores[choice].logprobs, scored)
         alone = None
-        if unconditional:
-            alone = _segment_sums(encoded.unconditional[choice], unconditional[choice], frozenset({CONTINUATION}))
+        if encoded.unconditional:
+            unconditional = scores[count + choice].logprobs
+            alone = _segment_sums(encoded.unconditional[choice], unconditional, frozenset({CONTINUATION}))
         option = question.choices[choice]
-        place = (question.task, question.subtask, question.doc_id, choice, len(encoded.sequences), question.gold)
+        place = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
         yield ScoreRow._make((*place, *sums, *counts, alone[0][CONTINUATION] if alone else None, *sizes))
 

@@ -1,13 +1,14 @@
 """The tree of shared prefixes: many token sequences, each distinct prefix computed once.
 
-In: token sequences that share a trunk (a prefix common to all, whose keys and values are kept). Out: a `Row`, the
-sequences' distinct tokens after the trunk laid out one after the other, each knowing its position and which of the
-later tokens may see it.
+In: token sequences that share a trunk (a prefix common to all, whose keys and values are kept; it may be empty). Out: a
+`Tree`, the sequences' distinct tokens after the trunk laid out one after the other, each knowing its position and
+which of the later tokens may see it. Sequences without a common prefix are several trees side by side, which is the
+same thing.
 
-A row is in depth-first order, so a token's descendants follow it without a gap: token q may see token k exactly
+A tree is in depth-first order, so a token's descendants follow it without a gap: token q may see token k exactly
 when k <= q < ends[k]. That pair of comparisons is the whole tree mask.
 
-A sequence's last token is only ever predicted, never an input, so it has no place in the row.
+A sequence's last token is only ever predicted, never an input, so it has no place in the tree.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ TRUNK = -1
 
 
 @dataclass(frozen=True)
-class Row:
+class Tree:
     """Sequences laid out as one tree.
 
-    A *node* is an input token of the row; a *pair* is a node and a token predicted from it.
+    A *node* is an input token of the tree; a *pair* is a node and a token predicted from it.
     """
 
     tokens: Ints
@@ -61,23 +62,23 @@ def sort_key(tokens: Ints) -> bytes:
 def trunk_length(sequences: Sequence[Ints]) -> int:
     """Length of the prefix that all sequences share, short of every sequence's last input token.
 
-    So each sequence keeps at least one token of its own in the row, or has but its last to be predicted.
+    So each sequence keeps at least one token of its own in the tree, or has but its last to be predicted.
     """
     first = min(sequences, key=sort_key)
     last = max(sequences, key=sort_key)
     return max(0, min(common_prefix(first, last), min(len(s) for s in sequences) - 2))
 
 
-def build_row(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Row:
-    """Lay sequences out as one row.
+def build_tree(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Tree:
+    """Lay sequences out as one tree.
 
     Args:
         sequences: token ids, each [length]; they agree on their first `trunk` tokens.
         wanted: for each sequence, [length] which of its tokens are to be scored.
-        trunk: length of the prefix that is not in the row.
+        trunk: length of the prefix that is not in the tree.
 
     Returns:
-        The row; its paths are in the order of `sequences`.
+        The tree; its paths are in the order of `sequences`.
     """
     first = max(trunk, 1)
     order = sorted(range(len(sequences)), key=lambda i: sort_key(sequences[i]))
@@ -115,32 +116,11 @@ def build_row(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], tr
         paths[i] = np.where(want, scored, -1).astype(np.int32)
         previous, path = sequence, scored
     ends[parents] = nodes
-    return Row(
+    return Tree(
         tokens=np.concatenate(tokens),
         positions=np.concatenate(positions),
         ends=ends[:nodes],
         pair_nodes=np.concatenate(pair_nodes),
         pair_targets=np.concatenate(pair_targets),
         paths=tuple(paths),
-    )
-
-
-def join_rows(rows: Sequence[Row]) -> Row:
-    """Lay rows one after the other as one row: none sees another's tokens, since each tree ends before the next."""
-    nodes = np.cumsum([0] + [len(row.tokens) for row in rows], dtype=np.int32)
-    pairs = np.cumsum([0] + [len(row.pair_nodes) for row in rows], dtype=np.int32)
-    return Row(
-        tokens=np.concatenate([row.tokens for row in rows]),
-        positions=np.concatenate([row.positions for row in rows]),
-        ends=np.concatenate([row.ends + at for row, at in zip(rows, nodes, strict=False)]),
-        pair_nodes=np.concatenate(
-            [
-                np.where(row.pair_nodes == TRUNK, TRUNK, row.pair_nodes + at)
-                for row, at in zip(rows, nodes, strict=False)
-            ]
-        ),
-        pair_targets=np.concatenate([row.pair_targets for row in rows]),
-        paths=tuple(
-            np.where(path < 0, -1, path + at) for row, at in zip(rows, pairs, strict=False) for path in row.paths
-        ),
     )

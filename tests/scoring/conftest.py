@@ -12,8 +12,8 @@ import torch
 from evalkit.models.load import LoadedModel
 from evalkit.prompts import EncodedQuestion, Prompter, TokenSequence
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import plan
-from evalkit.scoring.table import ScoreRow
+from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.table import ScoreRow, question_item, question_rows
 from evalkit.tasks import Question
 from evalkit.templates import SEGMENTS, Part, Template, load_template
 from tests.models.loading import load_folder
@@ -69,9 +69,20 @@ def encode(
     return list(prompter.encode(asked or questions(), unconditional))
 
 
-def score(engine: Engine, encoded: Sequence[EncodedQuestion]) -> dict[Place, ScoreRow]:
+def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> list[Item]:
+    return [question_item(index, one, scored) for index, one in enumerate(encoded)]
+
+
+def score(
+    engine: Engine, encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL, budget: int | None = None
+) -> dict[Place, ScoreRow]:
     """The score table by (subtask, document, choice)."""
-    rows = [row for batch in plan(encoded, engine.scored, engine.budget) for row in engine.score(batch)]
+    rows = [
+        row
+        for batch in plan(items_of(encoded, scored), budget or engine.budget)
+        for item, scores in engine.score(batch)
+        for row in question_rows(encoded[item.index], scores, scored)
+    ]
     table = {(row.subtask, row.doc_id, row.choice): row for row in rows}
     assert len(table) == len(rows) == sum(len(e.sequences) for e in encoded)
     return table

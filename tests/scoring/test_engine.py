@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, PreTrainedTokenizerFast
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.load import LoadedModel
-from evalkit.prompts import EncodedQuestion, Prompter
+from evalkit.prompts import Prompter
 from evalkit.scoring.engine import Engine, is_out_of_memory
-from evalkit.scoring.forward import Forward, Trunk
-from evalkit.scoring.tree import Row
+from evalkit.scoring.forward import Forward, Scores, Trunk
+from evalkit.scoring.pack import plan, smallest_budget
+from evalkit.scoring.tree import Tree
 from evalkit.templates import load_template
-from tests.scoring.conftest import ALL, encode, largest_between, largest_difference, questions, score
+from tests.scoring.conftest import encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import VOCABULARY, tiny_tokenizer
 
 Tiny = Callable[..., LoadedModel]
@@ -64,16 +65,24 @@ def drop_cache(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("template", "dtype"), [("inst", "float32"), ("inst", "bfloat16"), ("plain", "float32"), ("plain", "bfloat16")]
 )
-@pytest.mark.parametrize("change", [drop_mask, drop_positions, refuse_positions, drop_cache])
+@pytest.mark.parametrize(
+    ("change", "kernels"),
+    [
+        (drop_mask, ("dense",)),
+        (drop_cache, ("dense",)),
+        (drop_positions, ("tiles", "dense")),
+        (refuse_positions, ("tiles", "dense")),
+    ],
+)
 def test_a_model_that_cannot_share_is_found_out_and_scored_by_itself(
-    tiny: Tiny, change: Callable[[dict[str, Any]], None], template: str, dtype: str
+    tiny: Tiny, change: Callable[[dict[str, Any]], None], kernels: tuple[str, ...], template: str, dtype: str
 ) -> None:
     # Wide weights, so that tokens mind their context about as much as a trained model's do
     loaded = patched(tiny(spread=0.5, dtype=dtype), change)
     encoded = encode(loaded, load_template(template))
     said: list[str] = []
-    engine = Engine(loaded.model, ALL, BUDGET, said.append)
-    engine.check(encoded[:2])
+    engine = Engine(loaded.model, BUDGET, said.append, kernels=kernels)
+    engine.check(items_of(encoded[:2]))
     assert not engine.shares
     (line,) = said
     assert line.startswith("warning: this model does not support scoring through shared prefixes")
@@ -95,14 +104,14 @@ def test_a_model_that_looks_ahead_is_refused(tiny: Tiny) -> None:
 
     base.forward = bidirectional
     with pytest.raises(CheckpointError, match="not a causal language model"):
-        Engine(loaded.model, ALL, BUDGET, print).check(encode(loaded)[:2])
+        Engine(loaded.model, BUDGET, print).check(items_of(encode(loaded)[:2]))
 
 
 def test_damaged_weights_are_refused(tiny: Tiny) -> None:
     loaded = tiny()
     loaded.model.get_output_embeddings().weight[7, 3] = torch.nan
     with pytest.raises(CheckpointError, match="not numbers"):
-        Engine(loaded.model, ALL, BUDGET, print).check(encode(loaded)[:2])
+        Engine(loaded.model, BUDGET, print).check(items_of(encode(loaded)[:2]))
 
 
 def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
@@ -111,8 +120,8 @@ def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
     encoded = encode(loaded)
     (mark,) = loaded.tokenizer("🌊", add_special_tokens=False)["input_ids"][-1:]
     loaded.model.get_input_embeddings().weight[mark] = torch.inf
-    engine = Engine(loaded.model, ALL, BUDGET, print)
-    engine.check(encoded[:2])
+    engine = Engine(loaded.model, BUDGET, print)
+    engine.check(items_of(encoded[:2]))
     with pytest.raises(
         ScoringError, match=r"subject_0 document 8: a log-likelihood is not a finite number; .* --dtype float32"
     ):
@@ -126,11 +135,11 @@ class Scarce:
         self.refused = 0
         real = Forward.score
 
-        def forward(own: Forward, rows: Sequence[Row], trunk: Trunk) -> list[np.ndarray[Any, Any]]:
-            if len(rows) * max(len(row.tokens) for row in rows) > tokens:
+        def forward(own: Forward, tree: Tree, trunk: Trunk) -> Scores:
+            if len(tree.tokens) > tokens:
                 self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return real(own, rows, trunk)
+            return real(own, tree, trunk)
 
         monkeypatch.setattr(Forward, "score", forward)
 
@@ -138,37 +147,29 @@ class Scarce:
 def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny()
     encoded = encode(loaded, unconditional=True)
-    widest = max(len(packed.row.tokens) for batch in _batches(encoded) for packed in batch.rows)
-    plenty = score(Engine(loaded.model, ALL, 8 * widest, print), encoded)
+    widest, _ = smallest_budget(plan(items_of(encoded), 1))
+    plenty = score(Engine(loaded.model, 8 * widest, print), encoded)
     memory = Scarce(monkeypatch, widest)
     said: list[str] = []
-    engine = Engine(loaded.model, ALL, 8 * widest, said.append)
+    engine = Engine(loaded.model, 8 * widest, said.append)
     assert largest_between(plenty, score(engine, encoded)) <= RELATIVE
     assert engine.budget < 8 * widest
     assert memory.refused == len(said) > 0
-    assert said[-1] == f"out of memory at {2 * engine.budget} tokens a batch: going on with {engine.budget}"
+    assert re.fullmatch(rf"out of memory at \d+ tokens a batch: going on with {engine.budget}", said[-1])
     # What has been learnt is kept: the same again meets no lack of memory
-    score(engine, encoded)
+    score(engine, encoded, budget=engine.budget)
     assert memory.refused == len(said)
 
 
-def _batches(encoded: Sequence[EncodedQuestion]) -> Any:
-    from evalkit.scoring.pack import plan
-
-    return plan(encoded, ALL, 1)
-
-
-def test_a_row_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The passage's questions make the longest row; shorter ones stand before and after it in the documents."""
+def test_an_item_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document with the most tokens; shorter ones stand before and after it."""
     loaded = tiny()
     encoded = encode(loaded)
-    rows = [packed for batch in _batches(encoded) for packed in batch.rows]
-    longest = max(rows, key=lambda packed: len(packed.row.tokens))
-    Scarce(monkeypatch, len(longest.row.tokens) - 1)
+    needed, item = smallest_budget(plan(items_of(encoded), 1))
+    Scarce(monkeypatch, needed - 1)
     for budget in (1, BUDGET):
-        engine = Engine(loaded.model, ALL, budget, lambda line: None)
-        label = longest.questions[0].question.label
-        with pytest.raises(ScoringError, match=rf"{label}: \d+ tokens are more than memory holds"):
+        engine = Engine(loaded.model, budget, lambda line: None)
+        with pytest.raises(ScoringError, match=rf"{item.label}: \d+ tokens are more than memory holds"):
             score(engine, encoded)
 
 
@@ -180,7 +181,7 @@ def test_memory_that_lacks_elsewhere_is_an_error_in_one_line(
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
     loaded = tiny()
-    engine = Engine(loaded.model, ALL, BUDGET, print)
+    engine = Engine(loaded.model, 1, print)
     engine.shares = method == "trunk"
     monkeypatch.setattr(Forward, method, fail)
     with pytest.raises(ScoringError, match=r"subject_\d document \d: \d+ tokens are more than memory holds") as caught:
@@ -195,7 +196,7 @@ def test_other_errors_are_not_taken_for_lack_of_memory(tiny: Tiny, monkeypatch: 
     loaded = tiny()
     monkeypatch.setattr(Forward, "score", fail)
     with pytest.raises(RuntimeError, match="expected scalar type"):
-        score(Engine(loaded.model, ALL, BUDGET, print), encode(loaded))
+        score(Engine(loaded.model, BUDGET, print), encode(loaded))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +241,8 @@ def test_a_sliding_window_is_respected(tmp_path: Path, window: int) -> None:
     encoded = list(Prompter(load_template("plain"), loaded.tokenizer, 256).encode(questions()))
     longest = max(len(s.tokens) for e in encoded for s in e.sequences)
     assert 16 < 48 < longest < 300
-    engine = Engine(loaded.model, ALL, BUDGET, lambda line: None)
-    engine.check(encoded[-1:] + encoded[1:2])
+    engine = Engine(loaded.model, BUDGET, lambda line: None)
+    engine.check(items_of(encoded[-1:] + encoded[1:2]))
     assert engine.shares
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
@@ -252,8 +253,8 @@ def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
     loaded = other_model(config, tmp_path)
     encoded = list(Prompter(load_template("inst"), loaded.tokenizer, 256).encode(questions()))
     said: list[str] = []
-    engine = Engine(loaded.model, ALL, BUDGET, said.append)
-    engine.check(encoded[:2])
+    engine = Engine(loaded.model, BUDGET, said.append)
+    engine.check(items_of(encoded[:2]))
     assert engine.shares
     assert not said
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
@@ -273,8 +274,8 @@ def test_a_head_that_does_what_nobody_knows(tiny: Tiny, dtype: str) -> None:
     loaded.model.forward = scaled
     said: list[str] = []
     encoded = encode(loaded)
-    engine = Engine(loaded.model, ALL, BUDGET, said.append)
-    engine.check(encoded[:2])
+    engine = Engine(loaded.model, BUDGET, said.append)
+    engine.check(items_of(encoded[:2]))
     assert not engine.shares
     assert "its output head does more" in said[0]
     if dtype == "float32":

@@ -12,7 +12,7 @@ import pytest
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 
-MOST = 1.5 * 2**30
+MOST = 2**30
 
 SCRIPT = """
 import json, sys, threading, time
@@ -27,6 +27,7 @@ from evalkit.prompts import Prompter
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
+from evalkit.scoring.table import question_item
 from evalkit.suites import choose_tasks, load_suite
 from evalkit.tasks import load_questions
 from evalkit.templates import SEGMENTS, load_template
@@ -47,11 +48,11 @@ watcher = threading.Thread(target=watch)
 watcher.start()
 questions = load_questions(choose_tasks(load_suite("zeroshot8"), ("mmlu",)), Library(Path(sys.argv[2])))["mmlu"]
 encoded = list(Prompter(load_template("inst"), loaded.tokenizer, loaded.window).encode(questions))
-engine = Engine(loaded.model, frozenset(range(len(SEGMENTS))), auto_budget(loaded.model), print)
-batches = plan(encoded, engine.scored, engine.budget)
+engine = Engine(loaded.model, auto_budget(loaded.model), print)
+scored = frozenset(range(len(SEGMENTS)))
+batches = plan([question_item(i, one, scored) for i, one in enumerate(encoded)], engine.budget)
 planned = peak
-size = lambda batch: sum(len(packed.row.tokens) for packed in batch.rows)
-for batch in sorted(batches, key=size)[-2:] + sorted(batches, key=lambda b: len(b.rows[0].row.tokens))[-2:]:
+for batch in sorted(batches, key=lambda batch: len(batch.tree.tokens) + len(batch.trunk))[-4:]:
     engine.score(batch)
 done = True
 watcher.join()

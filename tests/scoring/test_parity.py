@@ -12,9 +12,9 @@ import pytest
 from evalkit.models.load import LoadedModel
 from evalkit.prompts import CONTINUATION
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import all_sequences, plan
+from evalkit.scoring.pack import Item, plan, smallest_budget
 from evalkit.templates import load_template
-from tests.scoring.conftest import ALL, JOINED, encode, largest_between, largest_difference, questions, score
+from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 
 Tiny = Callable[..., LoadedModel]
@@ -22,28 +22,31 @@ RELATIVE = 1e-4
 BUDGET = 512
 
 
-def engine_of(loaded: LoadedModel, scored: frozenset[int] = ALL, budget: int = BUDGET) -> Engine:
+def engine_of(loaded: LoadedModel, budget: int = BUDGET, kernel: str = "") -> Engine:
     """An engine that must not have anything to say."""
 
     def say(line: str) -> None:
         raise AssertionError(line)
 
-    return Engine(loaded.model, scored, budget, say)
+    return Engine(loaded.model, budget, say, kernels=(kernel,) if kernel else None)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+@pytest.mark.parametrize(
+    ("attention", "kernel"), [("sdpa", "tiles"), ("sdpa", "flex"), ("sdpa", "dense"), ("eager", "dense")]
+)
 @pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("unconditional", [False, True], ids=["", "unconditional"])
 @pytest.mark.parametrize("template", ["inst", "plain", "joined"])
 def test_every_segment_as_by_itself(
-    tiny: Tiny, family: Family, attention: str, template: str, unconditional: bool
+    tiny: Tiny, family: Family, attention: str, kernel: str, template: str, unconditional: bool
 ) -> None:
     loaded = tiny(family, attention=attention)
     encoded = encode(loaded, JOINED if template == "joined" else load_template(template), unconditional)
     scored = frozenset({CONTINUATION}) if template == "plain" else ALL
-    engine = engine_of(loaded, scored)
-    engine.check(encoded[:2])
-    largest = largest_difference(loaded.model, encoded, score(engine, encoded), scored)
+    engine = engine_of(loaded, kernel=kernel)
+    engine.check(items_of(encoded[:2]))
+    largest = largest_difference(loaded.model, encoded, score(engine, encoded, scored), scored)
     print(f"{largest:.1e}")
     assert largest <= RELATIVE
 
@@ -54,15 +57,12 @@ def test_the_questions_above_hold_what_they_should(tiny: Tiny) -> None:
     inst, joined = (encode(loaded, template) for template in (load_template("inst"), JOINED))
     assert {len(e.sequences) for e in inst} == {2, 3, 4, 5}
     assert sum(s.straddles for e in joined for s in e.sequences) >= 3
-    batches = plan(inst, ALL, BUDGET)
+    batches = plan(items_of(inst), 200)
     assert all(len(batch.trunk) > 8 for batch in batches)
-    assert not any(len(batch.trunk) for batch in plan(joined, ALL, BUDGET))
-    rows = [packed for batch in batches for packed in batch.rows]
-    assert len({len(packed.row.tokens) for packed in rows}) > 1
-    together = [{q.question.doc_id for q in packed.questions} for packed in rows]
-    assert any({3, 4, 5} <= documents for documents in together)
+    assert not any(len(batch.trunk) for batch in plan(items_of(joined), 200))
+    assert any({3, 4, 5} <= {item.index for item in batch.items} for batch in batches)
     whole = sum(len(s.tokens) for e in inst for s in e.sequences)
-    assert sum(len(packed.row.tokens) for packed in rows) < whole / 3
+    assert sum(len(batch.tree.tokens) for batch in batches) < whole / 3
 
 
 @pytest.mark.parametrize("budget", [1, 64, 200, 4096])
@@ -106,7 +106,7 @@ def test_bf16_differs_by_rounding_only(tiny: Tiny, family: Family) -> None:
     loaded = tiny(family, dtype="bfloat16")
     encoded = encode(loaded)
     shared, lone = engine_of(loaded), engine_of(loaded)
-    shared.check(encoded[:2])
+    shared.check(items_of(encoded[:2]))
     lone.shares = False
     one, other = score(shared, encoded), score(lone, encoded)
     gaps = [abs(row.ll_continuation - other[place].ll_continuation) / row.n_continuation for place, row in one.items()]
@@ -117,12 +117,33 @@ def test_bf16_differs_by_rounding_only(tiny: Tiny, family: Family) -> None:
 def test_a_plan_holds_every_sequence_once_within_the_budget(tiny: Tiny) -> None:
     encoded = encode(tiny(), unconditional=True)
     for budget in (1, 100, 1000):
-        batches = plan(encoded, ALL, budget)
-        held = [q.question.doc_id for b in batches for packed in b.rows for q in packed.questions]
-        assert sorted(held) == [q.question.doc_id for q in sorted(encoded, key=lambda e: e.question.doc_id)]
+        batches = plan(items_of(encoded), budget)
+        assert sorted(item.index for batch in batches for item in batch.items) == list(range(len(encoded)))
         for batch in batches:
-            padded = len(batch.rows) * max(len(packed.row.tokens) for packed in batch.rows)
-            assert padded <= budget or len(batch.rows) == 1
-            for packed in batch.rows:
-                assert len(packed.row.paths) == sum(len(all_sequences(q)) for q in packed.questions)
-        assert str(batches) == str(plan(encoded, ALL, budget))
+            assert len(batch.tree.tokens) <= budget or len(batch.items) == 1
+            assert len(batch.tree.paths) == sum(len(item.sequences) for item in batch.items)
+        assert str(batches) == str(plan(items_of(encoded), budget))
+
+
+def test_the_smallest_budget_is_the_largest_item(tiny: Tiny) -> None:
+    batches = plan(items_of(encode(tiny())), 1)
+    needed, item = smallest_budget(batches)
+    assert needed == max(len(batch.tree.tokens) for batch in batches)
+    assert needed == next(len(batch.tree.tokens) for batch in batches if batch.items[0] is item)
+
+
+def test_a_group_has_a_trunk_of_its_own_where_that_saves_passes() -> None:
+    """Two subjects with long preambles: each its own trunk in small batches, none where one batch holds everything."""
+    rng = np.random.default_rng(0)
+    preambles = rng.integers(0, 500, (2, 300)).astype(np.int32)
+    items = [
+        Item(
+            i, str(i), str(i % 2), (np.concatenate((preambles[i % 2], rng.integers(0, 500, 20))).astype(np.int32),), ()
+        )
+        for i in range(20)
+    ]
+    small = plan(items, 100)
+    assert {len(batch.trunk) for batch in small} == {300}
+    assert all(len({item.group for item in batch.items}) == 1 for batch in small)
+    (whole,) = plan(items, 5000)
+    assert not len(whole.trunk)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from evalkit.scoring.tree import TRUNK, Row, build_row, common_prefix, join_rows, sort_key, trunk_length
+from evalkit.scoring.tree import TRUNK, Tree, build_tree, common_prefix, sort_key, trunk_length
 
 Prefix = tuple[int, ...]
 Case = tuple[list[NDArray[np.int32]], list[NDArray[np.bool_]], int]
@@ -25,84 +25,59 @@ def cases(draw: st.DrawFn) -> Case:
     return sequences, wanted, len(trunk)
 
 
-def prefixes(row: Row, trunk: NDArray[np.int32]) -> list[Prefix]:
+def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
     """For each node, the tokens that it sees, trunk first, itself last."""
-    nodes = range(len(row.tokens))
-    seen = [[k for k in nodes if k <= q < row.ends[k]] for q in nodes]
-    return [(*trunk.tolist(), *(int(row.tokens[k]) for k in ancestors)) for ancestors in seen]
+    nodes = range(len(tree.tokens))
+    seen = [[k for k in nodes if k <= q < tree.ends[k]] for q in nodes]
+    return [(*trunk.tolist(), *(int(tree.tokens[k]) for k in ancestors)) for ancestors in seen]
 
 
-def check_row(row: Row, sequences: list[NDArray[np.int32]], wanted: list[NDArray[np.bool_]], trunk: int) -> None:
+def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], wanted: list[NDArray[np.bool_]], trunk: int) -> None:
     first = max(trunk, 1)
     whole = [tuple(s.tolist()) for s in sequences]
     stem = sequences[0][:trunk]
-    found = prefixes(row, stem)
+    found = prefixes(tree, stem)
 
     # Every distinct prefix that is an input is one node, and sees its ancestors and nothing else
     assert sorted(found) == sorted({s[:end] for s in whole for end in range(trunk + 1, len(s))})
-    assert row.positions.tolist() == [len(prefix) - 1 for prefix in found]
+    assert tree.positions.tolist() == [len(prefix) - 1 for prefix in found]
 
     # Every distinct (prefix, scored token) is one pair
-    before = [tuple(stem.tolist()) if node == TRUNK else found[node] for node in row.pair_nodes.tolist()]
-    pairs = list(zip(before, row.pair_targets.tolist(), strict=True))
+    before = [tuple(stem.tolist()) if node == TRUNK else found[node] for node in tree.pair_nodes.tolist()]
+    pairs = list(zip(before, tree.pair_targets.tolist(), strict=True))
     expected = {
         (s[:at], s[at]) for s, want in zip(whole, wanted, strict=True) for at in range(first, len(s)) if want[at]
     }
     assert sorted(pairs) == sorted(expected)
 
     # A sequence's path leads to the pairs of its scored tokens, in order
-    for s, want, path in zip(whole, wanted, row.paths, strict=True):
+    for s, want, path in zip(whole, wanted, tree.paths, strict=True):
         assert [None if p < 0 else pairs[p] for p in path.tolist()] == [
             (s[:at], s[at]) if want[at] else None for at in range(first, len(s))
         ]
 
 
 @given(cases())
-def test_a_row_is_the_trie_of_its_sequences(case: Case) -> None:
+def test_a_tree_is_the_trie_of_its_sequences(case: Case) -> None:
     sequences, wanted, trunk = case
-    check_row(build_row(sequences, wanted, trunk), sequences, wanted, trunk)
+    check_tree(build_tree(sequences, wanted, trunk), sequences, wanted, trunk)
 
 
-@given(st.lists(cases(), min_size=1, max_size=4))
-def test_joined_rows_keep_to_themselves(cases: list[Case]) -> None:
-    rows = [build_row(*case) for case in cases]
-    joined = join_rows(rows)
-    apart = [prefixes(row, np.empty(0, np.int32)) for row in rows]
-    assert prefixes(joined, np.empty(0, np.int32)) == [prefix for row in apart for prefix in row]
-    assert joined.positions.tolist() == [p for row in rows for p in row.positions.tolist()]
-
-    # Along every path: the same predicting prefixes and targets as in the row that it came from
-    everything = prefixes(joined, np.empty(0, np.int32))
-    paths = iter(joined.paths)
-    for row, own in zip(rows, apart, strict=True):
-        for path in row.paths:
-            assert _spelled(joined, everything, next(paths)) == _spelled(row, own, path)
-
-
-def _spelled(row: Row, found: list[Prefix], path: NDArray[np.int32]) -> list[object]:
-    return [
-        None
-        if pair < 0
-        else (() if row.pair_nodes[pair] == TRUNK else found[row.pair_nodes[pair]], int(row.pair_targets[pair]))
-        for pair in path.tolist()
-    ]
-
-
-def test_a_row_written_out() -> None:
+def test_a_tree_written_out() -> None:
     """Two choices "a b" and "a c d" after the context "x y", all but x scored."""
     sequences = [np.array(s, dtype=np.int32) for s in ([7, 8, 1, 2], [7, 8, 1, 3, 4])]
-    row = build_row(sequences, [np.ones(len(s), dtype=bool) for s in sequences])
-    assert row.tokens.tolist() == [7, 8, 1, 3]
-    assert row.positions.tolist() == [0, 1, 2, 3]
-    assert row.ends.tolist() == [4, 4, 4, 4]
-    assert list(zip(row.pair_nodes.tolist(), row.pair_targets.tolist(), strict=True)) == [
+    tree = build_tree(sequences, [np.ones(len(s), dtype=bool) for s in sequences])
+    assert tree.tokens.tolist() == [7, 8, 1, 3]
+    assert tree.positions.tolist() == [0, 1, 2, 3]
+    assert tree.ends.tolist() == [4, 4, 4, 4]
+    assert list(zip(tree.pair_nodes.tolist(), tree.pair_targets.tolist(), strict=True)) == [
         (0, 8),
         (1, 1),
         (2, 2),
         (2, 3),
         (3, 4),
     ]
-    assert [path.tolist() for path in row.paths] == [[0, 1, 2], [0, 1, 3, 4]]
+    assert [path.tolist() for path in tree.paths] == [[0, 1, 2], [0, 1, 3, 4]]
 
 
 tokens = st.lists(st.integers(0, 3), min_size=2, max_size=8)

@@ -1,0 +1,274 @@
+"""Attention inside a tree of shared prefixes, in the place of a model's own.
+
+In: where each token's subtree ends, and the keys and values of the trunk. Out: a `Layout` that transformers' attention
+modules consult while `attending` is active. Two ways to the same numbers:
+
+- `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
+  ancestors and itself. What a tree masks for a whole tile is never computed, so a row may hold a whole batch.
+- `FlexLayout`, for GPUs: FlexAttention under a block mask.
+
+Models whose attention does not ask transformers' table of attention functions never see either; they are given the
+tree as a mask (`forward.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from evalkit.scoring.tree import Ints
+
+NAME = "evalkit_tree"
+"""Of this attention among transformers' own."""
+
+_PIECE = 64
+"""Tokens of a tile are multiples of this or end where a branch does."""
+_WIDEST = 512
+"""Most tokens of a tile."""
+_OVERHEAD = 2**20
+"""What a tile costs beside its scores, counted as (query, key) pairs × heads × head size: about 50 µs."""
+
+
+class Layout(Protocol):
+    """How the tokens of a batch attend to each other."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """[1, heads, tokens, size] of a layer → [1, tokens, heads, size]."""
+
+
+class Unsupported(Exception):
+    """This model's attention has something that a layout does not do."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Neighbouring tokens and what they see, beside the trunk and themselves."""
+
+    start: int
+    end: int
+    """One past its last token."""
+    ancestors: tuple[tuple[int, int], ...]
+    """Ranges [start, end) of earlier tokens, in order; the last one may end where the tile starts."""
+
+
+def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]:
+    """Cut a row into the tiles that cost least.
+
+    Args:
+        ends: [nodes] one past each node's last descendant.
+        depths: [nodes] how many ancestors each has in the row.
+        trunk: tokens that everything sees.
+        overhead: what a tile costs beside its (query, key) pairs, in pairs.
+    """
+    nodes = len(ends)
+    branches = np.flatnonzero(ends[:-1] <= np.arange(1, nodes)) + 1
+    limits = np.concatenate(([0], branches, [nodes]))
+    cuts = [cut for a, b in pairwise(limits) for cut in range(int(a), int(b), _PIECE)]
+    cuts.append(nodes)
+    # cost[i]: the least for the tokens before cuts[i]
+    cost, begin = [0] * len(cuts), [0] * len(cuts)
+    for i in range(1, len(cuts)):
+        best = None
+        for j in range(i - 1, -1, -1):
+            size = cuts[i] - cuts[j]
+            if size > _WIDEST and best is not None:
+                break
+            total = cost[j] + size * (trunk + int(depths[cuts[j]]) + size) + overhead
+            if best is None or total < best:
+                best, begin[i] = total, j
+        cost[i] = best or 0
+    tiles: list[Tile] = []
+    i = len(cuts) - 1
+    while i:
+        i, end = begin[i], cuts[i]
+        tiles.append(Tile(cuts[i], end, _ranges(np.flatnonzero(ends[: cuts[i]] > cuts[i]))))
+    return tiles[::-1]
+
+
+def _ranges(indices: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """Ascending indices as ranges without gaps."""
+    if not len(indices):
+        return ()
+    breaks = np.flatnonzero(np.diff(indices) > 1)
+    starts = np.concatenate((indices[:1], indices[breaks + 1]))
+    stops = np.concatenate((indices[breaks], indices[-1:])) + 1
+    return tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+class TileLayout:
+    """Attention tile by tile.
+
+    Args:
+        ends: [nodes] one past each node's last descendant.
+        depths: [nodes] how many ancestors each has in the row.
+        trunk: for each layer, its keys and values, [1, heads, trunk length, size]; empty without a trunk.
+        width: heads × head size of the queries.
+        dtype: of the queries.
+    """
+
+    def __init__(
+        self,
+        ends: Ints,
+        depths: Ints,
+        trunk: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._trunk = trunk
+        length = trunk[0][0].shape[2] if trunk else 0
+        tiles = cut_tiles(ends, depths, length, _OVERHEAD // width)
+        self._tiles = [(tile, self._mask(ends, tile, length, dtype)) for tile in tiles]
+
+    def _mask(self, ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
+        """[1, 1, queries, trunk + keys] additive."""
+        keys = np.concatenate([np.arange(a, b) for a, b in (*tile.ancestors, (tile.start, tile.end))])
+        queries = np.arange(tile.start, tile.end)[:, None]
+        hidden = (keys > queries) | (queries >= ends[keys])
+        mask = torch.zeros(1, 1, len(queries), trunk + len(keys), dtype=dtype)
+        mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
+        return mask
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """See `Layout`."""
+        _, heads, tokens, _ = query.shape
+        out = query.new_empty(1, tokens, heads, value.shape[3])
+        trunk = self._trunk[layer] if self._trunk else None
+        for tile, mask in self._tiles:
+            out[:, tile.start : tile.end] = torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, tile.start : tile.end],
+                _seen(key, tile, trunk[0] if trunk else None),
+                _seen(value, tile, trunk[1] if trunk else None),
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=heads != key.shape[1],
+            ).transpose(1, 2)
+        return out
+
+
+def _seen(states: torch.Tensor, tile: Tile, trunk: torch.Tensor | None) -> torch.Tensor:
+    """[1, heads, tokens, size] → the trunk's and the tile's columns; not copied where they stand together."""
+    ranges = list(tile.ancestors)
+    if ranges and ranges[-1][1] == tile.start:
+        ranges[-1] = (ranges[-1][0], tile.end)
+    else:
+        ranges.append((tile.start, tile.end))
+    parts = [states[:, :, a:b] for a, b in ranges]
+    if trunk is not None:
+        parts.insert(0, trunk)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+class FlexLayout:
+    """FlexAttention under the tree's block mask; lengths are padded to `_BLOCK`, so that few shapes are compiled.
+
+    Args:
+        ends: [nodes] one past each node's last descendant, on the device.
+        trunk: for each layer, its keys and values, [1, heads, trunk length, size]; empty without a trunk.
+    """
+
+    _BLOCK = 128
+
+    def __init__(self, ends: torch.Tensor, trunk: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        nodes, length = len(ends), trunk[0][0].shape[2] if trunk else 0
+        self._nodes, self._padded = nodes, -nodes % self._BLOCK
+        self._gap = -length % self._BLOCK
+        self._trunk = trunk
+        offset = length + self._gap
+        ends = torch.nn.functional.pad(ends, (0, self._padded))
+        # As a tensor, so that another length is not another function to compile
+        visible = torch.tensor(length, device=ends.device)
+
+        def sees(_: Any, __: Any, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            key = torch.clamp(place - offset, min=0)
+            inside = (place >= offset) & (key <= query) & ((query < ends[key]) | (key == query))
+            return (place < visible) | inside
+
+        total = nodes + self._padded
+        self._mask = create_block_mask(sees, None, None, total, offset + total, device=ends.device.type)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """See `Layout`."""
+        if self._trunk:
+            before_key, before_value = self._trunk[layer]
+            key = torch.cat((_pad(before_key, self._gap), key), dim=2)
+            value = torch.cat((_pad(before_value, self._gap), value), dim=2)
+        out = _flex(query.device.type)(
+            _pad(query, self._padded),
+            _pad(key, self._padded),
+            _pad(value, self._padded),
+            block_mask=self._mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        attended: torch.Tensor = out[:, :, : self._nodes].transpose(1, 2)
+        return attended
+
+
+def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    return torch.nn.functional.pad(states, (0, 0, 0, tokens)) if tokens else states
+
+
+@cache
+def _flex(device: str) -> Any:
+    """FlexAttention, compiled where it is meant to be fast."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+
+
+_active: Layout | None = None
+
+
+@contextmanager
+def attending(model: Any, layout: Layout) -> Iterator[None]:
+    """Have a model's attention go by a layout."""
+    global _active
+    AttentionInterface.register(NAME, _attention)
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = NAME
+    _active = layout
+    try:
+        yield
+    finally:
+        _active = None
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation = implementation
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _: Any,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls; the mask is None, since a name without a mask function gets none."""
+    # Soft caps, attention sinks and position biases would be left out without a word
+    for setting in ("softcap", "s_aux", "position_bias", "cache"):
+        if settings.get(setting) is not None:
+            raise Unsupported(f"attention with {setting}")
+    if _active is None or not getattr(module, "is_causal", True):
+        raise Unsupported("attention that is not causal")
+    return _active.attend(module.layer_idx, query, key, value, scaling), None

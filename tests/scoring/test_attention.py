@@ -1,0 +1,92 @@
+"""Tiles, against the mask of the whole tree; a layout, against attention under that mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, cut_tiles
+from evalkit.scoring.tree import Ints, Tree, build_tree
+
+SIZE, HEADS, GROUPS = 8, 4, 2
+
+
+def tree_of(lengths: list[tuple[int, int, int]]) -> Tree:
+    """Trees of (context, choices, choice length) side by side."""
+    rng = np.random.default_rng(0)
+    sequences = []
+    for context, choices, length in lengths:
+        stem = rng.integers(0, 1000, context)
+        sequences += [np.concatenate((stem, rng.integers(0, 1000, length))).astype(np.int32) for _ in range(choices)]
+    return build_tree(sequences, [np.ones(len(s), bool) for s in sequences])
+
+
+trees = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 4), st.integers(1, 70)), min_size=1, max_size=5)
+
+
+def visible(ends: Ints) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    """[query, key] of the whole tree."""
+    index = np.arange(len(ends))
+    found: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = (index[None] <= index[:, None]) & (
+        index[:, None] < ends[None]
+    )
+    return found
+
+
+@given(trees, st.sampled_from([0, 30]), st.sampled_from([0, 500, 10**6]))
+def test_tiles_cover_the_tree_and_see_what_they_must(
+    lengths: list[tuple[int, int, int]], trunk: int, overhead: int
+) -> None:
+    tree = tree_of(lengths)
+    seen = visible(tree.ends)
+    at = 0
+    for tile in cut_tiles(tree.ends, tree.positions, trunk, overhead):
+        assert tile.start == at < tile.end
+        at = tile.end
+        keys = [key for a, b in tile.ancestors for key in range(a, b)]
+        # All that its first token sees of earlier tokens, which is all that any of its tokens may see
+        assert keys == np.flatnonzero(seen[tile.start, : tile.start]).tolist()
+        assert not np.delete(seen[tile.start : tile.end, : tile.start], keys, axis=1).any()
+    assert at == len(tree.tokens)
+
+
+def test_tiles_save_most_of_the_pairs() -> None:
+    """Twenty questions side by side: a mask over all of them has twenty times as many pairs."""
+    tree = tree_of([(60, 4, 10)] * 20)
+    pairs = sum(
+        (tile.end - tile.start) * (tile.end - tile.start + sum(b - a for a, b in tile.ancestors))
+        for tile in cut_tiles(tree.ends, tree.positions, 0, 1000)
+    )
+    assert pairs < len(tree.tokens) ** 2 / 18
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+@pytest.mark.parametrize("kind", ["tiles", "flex"])
+@pytest.mark.parametrize("trunk", [0, 30])
+@pytest.mark.parametrize("lengths", [[(60, 4, 10)] * 3, [(200, 1, 70), (1, 2, 1)], [(1, 1, 2)]])
+def test_a_layout_is_attention_under_the_whole_mask(kind: str, trunk: int, lengths: list[tuple[int, int, int]]) -> None:
+    tree = tree_of(lengths)
+    nodes = len(tree.tokens)
+    torch.manual_seed(0)
+    query = torch.randn(1, HEADS, nodes, SIZE)
+    key, value = torch.randn(2, 1, GROUPS, nodes, SIZE)
+    before = torch.randn(2, 1, GROUPS, trunk, SIZE)
+    layers = [(before[0], before[1])] if trunk else []
+    layout: Layout = (
+        TileLayout(tree.ends, tree.positions, layers, HEADS * SIZE, query.dtype)
+        if kind == "tiles"
+        else FlexLayout(torch.from_numpy(tree.ends), layers)
+    )
+    found = layout.attend(0, query, key, value, 0.3)
+    mask = torch.cat((torch.ones(nodes, trunk, dtype=torch.bool), torch.from_numpy(visible(tree.ends))), dim=1)
+    keys, values = (
+        torch.cat((own, new), dim=2).repeat_interleave(HEADS // GROUPS, dim=1)
+        for own, new in ((before[0], key), (before[1], value))
+    )
+    weights = (query @ keys.transpose(2, 3) * 0.3).masked_fill(~mask, -torch.inf).softmax(-1)
+    expected = (weights @ values).transpose(1, 2)
+    # Sums of a few hundred float32 products
+    assert torch.allclose(found, expected, atol=1e-5)
