@@ -1,24 +1,37 @@
-"""evalkit beside lm-eval's Hugging Face model: one process, one model, the same documents, task by task in turn.
+"""evalkit beside lm-eval's Hugging Face model: one process, one checkpoint, the same documents, task by task in turn.
 
-    python benchmarks/versus_lm_eval.py --limit 100 --template plain --dtype float32
+    python benchmarks/versus_lm_eval.py --limit 100 --out docs/performance
 
 Both score the same token sequences: under `plain` lm-eval's own requests, under `inst` the paper's sequences, which
-lm-eval is handed whole. lm-eval runs at the best of its batch sizes, found on the first task. The machine's matrix rate
-is measured in the same run, on the model's own layer shapes at the batch that evalkit uses; "of machine" is distinct
-tokens × FLOPs a token over wall time, as a share of that rate; under `plain` the head runs on few of them, so it
-overstates. Prints Markdown.
+lm-eval is handed whole. lm-eval runs as it comes, at the best of its batch sizes, found on the first task. Times are of
+scoring; planning and the laying out of trees are in ours, tokenising is in neither.
+
+The machine's matrix rate is measured in the same run, on the model's own weights at the batch that evalkit uses. "Of
+machine" is what must be computed over that rate and the wall time: distinct tokens × 2 × the parameters of the layers'
+matrices, and scored places × 2 × those of the output head. Attention's own products are left out, so it understates.
+Memory is the highest resident (on a GPU: allocated) beyond what the loaded model takes.
+
+Writes tables.md, figures.json and speed.svg.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import platform
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 from evalkit.data import Library
@@ -28,53 +41,158 @@ from evalkit.prompts import CONTINUATION, EncodedQuestion, Prompter
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.suites import load_suite
+from evalkit.scoring.table import question_item, question_rows
+from evalkit.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.tasks import load_questions
 from evalkit.templates import SEGMENTS, load_template
 
+BATCH_SIZES = (4, 8, 16, 32)
+"""Of lm-eval's model, of which the best is taken."""
+
+
+@dataclass
+class Row:
+    """One task under one protocol and dtype. Seconds, tokens, bytes; likelihoods in nats."""
+
+    protocol: str
+    dtype: str
+    task: str
+    documents: int
+    ours: float
+    theirs: float
+    tokens: int
+    """Distinct tokens, those of the trunks included."""
+    batches: int
+    flops: float
+    rate: float
+    """The machine's matrix rate in this dtype, FLOP/s."""
+    memory: int
+    difference: float
+    """Largest, relative."""
+    agree: tuple[int, int]
+    """Documents decided as evalkit decides in float32: of ours, of lm-eval's. (0, 0) where that is not known."""
+
 
 def main() -> None:
-    """Run the comparison and print its table."""
+    """Run the comparison and write its tables and picture."""
     arguments = parse()
-    template = load_template(arguments.template)
-    loaded = load(locate(arguments.model, say=note), dtype=arguments.dtype, device=arguments.device, say=note)
-    prompter = Prompter(template, loaded.tokenizer, loaded.window)
-    scored = frozenset(SEGMENTS.index(segment) for segment in template.score)
-    engine = Engine(loaded.model, scored, auto_budget(loaded.model), note)
-    questions = load_questions(load_suite("zeroshot8"), Library(arguments.data_dir), arguments.limit)
-    encoded = {task: list(prompter.encode(members)) for task, members in questions.items()}
-    rate = matrix_rate(loaded.model, engine.budget)
-    flops = flops_per_token(loaded.model)
-    peer = best_peer(loaded, next(iter(encoded.values())), template.name)
-    rows = []
-    for task, members in encoded.items():
-        batches = plan(members, scored, engine.budget)
-        ours, mine = timed(lambda batches=batches: [row for batch in batches for row in engine.score(batch)])
-        theirs, other = timed(lambda members=members: peer(members))
-        totals = {(row.subtask, row.doc_id, row.choice): likelihood(row, template.name) for row in mine}
-        expected = [totals[q.question.subtask, q.question.doc_id, c] for q in members for c in range(len(q.sequences))]
-        worst = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(expected, other, strict=True))
-        distinct = sum(len(packed.row.tokens) for batch in batches for packed in batch.rows)
-        rows.append((task, len(members), ours, theirs, distinct, worst))
-        note(f"{task}: {theirs / ours:.2f}x")
-    show(arguments, loaded, rows, rate, flops, engine.budget)
+    rows, exact = [], {}
+    about = {"limit": arguments.limit, "shots": arguments.num_fewshot, **machine(arguments)}
+    for dtype in arguments.dtypes:
+        loaded = load(locate(arguments.model, say=note), dtype=dtype, device=arguments.device, say=note)
+        about["baseline"] = memory_now(loaded.model.device)
+        about["model"] = f"{loaded.name}, {loaded.parameters / 1e6:.0f} M parameters"
+        for protocol in arguments.protocols:
+            rows += list(compare(loaded, dtype, protocol, arguments, exact, about))
+            write(arguments.out, rows, about)
+        del loaded
+    note(f"written: {arguments.out}")
 
 
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--limit", type=int, default=100)
-    parser.add_argument("--template", default="plain", choices=("plain", "inst"))
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--limit", type=int, default=100, help="documents of each task")
+    parser.add_argument("--tasks", nargs="*", default=(), help="of zeroshot8; all by default")
+    parser.add_argument("--num-fewshot", type=int, default=0)
+    parser.add_argument("--subjects", nargs="*", default=(), help="only these subjects, such as mmlu_anatomy")
+    parser.add_argument("--protocols", nargs="+", default=("plain", "inst"), choices=("plain", "inst"))
+    parser.add_argument("--dtypes", nargs="+", default=("float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data-dir", default=None)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/out"))
     return parser.parse_args()
 
 
 def note(line: str) -> None:
     """News, on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def machine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What it ran on."""
+    name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else _cpu_name()
+    return {
+        "machine": name,
+        "threads": torch.get_num_threads(),
+        "versions": {p: version(p) for p in ("evalkit", "lm-eval", "torch", "transformers")},
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def compare(
+    loaded: Any, dtype: str, protocol: str, arguments: argparse.Namespace, exact: dict[Any, int], about: dict[str, Any]
+) -> Iterator[Row]:
+    """One protocol in one dtype, task by task; `exact` collects the decisions in float32."""
+    template = load_template(protocol)
+    scored = frozenset(map(SEGMENTS.index, template.score))
+    prompter = Prompter(template, loaded.tokenizer, loaded.window)
+    engine = Engine(loaded.model, auto_budget(loaded.model), note)
+    suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks)), arguments.num_fewshot)
+    encoded = {
+        task: list(prompter.encode([q for q in questions if not arguments.subjects or q.subtask in arguments.subjects]))
+        for task, questions in load_questions(suite, Library(arguments.data_dir), arguments.limit).items()
+    }
+    engine.check([question_item(i, one, scored) for i, one in enumerate(next(iter(encoded.values()))[:2])])
+    rate = matrix_rate(loaded.model, engine.budget)
+    about[f"rate_{dtype}"], about["bandwidth"] = rate, bandwidth(loaded.model.device)
+    about["budget"], about["kernel"] = engine.budget, engine.kernel
+    peer = best_peer(loaded, next(iter(encoded.values())), protocol)
+    for task, members in encoded.items():
+        row = Row(protocol, dtype, task, len(members), 0, 0, 0, 0, 0, rate, 0, 0, (0, 0))
+        with watching(loaded.model.device) as peak:
+            row.ours, mine = timed(lambda members=members, row=row: score(engine, members, scored, row, loaded.model))
+        row.memory = peak[0] - about["baseline"]
+        row.theirs, theirs = timed(lambda members=members: peer(members))
+        ours = [likelihood(row, protocol) for row in mine]
+        row.difference = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
+        counts = [1 if protocol == "plain" else len(s.tokens) - 1 for one in members for s in one.sequences]
+        key = (protocol, task)
+        if dtype == "float32":
+            exact[key] = decisions(members, ours, counts)
+        elif key in exact:
+            agreed = [decisions(members, found, counts) == exact[key] for found in (ours, theirs)]
+            row.agree = (int(agreed[0].sum()), int(agreed[1].sum()))
+        note(f"{protocol} {dtype} {task}: {row.ours:.1f} s against {row.theirs:.1f} s, {row.theirs / row.ours:.2f}x")
+        yield row
+
+
+def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int], row: Row, model: Any) -> list[Any]:
+    """Our score-table rows, in order; counts what was computed."""
+    trunk: Any = None
+    found: dict[int, list[Any]] = {}
+    layers, head = matrices(model)
+    for batch in plan([question_item(i, one, scored) for i, one in enumerate(members)], engine.budget):
+        for item, scores in engine.score(batch):
+            found[item.index] = list(question_rows(members[item.index], scores, scored))
+        tokens = len(batch.tree.tokens)
+        if trunk is None or not np.array_equal(trunk, batch.trunk):
+            trunk = batch.trunk
+            tokens += len(trunk)
+        row.tokens += tokens
+        row.batches += 1
+        row.flops += 2.0 * (tokens * layers + len(np.unique(batch.tree.pair_nodes)) * head)
+    return [one for index in range(len(members)) for one in found[index]]
+
+
+def decisions(members: list[EncodedQuestion], likelihoods: list[float], counts: list[int]) -> Any:
+    """[documents] the choice with the highest log-likelihood, for each token where counts say so."""
+    scores = iter(np.array(likelihoods) / np.array(counts))
+    return np.array([int(np.argmax([next(scores) for _ in one.sequences])) for one in members])
+
+
+def likelihood(row: Any, protocol: str) -> float:
+    """The log-likelihood that both score: the continuation's, or the whole sequence's."""
+    if protocol == "plain":
+        return float(row.ll_continuation)
+    return float(sum(getattr(row, f"ll_{segment}") for segment in SEGMENTS))
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -88,28 +206,45 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - started, result
 
 
-def likelihood(row: Any, template: str) -> float:
-    """The log-likelihood that both score: the continuation's, or the whole sequence's."""
-    if template == "plain":
-        return float(row.ll_continuation)
-    return float(sum(getattr(row, f"ll_{segment}") for segment in SEGMENTS))
+def memory_now(device: Any) -> int:
+    """Bytes in use, on a GPU by torch, else by the process."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
-def silence_lm_eval() -> None:
-    """It warns at each batch size that the model is already loaded."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+@contextmanager
+def watching(device: Any) -> Iterator[list[int]]:
+    """The highest memory in use meanwhile, in a list of one."""
+    peak, done = [memory_now(device)], threading.Event()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak[0] = torch.cuda.max_memory_allocated(device)
+        return
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            peak[0] = max(peak[0], memory_now(device))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
 
 
 def best_peer(
-    loaded: Any, sample: list[EncodedQuestion], template: str
+    loaded: Any, sample: list[EncodedQuestion], protocol: str
 ) -> Callable[[list[EncodedQuestion]], list[float]]:
     """lm-eval's model at the fastest of its batch sizes."""
     from lm_eval.models.huggingface import HFLM
 
-    silence_lm_eval()
+    # It warns at each batch size that the model is already loaded
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
     def scorer(size: int) -> Callable[[list[EncodedQuestion]], list[float]]:
-        peer = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size, softmax_dtype="float32")
+        peer = HFLM(pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=size)
         return lambda members: [found for found, _ in peer._loglikelihood_tokens(requests(members), disable_tqdm=True)]
 
     def requests(members: list[EncodedQuestion]) -> list[Any]:
@@ -117,46 +252,131 @@ def best_peer(
         for member in members:
             for sequence in member.sequences:
                 ids = sequence.tokens.tolist()
-                cut = int(np.argmax(sequence.segments == CONTINUATION)) if template == "plain" else 1
+                cut = int(np.argmax(sequence.segments == CONTINUATION)) if protocol == "plain" else 1
                 pairs.append((("", str(len(pairs))), ids[:cut], ids[cut:]))
         return pairs
 
-    sizes = (4, 8, 16, 32)
-    times = {size: timed(lambda size=size: scorer(size)(sample[:24]))[0] for size in sizes}
+    times = {size: timed(lambda size=size: scorer(size)(sample[:24]))[0] for size in BATCH_SIZES}
     best = min(times, key=lambda size: times[size])
     note(f"lm-eval's best batch size: {best} ({', '.join(f'{s}: {t:.1f} s' for s, t in times.items())})")
     return scorer(best)
 
 
-def flops_per_token(model: Any) -> float:
-    """2 × the parameters of all matrices, the output head included; attention's own products are left out."""
-    return 2.0 * sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2)
+def matrices(model: Any) -> tuple[int, int]:
+    """Parameters of the layers' matrices, and of the output head."""
+    head = model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    others = sum(p.numel() for p in model.parameters() if p.ndim == 2 and p is not head and p is not embedding)
+    return others, head.numel()
 
 
 def matrix_rate(model: Any, tokens: int) -> float:
     """FLOP/s of the model's own weight shapes, one after the other as in a forward pass, best of three passes."""
-    weights = [p for p in model.parameters() if p.ndim == 2]
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    weights = [p for p in model.parameters() if p.ndim == 2 and (p is head or p is not embedding)]
     inputs = {p.shape[1]: torch.randn(tokens, p.shape[1], dtype=p.dtype, device=p.device) for p in weights}
     best = 0.0
     with torch.inference_mode():
         for _ in range(3):
-            seconds, _ = timed(lambda: [torch.nn.functional.linear(inputs[p.shape[1]], p).sum() * 0 for p in weights])
+            seconds, _ = timed(
+                lambda: [None for p in weights if torch.nn.functional.linear(inputs[p.shape[1]], p) is None]
+            )
             best = max(best, sum(2.0 * tokens * p.numel() for p in weights) / seconds)
     return best
 
 
-def show(arguments: argparse.Namespace, loaded: Any, rows: list[Any], rate: float, flops: float, budget: int) -> None:
-    """The table, in Markdown."""
-    print(f"\n{loaded.name}, {loaded.dtype} on {loaded.device}, template {arguments.template}, "
-          f"{arguments.limit} documents of each task, {budget} tokens a batch, {torch.get_num_threads()} threads, "
-          f"matrix rate {rate / 1e9:.0f} GFLOP/s\n")  # fmt: skip
-    print("| task | documents | evalkit s | lm-eval s | ratio | documents/s | tokens/s | of machine | difference |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    total = ("all", sum(r[1] for r in rows), *(sum(r[i] for r in rows) for i in (2, 3, 4)), max(r[5] for r in rows))
-    for task, documents, ours, theirs, distinct, worst in [*rows, total]:
-        share = distinct * flops / ours / rate
-        print(f"| {task} | {documents} | {ours:.1f} | {theirs:.1f} | {theirs / ours:.2f}× | {documents / ours:.1f} "
-              f"| {distinct / ours:.0f} | {share:.0%} | {worst:.1e} |")  # fmt: skip
+def bandwidth(device: Any) -> float:
+    """Bytes/s read from memory: the sum of a tensor that fits no cache, best of three."""
+    large = torch.zeros(2**27, device=device)
+    return max(large.numel() * 4 / timed(large.sum)[0] for _ in range(3))
+
+
+def total(rows: list[Row]) -> Row:
+    """The tasks of one table together."""
+    summed = {
+        name: sum(getattr(r, name) for r in rows) for name in ("documents", "ours", "theirs", "tokens", "batches")
+    }
+    return Row(
+        rows[0].protocol, rows[0].dtype, "all", **summed, flops=sum(r.flops for r in rows), rate=rows[0].rate,
+        memory=max(r.memory for r in rows), difference=max(r.difference for r in rows),
+        agree=(sum(r.agree[0] for r in rows), sum(r.agree[1] for r in rows)),
+    )  # fmt: skip
+
+
+def tables(rows: list[Row]) -> Iterator[list[Row]]:
+    """Rows by protocol and dtype."""
+    for key in dict.fromkeys((row.protocol, row.dtype) for row in rows):
+        yield [row for row in rows if (row.protocol, row.dtype) == key]
+
+
+def write(out: Path, rows: list[Row], about: dict[str, Any]) -> None:
+    """What is known so far, so that an interrupted benchmark is not lost."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "figures.json").write_text(
+        json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+    )
+    (out / "tables.md").write_text(markdown(rows, about))
+    picture(out / "speed.svg", rows, about)
+
+
+def markdown(rows: list[Row], about: dict[str, Any]) -> str:
+    """The tables."""
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    shots = f", {about['shots']}-shot" if about["shots"] else ""
+    lines = [
+        f"{about['model']}; {about['machine']}, {about['threads']} threads; {versions}; at most {about['limit']} "
+        f"documents of each task{shots}; {about['budget']} tokens a batch, attention by {about['kernel']}.",
+    ]
+    for members in tables(rows):
+        first = members[0]
+        bf16 = any(sum(row.agree) for row in members)
+        lines += ["", f"### `{first.protocol}`, {first.dtype}: matrix rate {first.rate / 1e9:.0f} GFLOP/s", ""]
+        head = (
+            "task | documents | evalkit s | lm-eval s | ratio | documents/s | tokens/s | of machine | MiB | difference"
+        )
+        lines.append(f"| {head} |" + (" decided as in float32: evalkit, lm-eval |" if bf16 else ""))
+        lines.append("|---" * (head.count("|") + 1 + bf16) + "|")
+        for row in [*members, *([total(members)] if len(members) > 1 else [])]:
+            agree = f" {row.agree[0]}, {row.agree[1]} |" if bf16 else ""
+            lines.append(
+                f"| {row.task} | {row.documents} | {row.ours:.1f} | {row.theirs:.1f} | {row.theirs / row.ours:.2f}× "
+                f"| {row.documents / row.ours:.1f} | {row.tokens / row.ours:.0f} "
+                f"| {row.flops / row.ours / row.rate:.0%} | {row.memory / 2**20:.0f} | {row.difference:.1e} |{agree}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def picture(path: Path, rows: list[Row], about: dict[str, Any]) -> None:
+    """Seconds a document of each task, and where each task stands under the machine's roof."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False})
+    groups = list(tables(rows))
+    figure, axes = plt.subplots(len(groups), 2, figsize=(10, 2.9 * len(groups)), squeeze=False, width_ratios=(3, 2))
+    for (left, right), members in zip(axes, groups, strict=True):
+        first, places = members[0], np.arange(len(members))
+        left.bar(places - 0.2, [r.theirs / r.documents for r in members], 0.4, label="lm-eval", color="#b8b8b8")
+        left.bar(places + 0.2, [r.ours / r.documents for r in members], 0.4, label="evalkit", color="#1f6f8b")
+        for place, row in zip(places, members, strict=True):
+            top = max(row.ours, row.theirs) / row.documents
+            left.annotate(f"{row.theirs / row.ours:.1f}×", (place, top), ha="center", va="bottom")
+        left.set_xticks(places, [row.task for row in members], rotation=20)
+        left.set(ylabel="seconds a document", title=f"{first.protocol}, {first.dtype}")
+        left.legend(frameon=False)
+        # A weight is read once a batch: FLOPs a byte are 2 × tokens a batch over its size
+        size = 4 if first.dtype == "float32" else 2
+        intensity = [2 * row.tokens / row.batches / size for row in members]
+        axis = np.geomspace(1, 2 * max(intensity), 100)
+        right.loglog(axis, np.minimum(first.rate, axis * about["bandwidth"]) / 1e9, color="black", lw=1)
+        right.loglog(intensity, [row.flops / row.ours / 1e9 for row in members], "o", color="#1f6f8b")
+        right.set(xlabel="FLOPs a byte of weights", ylabel="GFLOP/s", title="under the machine's roof")
+    figure.tight_layout()
+    figure.savefig(path)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ import io
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evalkit.errors import RunError, ScoringError
+from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
 from evalkit.request import Prepared, asks_lm_eval, prepare, request_of
@@ -135,26 +137,23 @@ class _Session:
         )
         self._record(loaded, engine)
         progress.start(*self._work())
-        with _Ahead(lambda task: self._plan(task, prompter, scored, engine.budget), tasks) as ahead:
+        stop = Event()
+        with _Ahead(lambda task: self._plan(task, prompter, scored, engine, stop), tasks, stop) as ahead:
             for task in tasks:
                 progress.task(task)
                 self._score_task(task, engine, scored, ahead)
 
-    def _plan(self, task: str, prompter: Prompter, scored: frozenset[int], budget: int) -> _Planned:
-        """A task's questions as token sequences, and the batches that they are scored in."""
-        from evalkit.scoring.pack import plan, smallest_budget
+    def _plan(self, task: str, prompter: Prompter, scored: frozenset[int], engine: Engine, stop: Event) -> _Planned:
+        """A task's questions as token sequences, and the batches that they are scored in; cut short once stopped."""
+        from evalkit.scoring.pack import plan, refuse_small_budget
         from evalkit.scoring.table import question_item
 
-        encoded = list(prompter.encode(self._questions[task], self._prepared.unconditional))
-        batches = plan([question_item(i, one, scored) for i, one in enumerate(encoded)], budget)
-        if asked := self._prepared.request.token_budget:
-            needed, item = smallest_budget(batches)
-            if needed > asked:
-                raise ScoringError(
-                    f"--token-budget {asked} is too small: {item.label} takes {needed} tokens in one batch; "
-                    f"give at least {needed}, or leave the option out"
-                )
-        return encoded, batches
+        found = prompter.encode(self._questions[task], self._prepared.unconditional)
+        encoded = list(takewhile(lambda _: not stop.is_set(), found))
+        items = [question_item(i, one, scored) for i, one in enumerate(encoded)]
+        if engine.shares and self._prepared.request.token_budget == engine.budget:
+            refuse_small_budget(items, engine.budget)
+        return encoded, plan(items, engine.budget)
 
     def _engine(self, loaded: LoadedModel) -> Engine:
         from evalkit.scoring.budget import auto_budget
@@ -171,7 +170,7 @@ class _Session:
         """Add to the manifest what only the loaded model tells."""
         self._writer.manifest |= {
             "token_budget": engine.budget,
-            "sharing": {"shares": engine.shares, "why_not": engine.why_not, "kernel": engine.kernel},
+            "sharing": engine.describe(),
             "loaded": {
                 "architecture": loaded.architecture,
                 "parameters": loaded.parameters,
@@ -187,19 +186,15 @@ class _Session:
         self._writer.save_json(MANIFEST, self._writer.manifest)
 
     def _score_task(self, task: str, engine: Engine, scored: frozenset[int], ahead: _Ahead) -> None:
+        from evalkit.scoring.ahead import in_turn
         from evalkit.scoring.table import question_rows
 
         encoded, batches = ahead.take(task)
-        # Only what is left to do, so that nothing is held of what is done
-        left = [
-            (index, batch)
-            for index, batch in enumerate(batches)
-            if not all(self._is_done(encoded[item.index].question) for item in batch.items)
-        ][::-1]
-        del batches
-        while left:
-            index, batch = left.pop()
-            ahead.tree(left[-1][1] if left else None)
+
+        def done(batch: Batch) -> bool:
+            return all(self._is_done(encoded[item.index].question) for item in batch.items)
+
+        for index, batch in in_turn(batches, done):
             started = time.perf_counter()
             members = [(encoded[item.index], scores) for item, scores in engine.score(batch)]
             rows = [row for one, scores in members for row in question_rows(one, scores, scored)]
@@ -253,33 +248,29 @@ class _Session:
 
 
 class _Ahead:
-    """Plans tasks and builds trees while the model is at work.
+    """Tokenises and plans all tasks, in their order, while the first ones are scored.
 
     Args:
         plan: encodes and plans one task.
         tasks: in the order in which they will be taken.
+        stop: set when nobody wants them any more.
     """
 
-    def __init__(self, plan: Callable[[str], _Planned], tasks: list[str]) -> None:
-        # Two threads: the next tree must not wait for another task to be encoded
-        self._encoder, self._builder = (ThreadPoolExecutor(1, name) for name in ("evalkit-encode", "evalkit-tree"))
+    def __init__(self, plan: Callable[[str], _Planned], tasks: list[str], stop: Event) -> None:
+        self._stop = stop
+        self._encoder = ThreadPoolExecutor(1, "evalkit-encode")
         self._planned = {task: self._encoder.submit(plan, task) for task in tasks}
 
     def __enter__(self) -> _Ahead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in (self._encoder, self._builder):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._stop.set()
+        self._encoder.shutdown(wait=True, cancel_futures=True)
 
     def take(self, task: str) -> _Planned:
         """The task's questions and batches, as soon as they are there."""
         return self._planned.pop(task).result()
-
-    def tree(self, batch: Batch | None) -> None:
-        """Begin to build a batch's tree."""
-        if batch is not None:
-            self._builder.submit(lambda: batch.tree)
 
     def raise_trouble(self) -> None:
         """Raise what is wrong with a later task as soon as it is known, not when its turn comes."""

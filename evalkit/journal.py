@@ -22,12 +22,13 @@ class Entry:
     """One finished batch."""
 
     task: str
+    """The task; in runs of lm-eval's tasks, the kind of request and the task."""
     batch: int
-    """Index of the batch in its task's plan."""
+    """Number of the batch in its task's plan; -1 for what needs no batch."""
     seconds: float
     """Wall time of the batch."""
     rows: list[list[Any]]
-    """Rows of the score table, fields in the table's order."""
+    """What was found: rows of the score table, or answers to lm-eval's requests (`lmeval/answers.py`)."""
 
 
 class Journal:

@@ -151,6 +151,39 @@ def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch
     pd.testing.assert_frame_equal(run.scores, whole.scores, check_exact=True)
 
 
+def test_a_run_that_ran_out_of_memory_and_was_killed_goes_on(
+    small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is learnt of the memory must not change the plan, or batches would be taken for others."""
+    import torch
+
+    from evalkit.scoring.forward import Forward, Scores, Trunk
+    from evalkit.scoring.tree import Tree
+
+    whole = small(output=tmp_path / "whole", token_budget=200)
+    real, append, written = Forward.score, Journal.append, []
+
+    def scarce(own: Forward, tree: Tree, trunk: Trunk) -> Scores:
+        if len(tree.tokens) > 120:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(own, tree, trunk)
+
+    def interrupt(journal: Journal, entry: Any) -> None:
+        append(journal, entry)
+        written.append((entry.task, entry.batch))
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Forward, "score", scarce)
+    monkeypatch.setattr(Journal, "append", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        small(token_budget=200)
+    monkeypatch.setattr(Forward, "score", real)
+    run = small(token_budget=200)
+    assert len(written) == len(set(written)) > 2
+    pd.testing.assert_frame_equal(run.scores, whole.scores, rtol=1e-4, atol=1e-4)
+
+
 def test_a_resumed_run_keeps_its_batches(small: Evaluate, tmp_path: Path) -> None:
     """Asked with another budget, the rest of the batches would be other ones."""
     whole = small()
@@ -338,4 +371,4 @@ def test_a_token_budget_too_small_for_a_document_says_what_it_needs(small: Evalu
 
 
 def test_the_manifest_says_whether_prefixes_were_shared(small: Evaluate) -> None:
-    assert small().manifest["sharing"] == {"shares": True, "why_not": "", "kernel": "tiles"}
+    assert small().manifest["sharing"] == {"shares": True, "why_not": "", "kernel": "tiles", "dropped": []}

@@ -46,7 +46,7 @@ TEXTS = [
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.replace(" ", "_"))
 def ours(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Harness:
     folder = tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=WINDOW, **KINDS[request.param])
-    return evalkit.harness(str(folder), token_budget=128)
+    return evalkit.harness(str(folder), token_budget=300)
 
 
 @pytest.fixture

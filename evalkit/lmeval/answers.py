@@ -162,16 +162,16 @@ class Answers(LM):  # type: ignore[misc]
         """Score what is missing of a task, and with it what shares its batches."""
         from evalkit.lmeval.scoring import score_batches
 
+        harness = self._harness
         wanted, places, answers = self._wanted(members)
         empty = {place for place, _ in members} - {_whole(place) for place in places}
         if rows := [(place, Answer(_digest(request), 0, 0.0)) for place, request in members if place in empty]:
             self._write(task, _NOTHING, 0.0, rows)
         done = {i for i, place in enumerate(places) if self._holds(place, answers[i].digest)}
         started = time.perf_counter()
-        for number, scored in enumerate(score_batches(self._harness.engine, wanted, done)):
+        for number, scored in score_batches(harness.engine, wanted, done, harness.asked_budget):
             rows = [(places[i], answers[i]._replace(likelihood=value, greedy=greedy)) for i, value, greedy in scored]
-            if rows:
-                self._write(task, number, time.perf_counter() - started, rows)
+            self._write(task, number, time.perf_counter() - started, rows)
             started = time.perf_counter()
 
     def _wanted(self, members: list[Asked]) -> tuple[list[Wanted], list[Place], list[Answer]]:
@@ -185,7 +185,8 @@ class Answers(LM):  # type: ignore[misc]
         answers: list[Answer] = []
         if members[0][0].kind == "loglikelihood":
             for (place, request), pair in zip(members, harness.encode([r for _, r in members]), strict=True):
-                wanted.append(Wanted(pair.context, pair.continuation, label_of(request), owner_of(request)))
+                owner = owner_of(request)
+                wanted.append(Wanted(pair.context, pair.continuation, label_of(request), owner, place.task))
                 places.append(place)
                 sizes = (len(pair.context), len(pair.continuation), pair.cut)
                 answers.append(Answer(_digest(request), 1, None, None, *sizes))
@@ -243,11 +244,13 @@ class Answers(LM):  # type: ignore[misc]
         self._progress.advance(work, len({place.doc_id for place, _ in fresh}))
 
     def _keep(self, entry: Entry) -> None:
-        """Take a batch in; an answer that an earlier one gave stays."""
+        """Take a batch in; an answer that an earlier one gave to the same request stays."""
         kind, _, task = entry.task.partition(" ")
         self.seconds[task] = self.seconds.get(task, 0.0) + entry.seconds
         for doc_id, number, part, *answer in entry.rows:
-            self._found.setdefault(Place(kind, task, doc_id, number, part), Answer(*answer))
+            place, given = Place(kind, task, doc_id, number, part), Answer(*answer)
+            if not self._holds(place, given.digest):
+                self._found[place] = given
 
 
 def _whole(place: Place) -> Place:

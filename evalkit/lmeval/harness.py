@@ -20,12 +20,10 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.lmeval.encoding import Pair, encode_pairs
+from evalkit.lmeval.preparation import GENERATION_BATCH
 from evalkit.lmeval.scoring import Wanted, score_batches
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
-
-GENERATION_BATCH = 8
-"""Texts generated at once; padding may change the last bits of a logit, so it is part of what a run is."""
 
 
 def harness(model: str, **options: Any) -> Harness:
@@ -109,6 +107,7 @@ class Harness(HFLM):  # type: ignore[misc]
         self._say = say
         self._engine: Any = None
         self.token_budget = _budget(token_budget, loaded.model)
+        self.asked_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
 
     @property
     def engine(self) -> Any:
@@ -137,7 +136,7 @@ class Harness(HFLM):  # type: ignore[misc]
         """lm-eval's (log-likelihood, greedy?) of each request, in order."""
         pairs = self.encode(requests)
         wanted = [
-            Wanted(pair.context, pair.continuation, label_of(request), owner_of(request))
+            Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), request.task_name or "")
             for pair, request in zip(pairs, requests, strict=True)
         ]
         return self._answers(wanted, [request.args for request in requests])
@@ -186,7 +185,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def _answers(self, wanted: list[Wanted], keys: list[Any]) -> list[tuple[float, bool]]:
         found: dict[int, tuple[float, bool]] = {}
-        for scored in score_batches(self.engine, wanted):
+        for _, scored in score_batches(self.engine, wanted, asked=self.asked_budget):
             for place, likelihood, greedy in scored:
                 found[place] = (likelihood, greedy)
                 if keys[place] is not None:  # windows of a longer text are not lm-eval's to cache

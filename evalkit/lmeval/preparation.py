@@ -27,6 +27,9 @@ SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where Python says in which place of memory a function lies, which is another one every time."""
 
+GENERATION_BATCH = 8
+"""Texts generated at once. Padding may change the last bits of a logit, so it is part of what a run is."""
+
 
 @dataclass(frozen=True)
 class PreparedTasks:
@@ -159,14 +162,26 @@ def _set_fewshot(task: Any, asked: int | None) -> None:
 
 
 def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint) -> dict[str, Any]:
+    generates = any(task.OUTPUT_TYPE == "generate_until" for task in tasks.tasks.values())
     return {
         **numerics(request, checkpoint),
         "suite": LM_EVAL,
+        # A last bit may change a text, and with it all that follows
+        "generation": {"device": request.device, "batch": GENERATION_BATCH} if generates else None,
+        "groups": _group_specification(tasks),
         "names": list(tasks.names),
         "tasks": {name: _task_specification(task, request.limit) for name, task in tasks.tasks.items()},
         "code": None if request.include_path is None else _code_hash(request.include_path),
         "num_fewshot": request.num_fewshot,
         "seeds": SEEDS,
+    }
+
+
+def _group_specification(tasks: TaskSet) -> dict[str, str]:
+    """How each group aggregates what."""
+    return {
+        name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
+        for name, group in tasks.groups.items()
     }
 
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evalkit.scoring.ahead import in_turn
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.pack import Batch, Item, plan, refuse_small_budget
 
 
 class Wanted(NamedTuple):
@@ -25,6 +26,8 @@ class Wanted(NamedTuple):
     """What messages call it."""
     owner: Hashable
     """What it belongs to, such as a document; neighbours with the same owner go through the model together."""
+    group: str = ""
+    """Such as its task: what is in a group is likely to begin alike."""
 
 
 class Scored(NamedTuple):
@@ -38,16 +41,19 @@ class Scored(NamedTuple):
     """Whether greedy decoding gives exactly this continuation."""
 
 
-def score_batches(engine: Engine, wanted: Sequence[Wanted], done: Container[int] = ()) -> Iterator[list[Scored]]:
+def score_batches(
+    engine: Engine, wanted: Sequence[Wanted], done: Container[int] = (), asked: int | None = None
+) -> Iterator[tuple[int, list[Scored]]]:
     """Score continuations, leaving out batches of which everything is done.
 
     Args:
         engine: made with `greedy=True`.
         wanted: what to score, in an order of its own.
         done: indices that need no score; a batch that holds another one is scored whole.
+        asked: the token budget that the user gave, if any.
 
     Yields:
-        A batch's scores when it is finished; nothing but an empty list for a batch that is left out.
+        A batch's number and its scores, when it is finished.
 
     Raises:
         EvalkitError: whatever the engine finds wrong with the model, its memory or a score.
@@ -55,17 +61,21 @@ def score_batches(engine: Engine, wanted: Sequence[Wanted], done: Container[int]
     items, members = _items(wanted)
     if not items:
         return
-    engine.check(items)
-    for batch in plan(items, engine.budget):
-        if all(index in done for item in batch.items for index in members[item.index]):
-            yield []
-            continue
+    if not engine.checked:
+        engine.check(items)
+    if engine.shares and asked == engine.budget:
+        refuse_small_budget(items, asked)
+
+    def is_done(batch: Batch) -> bool:
+        return all(index in done for item in batch.items for index in members[item.index])
+
+    for number, batch in in_turn(plan(items, engine.budget), is_done):
         found = []
         for item, sequences in engine.score(batch):
             for index, places, scores in zip(members[item.index], item.wanted, sequences, strict=True):
                 likelihood = float(scores.logprobs[places].astype(np.float64).sum())
                 found.append(Scored(index, likelihood, bool(scores.greedy[places].all())))
-        yield found
+        yield number, found
 
 
 def _items(wanted: Sequence[Wanted]) -> tuple[list[Item], list[list[int]]]:
@@ -76,6 +86,8 @@ def _items(wanted: Sequence[Wanted]) -> tuple[list[Item], list[list[int]]]:
         places = list(stretch)
         sequences = [np.array((*wanted[i].context, *wanted[i].continuation), dtype=np.int32) for i in places]
         scored = [np.arange(len(s)) >= len(wanted[i].context) for i, s in zip(places, sequences, strict=True)]
-        items.append(Item(len(items), wanted[places[0]].label, "", tuple(sequences), tuple(scored)))
+        items.append(
+            Item(len(items), wanted[places[0]].label, wanted[places[0]].group, tuple(sequences), tuple(scored))
+        )
         members.append(places)
     return items, members

@@ -48,6 +48,7 @@ class _Session:
         self._prepared = prepared
         self._writer = writer
         self._progress = progress
+        self._harness: Harness | None = None
         self._answers = Answers(writer.journal, self._load, self._requests, progress)
 
     def complete(self) -> None:
@@ -74,7 +75,14 @@ class _Session:
                     f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
                     f"what was scored is kept in {self._writer.folder}"
                 ) from error
+        self._record_sharing()
         write_results(self._writer, tasks, self._answers, results, request.log_samples)
+
+    def _record_sharing(self) -> None:
+        """Add to the manifest what the start-up check has found, where anything was scored."""
+        if self._harness is not None and self._harness.engine.checked:
+            self._writer.manifest["sharing"] = self._harness.engine.describe()
+            self._writer.save_json(MANIFEST, self._writer.manifest)
 
     def _requests(self) -> list[Any]:
         """All requests of the run, once lm-eval has built them."""
@@ -98,6 +106,7 @@ class _Session:
         if stored and request.token_budget not in (None, stored):
             self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
         harness = Harness(loaded, token_budget=stored or request.token_budget, say=self._progress.say)
+        harness.asked_budget = request.token_budget
         manifest |= {
             "token_budget": harness.token_budget,
             "generation_batch": harness.batch_size,
@@ -114,6 +123,7 @@ class _Session:
             },
         }
         self._writer.save_json(MANIFEST, manifest)
+        self._harness = harness
         return harness
 
 

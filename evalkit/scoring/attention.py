@@ -199,17 +199,20 @@ class FlexLayout:
             return (place < visible) | inside
 
         total = nodes + self._padded
-        self._mask = create_block_mask(sees, None, None, total, offset + total, device=ends.device.type)
+        make = _compiled(create_block_mask, ends.device.type)
+        self._mask = make(sees, None, None, total, offset + total, device=ends.device)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         """See `Layout`."""
+        from torch.nn.attention.flex_attention import flex_attention
+
         if self._trunk:
             before_key, before_value = self._trunk[layer]
             key = torch.cat((_pad(before_key, self._gap), key), dim=2)
             value = torch.cat((_pad(before_value, self._gap), value), dim=2)
-        out = _flex(query.device.type)(
+        out = _compiled(flex_attention, query.device.type)(
             _pad(query, self._padded),
             _pad(key, self._padded),
             _pad(value, self._padded),
@@ -226,11 +229,9 @@ def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 @cache
-def _flex(device: str) -> Any:
-    """FlexAttention, compiled where it is meant to be fast."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+def _compiled(function: Any, device: str) -> Any:
+    """Compiled where it is meant to be fast: by itself it makes the whole [queries, keys] matrix."""
+    return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
 _active: Layout | None = None
@@ -269,6 +270,8 @@ def _attention(
     for setting in ("softcap", "s_aux", "position_bias", "cache"):
         if settings.get(setting) is not None:
             raise Unsupported(f"attention with {setting}")
-    if _active is None or not getattr(module, "is_causal", True):
+    if not getattr(module, "is_causal", True):
         raise Unsupported("attention that is not causal")
+    if _active is None:
+        raise Unsupported("attention outside of a tree")
     return _active.attend(module.layer_idx, query, key, value, scaling), None

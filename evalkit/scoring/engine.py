@@ -43,7 +43,7 @@ class Engine:
 
     Args:
         model: a Hugging Face causal language model.
-        budget: most tokens of a batch; less where the model's attention needs it, halved when memory runs out.
+        budget: most tokens of a batch; less where the model's attention needs it, parted where memory runs out.
         say: told of fallbacks.
         greedy: whether to find out if tokens are the likeliest.
         kernels: ways to attend inside a tree, of `forward.KERNELS`, in the order in which they are tried; None: those
@@ -62,13 +62,20 @@ class Engine:
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
         self._exact = model.dtype in (torch.float32, torch.float64)
-        self._sliding = _sliding_window(model.config)
+        self._longest = _longest_shared(model.config)
         self._asked = budget
-        self.budget = self._budget()
+        self.budget = self._fitting_budget()
+        """Most tokens of the batches that it is to be given; fixed once `check` has been passed."""
+        self._limit: int | None = None
+        """What has been learnt of the memory."""
+        self.dropped: list[str] = []
+        """Ways to attend that do not work with this model, and why."""
         self.shares = True
         """Whether prefixes are shared; False after a failed check."""
         self.why_not = ""
         """Why not, if so."""
+        self.checked = False
+        """Whether `check` has been passed."""
         self._own_head = True
 
     @property
@@ -85,7 +92,7 @@ class Engine:
         Raises:
             CheckpointError: the model's predictions depend on later tokens, or are not numbers.
         """
-        chosen = [item for item in items if self._within_sliding([item])][:_CHECKED] or list(items[:1])
+        chosen = [item for item in items if self._within_reach([item])][:_CHECKED] or list(items[:1])
         sequences = [sequence for item in chosen for sequence in item.sequences]
         alone = [self._alone(item, s, own=False).logprobs for item in chosen for s in item.sequences]
         longest, reference = max(zip(sequences, alone, strict=True), key=lambda pair: len(pair[0]))
@@ -97,19 +104,26 @@ class Engine:
             )
         self.why_not = self._head_trouble(longest, reference)
         self._own_head = not self.why_not
-        if self._own_head and self._within_sliding(chosen):
+        if self._own_head and self._within_reach(chosen):
             for kernel in self._kernels:
                 self._forward.kernel = kernel
-                self.budget = self._budget()
+                self.budget = self._fitting_budget()
                 self.why_not = self._sharing_trouble(chosen, alone)
                 if not self.why_not:
                     break
-        self.shares = not self.why_not
+                self.dropped.append(f"{kernel}: {self.why_not}")
+        self.shares, self.checked = not self.why_not, True
         if self.why_not:
             self._say(
                 f"warning: this model does not support scoring through shared prefixes ({self.why_not}); "
                 "every sequence is scored by itself, which is several times slower"
             )
+        elif self.dropped:
+            self._say(f"attention by {self.kernel}, which is slower ({'; '.join(self.dropped)})")
+
+    def describe(self) -> dict[str, Any]:
+        """What `check` has found, for a run's manifest."""
+        return {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
 
     def score(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
         """Scores of a batch's items, of each the sequences in order, every token of `wanted` scored.
@@ -127,22 +141,21 @@ class Engine:
                     )
         return found
 
-    def _budget(self) -> int:
+    def _fitting_budget(self) -> int:
         return min(self._asked, DENSE_TOKENS) if self._forward.kernel == "dense" else self._asked
 
     def _may_share(self, batch: Batch) -> bool:
-        return self.shares and self._within_sliding(batch.items)
+        return self.shares and self._within_reach(batch.items)
 
-    def _within_sliding(self, items: Sequence[Item]) -> bool:
-        """Whether a sliding window is wide enough to make no difference, since the tree mask replaces it."""
-        if self._sliding is None:
+    def _within_reach(self, items: Sequence[Item]) -> bool:
+        """Whether sequences are short enough that the model treats each of their tokens as it would alone."""
+        if self._longest is None:
             return True
-        return max(len(sequence) for item in items for sequence in item.sequences) <= self._sliding
+        return max(len(sequence) for item in items for sequence in item.sequences) <= self._longest
 
     def _shared_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
         tree, single = batch.tree, len(batch.items) == 1
-        # Planned before memory ran out
-        if len(tree.tokens) > self.budget and not single:
+        if self._limit is not None and len(tree.tokens) > self._limit and not single:
             return self._halves_scores(batch)
         try:
             with _memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
@@ -156,8 +169,8 @@ class Engine:
         # Outside the handler, so that the traceback no longer holds the tensors
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self.budget = max(1, len(tree.tokens) // 2)
-        self._say(f"out of memory at {len(tree.tokens)} tokens a batch: going on with {self.budget}")
+        self._limit = max(1, len(tree.tokens) // 2)
+        self._say(f"out of memory at {len(tree.tokens)} tokens a batch: going on with {self._limit}")
         return self._halves_scores(batch)
 
     def _halves_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
@@ -276,10 +289,21 @@ def _memory_for(item: Item, tokens: int, at_most: bool = True) -> Iterator[None]
         ) from error
 
 
-def _sliding_window(config: Any) -> int | None:
+def _longest_shared(config: Any) -> int | None:
+    """Length up to which a sequence may share a batch.
+
+    Beyond a sliding window, which the tree mask replaces, tokens no longer see all that precedes them; and rotary
+    embeddings that depend on the longest position of a batch change for all in it.
+    """
     text = config.get_text_config()
+    lengths = []
     kinds = getattr(text, "layer_types", None)
-    if kinds is not None and not any("sliding" in kind or "chunked" in kind for kind in kinds):
-        return None
-    window = getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None)
-    return int(window) if window else None
+    if kinds is None or any("sliding" in kind or "chunked" in kind for kind in kinds):
+        lengths.append(getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None))
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Some have one set for each kind of layer
+    for parameters in rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]:
+        if parameters.get("rope_type") in ("longrope", "dynamic"):
+            trained = parameters.get("original_max_position_embeddings")
+            lengths.append(trained or getattr(text, "max_position_embeddings", None))
+    return min((int(length) for length in lengths if length), default=None)

@@ -30,6 +30,9 @@ _MOST_NODES = 2**16
 """Most nodes that the head takes at a time; as many as `_WHOLE_LOGITS` allow where its columns can't be parted."""
 _WHOLE_LOGITS = 2**23
 
+_FAR = 100.0
+"""Nats up to which a difference of logits keeps a sum's float32 digits."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -190,12 +193,12 @@ class Forward:
         return mask
 
     def _logits(self, states: torch.Tensor, columns: slice) -> torch.Tensor:
-        """[nodes, d_model] → [nodes, columns] in float32, with what some models do to them after the head."""
+        """[nodes, d_model] → [nodes, columns], with what some models do to them after the head."""
         if columns == slice(0, self._head.weight.shape[0]):
-            logits: torch.Tensor = self._head(states).float()
+            logits: torch.Tensor = self._head(states)
         else:
             bias = None if self._head.bias is None else self._head.bias[columns]
-            logits = torch.nn.functional.linear(states, self._head.weight[columns], bias).float()
+            logits = torch.nn.functional.linear(states, self._head.weight[columns], bias)
         if scaling := getattr(self._config, "logits_scaling", None):  # Granite
             logits = logits / scaling
         if scale := getattr(self._config, "logit_scale", None):  # Cohere
@@ -219,29 +222,26 @@ class Forward:
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """The vocabulary goes by `step` columns at a time, with a running maximum and sum (float32)."""
+        """The vocabulary goes by `step` columns at a time; sums are float32."""
         order = np.argsort(targets, kind="stable")
         pair_node = torch.from_numpy(nodes[order]).to(self._device)
         pair_target = torch.from_numpy(targets[order]).to(self._device)
         chosen = torch.empty(len(order), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)
-        total = torch.zeros_like(peak)
         likeliest = torch.zeros(len(states), dtype=torch.long, device=self._device)
         vocabulary = self._head.weight.shape[0]
         cuts = np.searchsorted(targets[order], np.arange(0, vocabulary + step, step)).tolist()
+        totals = []
         for number, start in enumerate(range(0, vocabulary, step)):
             logits = self._logits(states, slice(start, min(start + step, vocabulary)))
             pairs = slice(cuts[number], cuts[number + 1])
-            chosen[pairs] = logits[pair_node[pairs], pair_target[pairs] - start]
+            chosen[pairs] = logits[pair_node[pairs], pair_target[pairs] - start].float()
+            totals.append(_log_sum_exp(logits))
             if self._greedy:
                 highest, where = logits.max(-1)
                 likeliest = torch.where(highest > peak, where + start, likeliest)
-            else:
-                highest = logits.amax(-1)
-            higher = torch.maximum(peak, highest)
-            total = total * (peak - higher).exp_() + logits.sub_(higher[:, None]).exp_().sum(-1)
-            peak = higher
-        found = chosen - (total.log_() + peak)[pair_node]
+                peak = torch.maximum(peak, highest.float())
+        found = chosen - torch.stack(totals).logsumexp(0)[pair_node]
         # One transfer for both
         both = torch.stack((found, (likeliest[pair_node] == pair_target).float())).cpu().numpy()
         logprobs, greedy = np.empty(len(order), np.float32), np.zeros(len(order), np.bool_)
@@ -257,3 +257,14 @@ class Forward:
         nodes = max(1, min(nodes, _MOST_NODES))
         logits = _CPU_LOGITS if self._device.type == "cpu" else _GPU_LOGITS
         return nodes, min(vocabulary, max(_MIN_COLUMNS, logits // nodes))
+
+
+def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """[nodes, columns] of any dtype → [nodes] in float32."""
+    if logits.device.type != "cpu":
+        return logits.float().logsumexp(-1)
+    # By way of log_softmax, which goes over them once
+    first = logits[:, 0].float()
+    found = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
+    # A first token that is ruled out (a huge negative logit, or -inf) would swallow the sum's digits
+    return found if (found - first).amax() < _FAR else logits.float().logsumexp(-1)

@@ -18,6 +18,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from evalkit.errors import ScoringError
 from evalkit.scoring.tree import Ints, Tree, build_tree, common_prefix, sort_key, trunk_length
 
 MIN_TRUNK = 8
@@ -84,6 +85,25 @@ def smallest_budget(batches: Sequence[Batch]) -> tuple[int, Item]:
     """Tokens of the largest item after its trunk, below which it cannot be scored in one batch, and that item."""
     sizes = ((_leaf(item).nodes - len(batch.trunk), item) for batch in batches for item in batch.items)
     return max(sizes, key=lambda size: size[0])
+
+
+def refuse_small_budget(items: Sequence[Item], budget: int) -> None:
+    """Refuse a token budget that does not hold the largest item.
+
+    Raises:
+        ScoringError: names the document and a budget that works.
+    """
+    needed, item = smallest_budget(plan(items, budget))
+    if needed <= budget:
+        return
+    enough = needed
+    # With fewer batches a trunk may no longer pay, and then it stands inside them
+    while (more := smallest_budget(plan(items, enough))[0]) > enough:
+        enough = more
+    raise ScoringError(
+        f"--token-budget {budget} is too small: {item.label} takes {needed} tokens in one batch; "
+        f"give at least {enough}, or leave the option out"
+    )
 
 
 def _leaf(item: Item) -> _Leaf:

@@ -60,10 +60,7 @@ def sort_key(tokens: Ints) -> bytes:
 
 
 def trunk_length(sequences: Sequence[Ints]) -> int:
-    """Length of the prefix that all sequences share, short of every sequence's last input token.
-
-    So each sequence keeps at least one token of its own in the tree, or has but its last to be predicted.
-    """
+    """Length of the prefix that all sequences share, short enough that every sequence keeps an input of its own."""
     first = min(sequences, key=sort_key)
     last = max(sequences, key=sort_key)
     return max(0, min(common_prefix(first, last), min(len(s) for s in sequences) - 2))

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.errors import UsageError
+from evalkit.errors import ScoringError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
@@ -24,8 +24,8 @@ from evalkit.runs import Run, load_run
 from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.tiny import tiny_checkpoint
 
-BUDGET = 64
-"""Small, so that there are many batches."""
+BUDGET = 300
+"""Small, so that there are several batches, and no document is too large for it."""
 
 Evaluate = Callable[..., Run]
 
@@ -175,6 +175,34 @@ def test_what_changes_the_numbers_is_another_run(run: Evaluate, tmp_path: Path) 
     assert len({found.folder for found in runs}) == len(runs)
 
 
+def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) -> None:
+    elsewhere = made_tasks(tmp_path / "elsewhere")
+    first = run(tasks=("made_pair",), include_path=elsewhere)
+    group = elsewhere / "made_pair.yaml"
+    group.write_text(group.read_text(encoding="utf-8").replace("weight_by_size: true", "weight_by_size: false"))
+    assert run(tasks=("made_pair",), include_path=elsewhere).folder != first.folder
+
+
+def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
+    """As a journal would hold that was put there by hand."""
+    first = run(tasks=("made_choice",))
+    journal = Journal(first.folder / "journal.jsonl", pytest.fail)
+    entries = journal.read()
+    (first.folder / "journal.jsonl").unlink()
+    (first.folder / "results.json").unlink()
+    doc_id, number, part, _, parts, likelihood, *rest = entries[0].rows[0]
+    entries[0].rows[0] = [doc_id, number, part, "0" * 16, parts, likelihood - 100, *rest]
+    for entry in entries:
+        journal.append(entry)
+    again = run(tasks=("made_choice",))
+    pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
+
+
+def test_a_token_budget_too_small_names_the_document(run: Evaluate) -> None:
+    with pytest.raises(ScoringError, match=r"--token-budget 5 is too small: made_choice document \d"):
+        run(tasks=("made_choice",), token_budget=5)
+
+
 def same_run(found: Run, expected: Run) -> None:
     """To the last bit, with every answer once in the journal."""
     pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
@@ -192,7 +220,7 @@ def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: p
     def interrupt(journal: Journal, entry: Any) -> None:
         append(journal, entry)
         written.append((entry.task, entry.batch))
-        if len(written) % 4 == 0:
+        if len(written) % 3 == 0:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Journal, "append", interrupt)

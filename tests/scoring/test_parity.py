@@ -9,10 +9,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
 from evalkit.prompts import CONTINUATION
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Item, plan, smallest_budget
+from evalkit.scoring.pack import Item, plan, refuse_small_budget, smallest_budget
 from evalkit.templates import load_template
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
@@ -130,6 +131,24 @@ def test_the_smallest_budget_is_the_largest_item(tiny: Tiny) -> None:
     needed, item = smallest_budget(batches)
     assert needed == max(len(batch.tree.tokens) for batch in batches)
     assert needed == next(len(batch.tree.tokens) for batch in batches if batch.items[0] is item)
+
+
+def two_groups(tail: int) -> list[Item]:
+    """Two groups with preambles of 60 tokens, and after them so many of each item's own."""
+    rng = np.random.default_rng(0)
+    preambles = rng.integers(0, 500, (2, 60))
+    whole = [np.concatenate((preambles[i % 2], rng.integers(0, 500, tail))).astype(np.int32) for i in range(12)]
+    return [Item(i, f"document {i}", str(i % 2), (s,), (np.ones(len(s), np.bool_),)) for i, s in enumerate(whole)]
+
+
+@pytest.mark.parametrize("tail", [5, 100])
+def test_the_advice_on_too_small_a_budget_is_good(tail: int) -> None:
+    items = two_groups(tail)
+    with pytest.raises(ScoringError, match=r"document \d+ takes \d+ tokens in one batch; give at least \d+") as caught:
+        refuse_small_budget(items, 3)
+    enough = int(str(caught.value).split("give at least ")[1].split(",")[0])
+    refuse_small_budget(items, enough)
+    assert all(len(batch.tree.tokens) <= enough for batch in plan(items, enough))
 
 
 def test_a_group_has_a_trunk_of_its_own_where_that_saves_passes() -> None:

@@ -1,0 +1,84 @@
+"""How time and memory grow with the number of documents: one task, more and more of it.
+
+    python benchmarks/growth.py --task arc_easy --limits 100 400 1600
+
+Each size is a process of its own, so that its memory is its own. Prints Markdown: seconds of tokenising, planning and
+scoring, a document's share, and the highest resident memory beyond the loaded model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from versus_lm_eval import memory_now, note, watching
+
+
+def main() -> None:
+    """Run every size and print the table."""
+    arguments = parse()
+    if arguments.one:
+        print(json.dumps(measure(arguments, arguments.limits[0])))
+        return
+    print("| documents | seconds | ms a document | MiB |\n|---|---|---|---|", flush=True)
+    for limit in arguments.limits:
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", "--limits", str(limit)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        documents, seconds, memory = json.loads(output.splitlines()[-1])
+        row = (documents, f"{seconds:.1f}", f"{1000 * seconds / documents:.1f}", f"{memory / 2**20:.0f}")
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--task", default="arc_easy")
+    parser.add_argument("--limits", type=int, nargs="+", default=(100, 400, 1600))
+    parser.add_argument("--template", default="inst")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
+    """(documents, seconds, bytes) of one size."""
+    from evalkit.data import Library
+    from evalkit.models.load import load
+    from evalkit.models.locate import locate
+    from evalkit.prompts import Prompter
+    from evalkit.scoring.budget import auto_budget
+    from evalkit.scoring.engine import Engine
+    from evalkit.scoring.pack import plan
+    from evalkit.scoring.table import question_item, question_rows
+    from evalkit.suites import choose_tasks, load_suite
+    from evalkit.tasks import load_questions
+    from evalkit.templates import SEGMENTS, load_template
+
+    template = load_template(arguments.template)
+    scored = frozenset(map(SEGMENTS.index, template.score))
+    suite = choose_tasks(load_suite("zeroshot8"), (arguments.task,))
+    questions = load_questions(suite, Library(arguments.data_dir), limit)[arguments.task]
+    loaded = load(locate(arguments.model, say=note), dtype=arguments.dtype, device=arguments.device, say=note)
+    prompter = Prompter(template, loaded.tokenizer, loaded.window)
+    engine = Engine(loaded.model, auto_budget(loaded.model), note)
+    baseline = memory_now(loaded.model.device)
+    with watching(loaded.model.device) as peak:
+        started = time.perf_counter()
+        encoded = list(prompter.encode(questions))
+        rows = []
+        for batch in plan([question_item(i, one, scored) for i, one in enumerate(encoded)], engine.budget):
+            for item, scores in engine.score(batch):
+                rows += question_rows(encoded[item.index], scores, scored)
+        seconds = time.perf_counter() - started
+    return len(questions), seconds, peak[0] - baseline
+
+
+if __name__ == "__main__":
+    main()

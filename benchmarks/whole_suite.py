@@ -1,0 +1,91 @@
+"""The whole of zeroshot8 on a model of the paper's size with random weights: how long a run takes on this machine.
+
+    python benchmarks/whole_suite.py --device cuda
+
+Writes a Llama2-shaped checkpoint (1.2 B parameters by default, vocabulary of the tokenizer at hand) to a temporary
+folder and runs it as a user would, journal and results included. Prints the seconds of the run, those of scoring by
+task, tokens, and how long the same sequences would take one by one at the matrix rate measured on the same device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from versus_lm_eval import matrices, matrix_rate, note
+
+
+def main() -> None:
+    """Build, run, print."""
+    arguments = parse()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = build(Path(temporary) / "random", arguments)
+        run(folder, Path(temporary) / "runs", arguments)
+
+
+def parse() -> argparse.Namespace:
+    """The command line; the defaults are the paper's 1.2 B model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokenizer", default="demo", help="checkpoint to take the tokenizer from")
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--inner", type=int, default=5632)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--limit", type=int, help="documents of each task; all by default")
+    parser.add_argument("--template", default="inst")
+    parser.add_argument("--data-dir", type=Path)
+    return parser.parse_args()
+
+
+def build(folder: Path, arguments: argparse.Namespace) -> Path:
+    """A checkpoint folder with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from evalkit.models.load import load
+    from evalkit.models.locate import locate
+
+    tokenizer = load(locate(arguments.tokenizer, say=note), device="cpu", say=note).tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=arguments.hidden, intermediate_size=arguments.inner,
+        num_hidden_layers=arguments.layers, num_attention_heads=arguments.heads, max_position_embeddings=2048,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(arguments.device):
+        model = LlamaForCausalLM(config).to(getattr(torch, arguments.dtype))
+    note(f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f} B parameters")
+    arguments.rate, arguments.matrices = matrix_rate(model, 8192), sum(matrices(model))
+    model.cpu().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(folder: Path, output: Path, arguments: argparse.Namespace) -> None:
+    """One run, as `evalkit run` makes it."""
+    import evalkit
+
+    started = time.perf_counter()
+    finished = evalkit.evaluate(
+        folder, device=arguments.device, dtype=arguments.dtype, limit=arguments.limit, template=arguments.template,
+        data_dir=arguments.data_dir, output=output,
+    )  # fmt: skip
+    wall = time.perf_counter() - started
+    scores = finished.scores
+    documents = len(scores.drop_duplicates(["subtask", "doc_id"]))
+    tokens = int(sum(scores[column].sum() for column in scores if column.startswith("n_")))
+    print(f"{documents} documents, {len(scores)} sequences of {tokens} tokens in all")
+    print(f"{wall:.1f} s from start to results, of which {sum(finished.seconds.values()):.1f} s scoring:")
+    print(", ".join(f"{task} {seconds:.1f}" for task, seconds in finished.seconds.items()))
+    whole = 2.0 * tokens * arguments.matrices / arguments.rate
+    print(f"matrix rate {arguments.rate / 1e12:.1f} TFLOP/s, at which the sequences one by one take {whole:.1f} s")
+    if arguments.device.startswith("cuda"):
+        print(f"highest memory allocated: {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Batches in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evalkit.scoring.ahead import in_turn
+from evalkit.scoring.pack import Batch, Item
+
+
+def batches(count: int) -> list[Batch]:
+    tokens = np.arange(5, dtype=np.int32)
+    item = Item(0, "", "", (tokens,), (np.ones(5, np.bool_),))
+    return [Batch(tokens[:number], (item,)) for number in range(count)]
+
+
+def test_each_batch_comes_once_with_its_number_and_its_tree() -> None:
+    plan = batches(4)
+    numbers = []
+    for number, batch in in_turn(plan, lambda batch: len(batch.trunk) == 2):
+        assert "tree" in vars(batch)
+        assert number == len(batch.trunk)
+        numbers.append(number)
+    assert numbers == [0, 1, 3]
+    assert not plan
+
+
+def test_nothing_to_do() -> None:
+    assert list(in_turn([], lambda batch: False)) == []
+    assert list(in_turn(batches(3), lambda batch: True)) == []
+
+
+def test_a_tree_that_cannot_be_laid_out_is_told() -> None:
+    broken = Batch(np.empty(0, np.int32), (Item(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
+    with pytest.raises(IndexError):
+        list(in_turn([broken], lambda batch: False))
