@@ -224,7 +224,7 @@ def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
     from evalkit.tasks import load_questions
     from evalkit.view import prompt_text
 
-    loaded = load_model(prepared, progress)
+    loaded = load_model(prepared.checkpoint, prepared.request, progress)
     prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
     for questions in load_questions(prepared.suite, prepared.library, count).values():
         for encoded in prompter.encode(questions, prepared.unconditional):

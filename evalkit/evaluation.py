@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
-from evalkit.request import Prepared, asks_lm_eval, prepare, request_of
+from evalkit.request import Prepared, Request, asks_lm_eval, prepare, request_of
 from evalkit.results import summarise_all
 from evalkit.runs import MANIFEST, RESULTS, SCORES, Run, RunWriter, load_run, open_run
 from evalkit.templates import SEGMENTS
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.models.load import LoadedModel
+    from evalkit.models.locate import Checkpoint
     from evalkit.prompts import EncodedQuestion, Prompter
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import Batch
@@ -73,13 +74,12 @@ def run_prepared(prepared: Prepared, progress: Progress) -> Run:
     return load_run(prepared.folder)
 
 
-def load_model(prepared: Prepared, progress: Progress) -> LoadedModel:
-    """Load the checkpoint of a prepared run and say what was loaded."""
+def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> LoadedModel:
+    """Load the checkpoint of a request and say what was loaded."""
     from evalkit.models.load import load
 
-    request = prepared.request
     loaded = load(
-        prepared.checkpoint,
+        checkpoint,
         device=request.device,
         dtype=request.dtype,
         attention=request.attention,
@@ -128,7 +128,7 @@ class _Session:
         from evalkit.scoring.table import question_item
 
         prepared, progress = self._prepared, self._progress
-        loaded = load_model(prepared, progress)
+        loaded = load_model(prepared.checkpoint, prepared.request, progress)
         prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
         first = [question for members in self._questions.values() for question in members[:_CANDIDATES]]
         engine, scored = self._engine(loaded), frozenset(map(SEGMENTS.index, prepared.template.score))
@@ -156,32 +156,19 @@ class _Session:
         return encoded, plan(items, engine.budget)
 
     def _engine(self, loaded: LoadedModel) -> Engine:
-        from evalkit.scoring.budget import auto_budget
+        from evalkit.scoring.budget import auto_budget, resumed_budget
         from evalkit.scoring.engine import Engine
 
-        asked = self._prepared.request.token_budget
-        # A resumed run keeps the budget that it was begun with, so that its batches are the same
-        stored = self._writer.manifest.get("token_budget") if self._rows else None
-        if stored and asked not in (None, stored):
-            self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
-        return Engine(loaded.model, stored or asked or auto_budget(loaded.model), self._progress.say)
+        asked, say = self._prepared.request.token_budget, self._progress.say
+        budget = resumed_budget(self._writer.manifest, bool(self._rows), asked, say)
+        return Engine(loaded.model, budget or auto_budget(loaded.model), say)
 
     def _record(self, loaded: LoadedModel, engine: Engine) -> None:
         """Add to the manifest what only the loaded model tells."""
         self._writer.manifest |= {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            "loaded": {
-                "architecture": loaded.architecture,
-                "parameters": loaded.parameters,
-                "dtype": loaded.dtype,
-                "device": loaded.device,
-                "window": loaded.window,
-                "bos_id": loaded.bos_id,
-                "eos_id": loaded.eos_id,
-                "attention": loaded.attention,
-                "markers": _markers(self._prepared, loaded.tokenizer),
-            },
+            "loaded": loaded.facts() | {"markers": _markers(self._prepared, loaded.tokenizer)},
         }
         self._writer.save_json(MANIFEST, self._writer.manifest)
 

@@ -89,38 +89,19 @@ class _Session:
         return [request for task in self._prepared.tasks.tasks.values() for request in task.instances]
 
     def _load(self) -> Harness:
+        from evalkit.evaluation import load_model
         from evalkit.lmeval.harness import Harness
-        from evalkit.models.load import load
+        from evalkit.scoring.budget import resumed_budget
 
-        request, manifest = self._prepared.request, self._writer.manifest
-        loaded = load(
-            self._prepared.checkpoint,
-            device=request.device,
-            dtype=request.dtype,
-            attention=request.attention,
-            say=self._progress.say,
-        )
-        self._progress.say(loaded.describe())
-        # A resumed run keeps the budget that it was begun with, so that its batches are the same
-        stored = manifest.get("token_budget") if self._answers else None
-        if stored and request.token_budget not in (None, stored):
-            self._progress.say(f"resuming with the token budget that the run was begun with, {stored}")
-        harness = Harness(loaded, token_budget=stored or request.token_budget, say=self._progress.say)
+        request, manifest, say = self._prepared.request, self._writer.manifest, self._progress.say
+        loaded = load_model(self._prepared.checkpoint, request, self._progress)
+        budget = resumed_budget(manifest, bool(self._answers), request.token_budget, say)
+        harness = Harness(loaded, token_budget=budget, say=say)
         harness.asked_budget = request.token_budget
         manifest |= {
             "token_budget": harness.token_budget,
             "generation_batch": harness.batch_size,
-            "loaded": {
-                "architecture": loaded.architecture,
-                "parameters": loaded.parameters,
-                "dtype": loaded.dtype,
-                "device": loaded.device,
-                "window": harness.max_length,
-                "bos_id": loaded.bos_id,
-                "eos_id": loaded.eos_id,
-                "prefix_id": harness.prefix_token_id,
-                "attention": loaded.attention,
-            },
+            "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
         }
         self._writer.save_json(MANIFEST, manifest)
         self._harness = harness

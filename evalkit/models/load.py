@@ -64,6 +64,11 @@ class LoadedModel:
             f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}"
         )
 
+    def facts(self) -> dict[str, Any]:
+        """The same for a run's manifest."""
+        names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
+        return {name: getattr(self, name) for name in names}
+
     def _token(self, token_id: int | None) -> str:
         return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
 
