@@ -154,8 +154,16 @@ def command(options: dict[str, Any], output: Path) -> list[str]:
             "--output", str(output)]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Long enough that a signal meets it while it scores."""
+    folder = made_up(tmp_path_factory.mktemp("many documents"), count=300)
+    return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
+
+
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_the_command_is_killed_and_given_again(options: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
+def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
+    options = long_run
     expected = evaluate(**options, progress=_Silent(live=False)).scores
     batches = batches_in(options["output"])
     process = subprocess.Popen(command(options, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
