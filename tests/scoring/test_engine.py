@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+)
 
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.load import LoadedModel
@@ -261,6 +269,21 @@ def test_rotary_embeddings_that_depend_on_length(tmp_path: Path, kind: str, trai
     engine = Engine(loaded.model, BUDGET, lambda line: None)
     engine.check(items_of(encoded[-1:] + encoded[1:2]))
     assert engine.shares
+    assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
+
+
+@pytest.mark.parametrize("kind", ["alibi", "state space"])
+def test_models_that_cannot_be_given_a_tree_are_scored_right_and_told_of(tmp_path: Path, kind: str) -> None:
+    """ALiBi's distances are those in the row, not in the tree; a state space reads whatever stands before."""
+    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "initializer_range": 0.2, "pad_token_id": None}
+    config = BloomConfig(**shape, n_layer=2, n_head=4) if kind == "alibi" else MambaConfig(**shape, num_hidden_layers=2)
+    loaded = other_model(config, tmp_path)
+    encoded = list(Prompter(load_template("inst"), loaded.tokenizer, 256).encode(questions()))
+    said: list[str] = []
+    engine = Engine(loaded.model, BUDGET, said.append)
+    engine.check(items_of(encoded[:2]))
+    assert not engine.shares
+    assert said[-1].startswith("warning: this model does not support scoring through shared prefixes")
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
