@@ -166,7 +166,14 @@ def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_pat
     options = long_run
     expected = evaluate(**options, progress=_Silent(live=False)).scores
     batches = batches_in(options["output"])
-    process = subprocess.Popen(command(options, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(options, tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Shells start what runs in the background with interrupts ignored, and that is inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     wait_for(lambda: batches_in(tmp_path) >= 2 or process.poll() is not None, 120)
     process.send_signal(kind)
     out, err = process.communicate()
