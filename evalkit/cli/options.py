@@ -1,0 +1,76 @@
+"""What the commands share: options that an environment variable and a file can set too, and groups that help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from evalkit.errors import UnknownNameError, UsageError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "max_content_width": 100,
+}
+
+
+class Commands(click.Group):
+    """A group that offers the nearest command for a mistyped one."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise UnknownNameError("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """An option that `EVALKIT_<NAME>` sets too."""
+    variable = "EVALKIT_" + _long(names)[2:].replace("-", "_").upper()
+    return click.option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
+
+
+def _long(names: Sequence[str]) -> str:
+    return next(name for name in names if name.startswith("--"))
+
+
+def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UsageError(f"config file {path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"config file {path} must hold keys and values, such as 'model: demo'")
+    # By the option's name as it is typed, which is not always the parameter's
+    known = {_long(p.opts)[2:]: p.name for p in ctx.command.params if p.name != "config"}
+    defaults: dict[str, Any] = {}
+    for key, value in content.items():
+        option = str(key).replace("_", "-")
+        name = known.get(option)
+        if name is None:
+            raise UsageError(f"config file {path}: {UnknownNameError('key', option, known)}")
+        if value is not None:
+            defaults[name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    ctx.default_map = defaults
+
+
+def comma_separated(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+
+
+FOLDER = click.Path(path_type=Path)
+RUN = click.argument("run", type=FOLDER)
+FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")
+DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
+DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=Path("results/runs"), help="Folder of run folders.")

@@ -1,0 +1,59 @@
+"""The command line: parse, call, print. No logic, and nothing heavy is imported before it is needed.
+
+Every option can also be given as an environment variable (`--data-dir` as `EVALKIT_DATA_DIR`) and in a YAML file
+(`--config`, keys named as the options); the command line wins over the environment, and that over the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from evalkit.cli import looking, scoring
+from evalkit.cli.options import SETTINGS, Commands
+from evalkit.errors import EvalkitError
+
+
+@click.group(cls=Commands, context_settings=SETTINGS)
+@click.version_option(package_name="evalkit")
+def cli() -> None:
+    """Evaluate language-model checkpoints: the same numbers as lm-eval, several times sooner.
+
+    \b
+    Start here:
+      evalkit run --model demo --limit 25        a small real checkpoint on real documents
+      evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
+      evalkit ls                                 suites, tasks, templates, rules and your runs
+      evalkit doctor                             versions, device, data and disk at a glance
+    """
+
+
+for command in (scoring.run, scoring.rescore, looking.list_, looking.data, looking.doctor):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    sys.exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
+    try:
+        code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except EvalkitError as error:
+        click.echo(f"evalkit: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        message = error.format_message().rstrip(".")
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
+        click.echo(f"evalkit: {message}; see {command} --help", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
+        return 130

@@ -1,0 +1,144 @@
+"""`evalkit run` and `evalkit rescore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evalkit.cli.options import DATA_DIR, DETAIL, FOLDER, FORMAT, OUTPUT, RUN, comma_separated, option, read_config
+
+if TYPE_CHECKING:
+    from evalkit.progress import Progress
+    from evalkit.request import Prepared, Request
+    from evalkit.runs import Run
+
+
+@click.command()
+@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
+              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
+@option("--revision", help="Branch, tag or commit of a hub model.")
+@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@option("--suite", help="Which tasks and averages, or lm_eval for lm-eval's own.  [default: zeroshot8, or lm_eval "
+         "if a task is not in it]")  # fmt: skip
+@option("--tasks", callback=comma_separated, help="Only these of the suite, or any of lm-eval's, separated by commas.")
+@option("--include-path", type=FOLDER, help="Folder of your own lm-eval task files; they can run code beside them.")
+@option("--template", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.  [default: inst]")
+@option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: ppl; acc with plain]")
+@option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@option(
+    "--num-fewshot", type=int, help="Solved examples before each question.  [default: 0; a task's own with lm_eval]"
+)
+@OUTPUT
+@DATA_DIR
+@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
+@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
+@option("--attention", default="auto", help="auto, sdpa or eager.")
+@option("--token-budget", default="auto", help="Most tokens in a batch.")
+@option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
+         "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
+@option("--log-samples", is_flag=True, help="Also write lm-eval's per-document sample files.")
+@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
+@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
+@DETAIL
+@FORMAT
+def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
+    """Score a checkpoint on a suite and print the table.
+
+    The same command again resumes what was interrupted, or prints the finished result at once.
+
+    \b
+    evalkit run --model demo --limit 50 --data-dir DOCUMENTS
+    evalkit run --model org/name --revision step1000 --dtype float32
+    evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
+    evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
+    evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
+    """
+    from evalkit.evaluation import run_prepared
+    from evalkit.progress import Progress
+    from evalkit.request import asks_lm_eval, prepare, request_of
+
+    with Progress() as progress:
+        request = request_of(options.pop("model"), options)
+        if asks_lm_eval(request, progress.say):
+            _run_lm_eval(request, show_prompts, form, progress)
+            return
+        prepared = prepare(request, progress.say)
+        if show_prompts:
+            _print_prompts(prepared, show_prompts, progress)
+            return
+        finished = run_prepared(prepared, progress)
+    _print_results(finished, prepared.rule.name, detail, form)
+
+
+@click.command()
+@RUN
+@option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the run's own]")
+@DETAIL
+@FORMAT
+def rescore(run: Path, rule: str | None, detail: bool, form: str) -> None:
+    """Apply another rule to the scores of a finished run; no model is needed.
+
+    \b
+    evalkit rescore results/runs/demo-zeroshot8-inst-1a2b3c4d5e6f --rule acc_norm
+    """
+    from evalkit.runs import load_run
+
+    opened = load_run(run)
+    _print_results(opened, rule or opened.manifest["rule"], detail, form)
+
+
+def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
+    from evalkit.evaluation import load_model
+    from evalkit.prompts import Prompter
+    from evalkit.tasks import load_questions
+    from evalkit.view import prompt_text
+
+    loaded = load_model(prepared.checkpoint, prepared.request, progress)
+    prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
+    for questions in load_questions(prepared.suite, prepared.library, count).values():
+        for encoded in prompter.encode(questions, prepared.unconditional):
+            click.echo(prompt_text(encoded, loaded.tokenizer))
+
+
+def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progress) -> None:
+    import json
+
+    from evalkit.lmeval.preparation import first_requests, prepare_tasks
+    from evalkit.lmeval.session import run_tasks
+    from evalkit.lmeval.view import metric_table, requests_text
+
+    prepared = prepare_tasks(request, progress.say)
+    if show_prompts:
+        for task in prepared.tasks.tasks.values():
+            click.echo(requests_text(first_requests(task, show_prompts)))
+        return
+    finished = run_tasks(prepared, progress)
+    if form == "json":
+        about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
+        click.echo(json.dumps(about | {"documents": finished.manifest["documents"]} | finished.stored, indent=2))
+        return
+    click.echo(metric_table(finished.stored, finished.manifest))
+    click.echo(f"\n{finished.folder}")
+
+
+def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
+    import json
+
+    from evalkit.view import result_table, rules_table, subtask_table
+
+    results = finished.results(rule)
+    if form == "json":
+        about = {"run": finished.manifest["id"], "folder": str(finished.folder), "seconds": finished.seconds}
+        sources = {kind: finished.manifest[kind] for kind in ("documents", "examples") if kind in finished.manifest}
+        click.echo(json.dumps(about | sources | results.to_json(), indent=2))
+        return
+    click.echo(result_table(results, finished.manifest, finished.seconds))
+    if detail:
+        for task in results.subtasks:
+            click.echo("\n" + subtask_table(results, task))
+    click.echo("\n" + rules_table(finished.scores, finished.manifest, rule))
+    click.echo(f"\n{finished.folder}")
