@@ -18,6 +18,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from evalkit.models.registration import register_when_used
+
 if TYPE_CHECKING:
     from evalkit.errors import (
         CheckpointError,
@@ -78,6 +80,9 @@ __all__ = [
     "list_runs",
     "load_run",
 ]
+
+
+register_when_used()
 
 
 def __getattr__(name: str) -> Any:

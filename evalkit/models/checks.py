@@ -78,6 +78,9 @@ def natively_known(config: dict[str, Any]) -> bool:
     """Whether transformers, or an architecture registered with it, has this model type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    from evalkit.models.registration import register_models
+
+    register_models()
     return config.get("model_type") in CONFIG_MAPPING
 
 

@@ -1,0 +1,51 @@
+"""Configs of the paper's models: a backbone's own, and beside it the keys that `settings.py` names.
+
+The keys are not declared here: a config keeps and saves whatever it is given, and what nobody has given has no default.
+`settings.read_variant` judges them when a model is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen2Config
+
+from .settings import Shape, Variant, read_variant
+
+
+class _VariantConfig:
+    """What the three have in common."""
+
+    def variant(self) -> Variant:
+        """The attention that this config asks for; raises `ValueError` where it cannot be."""
+        return read_variant(vars(self), self.shape())
+
+    def shape(self) -> Shape:
+        """The backbone, as far as attention is concerned."""
+        config: Any = self
+        heads = config.num_attention_heads
+        return Shape(
+            layers=config.num_hidden_layers,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            rotary_share=(config.rope_parameters or {}).get("partial_rotary_factor", 1.0),
+        )
+
+
+class EvalkitLlamaConfig(_VariantConfig, LlamaConfig):  # type: ignore[misc]
+    """Llama with another attention."""
+
+    model_type = "evalkit_llama"
+
+
+class EvalkitQwen2Config(_VariantConfig, Qwen2Config):  # type: ignore[misc]
+    """Qwen2 with another attention."""
+
+    model_type = "evalkit_qwen2"
+
+
+class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
+    """GPT-NeoX (Pythia) with another attention."""
+
+    model_type = "evalkit_gpt_neox"

@@ -1,0 +1,279 @@
+"""What a checkpoint's config says about its attention, and whether such a model can be.
+
+In: the flat keys of a config. Out: a `Variant`. Every open reading of the papers is a key of its own; none has a
+default here, so a config that lacks one is refused. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+VANILLA, COG, DIFFERENTIAL, INTEGRAL = "vanilla", "cog", "differential", "integral"
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "attention_variant": (VANILLA, COG, DIFFERENTIAL, INTEGRAL),
+    "signal_rope": ("per_signal", "full_head"),
+    "signal_layout": ("contiguous", "tiled"),
+    "signal_scale": ("signal", "head"),
+    "signal_domain": ("logits", "probabilities"),
+    "diff_heads": ("halve", "keep"),
+    "diff_pairing": ("adjacent", "halves"),
+    "diff_subln": ("affine", "plain", "none"),
+    "lambda_index": ("absolute", "relative"),
+}
+KEYS: dict[str, tuple[str, ...]] = {
+    VANILLA: (),
+    COG: ("cog_keep_last",),
+    DIFFERENTIAL: ("diff_heads", "diff_pairing", "diff_subln", "diff_subln_eps", "lambda_index"),
+    INTEGRAL: ("num_signals", "signal_rope", "signal_layout", "signal_scale", "signal_domain"),
+}
+"""The keys that each variant needs in a config, beside `attention_variant` and `variant_layers`."""
+ALL_KEYS = ("attention_variant", "variant_layers", *(key for keys in KEYS.values() for key in keys))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a variant has to fit."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    rotary_share: float = 1.0
+    """Share of a head's channels that rotate; 1 but for GPT-NeoX."""
+
+
+@dataclass(frozen=True)
+class Cog:
+    """sign(QKᵀ) ⊙ softmax(|QKᵀ|)."""
+
+    keep_last: bool
+    """Whether the model's last layer stays vanilla, as in the authors' code."""
+
+
+@dataclass(frozen=True)
+class Differential:
+    """softmax(Q₁K₁ᵀ) − λ softmax(Q₂K₂ᵀ), then a norm over each pair of heads."""
+
+    heads: str
+    """"halve": a pair is two of the backbone's heads; "keep": it is one, its channels in two halves."""
+    pairing: str
+    """"adjacent": (2i, 2i + 1); "halves": (i, i + half of them)."""
+    subln: str
+    """"affine": RMSNorm with a weight, × (1 − λ_init); "plain": without a weight; "none": neither norm nor factor."""
+    subln_eps: float
+    lambda_index: str
+    """Depth in λ_init: "absolute" counts all layers, "relative" the variant's only; both from 0."""
+
+    def size(self, head_size: int) -> int:
+        """Channels of each of a pair's two maps."""
+        return head_size if self.heads == "halve" else head_size // 2
+
+
+@dataclass(frozen=True)
+class Integral:
+    """softmax of the mean of S signals' logits."""
+
+    signals: int
+    rope: str
+    """"per_signal": each signal rotates as a head of its own size; "full_head": the head rotates before it is split."""
+    layout: str
+    """Channels of signal s in a head of D: "contiguous" s·D/S …, "tiled" s, s + S, …"""
+    scale: str
+    """What each signal's logits are divided by: the root of the "signal" size D/S, or of the "head" size D."""
+    domain: str
+    """"logits": softmax of the mean; "probabilities": mean of the softmaxes."""
+
+    def size(self, head_size: int) -> int:
+        """Channels of a signal."""
+        return head_size // self.signals
+
+    def factor(self, head_size: int) -> float:
+        """What a signal's logits are multiplied by."""
+        return float((self.size(head_size) if self.scale == "signal" else head_size) ** -0.5)
+
+    def mean_factor(self, head_size: int) -> float:
+        """What a head's QKᵀ is multiplied by to be the mean of its signals' logits."""
+        # As one root, so that a single signal is vanilla to the last bit
+        return float((self.signals * head_size if self.scale == "signal" else self.signals**2 * head_size) ** -0.5)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An attention and the layers that have it; the others are the backbone's own."""
+
+    name: str
+    layers: tuple[int, ...]
+    """From 0, ascending."""
+    settings: Cog | Differential | Integral | None
+    """None for vanilla."""
+
+
+def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
+    """The variant that a config asks for.
+
+    Args:
+        config: `attention_variant`, `variant_layers` and what `KEYS` names; absent keys and None are the same.
+        shape: of the backbone.
+
+    Raises:
+        ValueError: a key is missing, has no meaning for this variant, or asks for a shape that cannot be.
+    """
+    name = _chosen(config, "attention_variant", "a config")
+    given = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
+    if odd := sorted(given - set(KEYS[name])):
+        raise ValueError(f"'{odd[0]}' has no meaning for {name} attention; leave it out")
+    layers = _layers(config, name, shape)
+    settings: Cog | Differential | Integral | None = None
+    if name == COG:
+        settings = Cog(_flag(config, "cog_keep_last"))
+        if settings.keep_last and shape.layers - 1 in layers:
+            raise ValueError(
+                f"cog_keep_last is true, but variant_layers holds the last layer, {shape.layers - 1}; mend one of them"
+            )
+    elif name == DIFFERENTIAL:
+        settings = _differential(config, shape)
+    elif name == INTEGRAL:
+        settings = _integral(config, shape)
+    return Variant(name, layers, settings)
+
+
+def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
+    """The layers that "all", "none", "top 50%" or "bottom 50%" stand for, from 0; a list stands for itself.
+
+    Raises:
+        ValueError: not one of these, or a share that is no whole number of layers.
+    """
+    if not isinstance(which, str):
+        return tuple(which)
+    if which in ("all", "none"):
+        return tuple(range(layers)) if which == "all" else ()
+    found = re.fullmatch(r"(top|bottom) (\d+) ?%", which)
+    if not found or not 0 < int(found[2]) <= 100:
+        raise ValueError(f"variant_layers '{which}': expected all, none, 'top 50%', 'bottom 50%' or a list of layers")
+    share = Fraction(int(found[2]), 100) * layers
+    if share.denominator != 1:
+        raise ValueError(
+            f"variant_layers '{which}': {found[2]} % of {layers} layers is {float(share):g}; list the layers"
+        )
+    return tuple(range(layers - int(share), layers)) if found[1] == "top" else tuple(range(int(share)))
+
+
+def lambda_init(depth: int) -> float:
+    """λ_init of a differential layer at a depth from 0: 0.8 − 0.6 exp(−0.3 depth).
+
+    Source: arXiv 2410.05258, section 2.1, whose depth counts from 1; from 0 in the authors' code.
+    """
+    return 0.8 - 0.6 * math.exp(-0.3 * depth)
+
+
+def _differential(config: Mapping[str, Any], shape: Shape) -> Differential:
+    settings = Differential(
+        heads=_chosen(config, "diff_heads", DIFFERENTIAL),
+        pairing=_chosen(config, "diff_pairing", DIFFERENTIAL),
+        subln=_chosen(config, "diff_subln", DIFFERENTIAL),
+        subln_eps=_number(config, "diff_subln_eps"),
+        lambda_index=_chosen(config, "lambda_index", DIFFERENTIAL),
+    )
+    if settings.heads == "halve":
+        for what, count in (("heads", shape.heads), ("key-value heads", shape.kv_heads)):
+            if count % 2:
+                raise ValueError(
+                    f"differential attention with diff_heads 'halve' pairs heads, but there are {count} {what}; "
+                    "use an even number, or diff_heads 'keep'"
+                )
+    elif shape.head_size % 2:
+        raise ValueError(
+            f"differential attention with diff_heads 'keep' halves each head, but its size {shape.head_size} is odd"
+        )
+    else:
+        _check_rotary(shape.head_size // 2, shape, f"half of a head of {shape.head_size}")
+    return settings
+
+
+def _integral(config: Mapping[str, Any], shape: Shape) -> Integral:
+    signals = config.get("num_signals")
+    if not isinstance(signals, int) or isinstance(signals, bool) or signals < 1:
+        raise (
+            _missing("num_signals", INTEGRAL)
+            if signals is None
+            else ValueError(f"num_signals is {signals!r}; expected a whole number from 1")
+        )
+    settings = Integral(
+        signals=signals,
+        rope=_chosen(config, "signal_rope", INTEGRAL),
+        layout=_chosen(config, "signal_layout", INTEGRAL),
+        scale=_chosen(config, "signal_scale", INTEGRAL),
+        domain=_chosen(config, "signal_domain", INTEGRAL),
+    )
+    if shape.head_size % signals:
+        raise ValueError(
+            f"{signals} signals do not divide a head of {shape.head_size} channels: "
+            f"{shape.head_size} / {signals} = {shape.head_size / signals:g}"
+        )
+    if settings.rope == "per_signal":
+        size = settings.size(shape.head_size)
+        _check_rotary(size, shape, f"a signal ({shape.head_size} / {signals})")
+    return settings
+
+
+def _check_rotary(size: int, shape: Shape, what: str) -> None:
+    # Decimal shares such as 0.1 are meant exactly, which their binary form is not
+    rotating = Fraction(str(shape.rotary_share)) * size
+    if rotating.denominator != 1 or rotating % 2 or not rotating:
+        share = "" if shape.rotary_share == 1 else f", of which {shape.rotary_share:g} rotate: {float(rotating):g}"
+        raise ValueError(f"{what} has {size} channels{share}; rotary embeddings need an even number from 2")
+
+
+def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ...]:
+    layers = config.get("variant_layers")
+    if layers is None:
+        raise _missing("variant_layers", name)
+    if not isinstance(layers, (list, tuple)) or not all(type(layer) is int for layer in layers):
+        raise ValueError(f"variant_layers is {layers!r}; expected a list of layer numbers, from 0")
+    if outside := [layer for layer in layers if not 0 <= layer < shape.layers]:
+        raise ValueError(f"variant_layers holds {outside[0]}, but the layers are 0 to {shape.layers - 1}")
+    if len(set(layers)) < len(layers) or list(layers) != sorted(layers):
+        raise ValueError(f"variant_layers is {list(layers)}; expected each layer once, in order")
+    if bool(layers) == (name == VANILLA):
+        what = "must be empty for vanilla attention" if layers else f"is empty, so no layer has {name} attention"
+        raise ValueError(f"variant_layers {what}")
+    return tuple(layers)
+
+
+def _chosen(config: Mapping[str, Any], key: str, name: str) -> str:
+    value = config.get(key)
+    if value is None:
+        raise _missing(key, name)
+    if value not in _CHOICES[key]:
+        raise ValueError(f"{key} is {value!r}; expected one of {', '.join(_CHOICES[key])}")
+    return str(value)
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is None:
+        raise _missing(key, COG)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}; expected true or false")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str) -> float:
+    value = config.get(key)
+    if value is None:
+        raise _missing(key, DIFFERENTIAL)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"{key} is {value!r}; expected a positive number")
+    return float(value)
+
+
+def _missing(key: str, name: str) -> ValueError:
+    choices = f" ({', '.join(_CHOICES[key])})" if key in _CHOICES else ""
+    owner = name if name.startswith("a ") else f"{name} attention"
+    return ValueError(f"config.json lacks '{key}', which {owner} needs{choices}")
