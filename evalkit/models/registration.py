@@ -1,6 +1,6 @@
 """evalkit's model types in transformers' tables, without importing transformers.
 
-`import evalkit` has to be quick, and transformers takes seconds. Nor can the classes be registered while transformers is
+`import evalkit` has to be quick, and transformers takes seconds. Nor can the classes be registered while it is
 being imported, since they need it whole. So the first use of its auto classes registers them, whoever makes it.
 """
 
