@@ -1,7 +1,7 @@
 """Attention inside a tree of shared prefixes, in the place of a model's own.
 
-In: where each token's subtree ends, and the keys and values of the trunk. Out: a `Layout` that transformers' attention
-modules consult while `attending` is active. Two ways to the same numbers:
+In: where each token's subtree ends. Out: a `Layout` that transformers' attention modules consult while `attending` is
+active; their keys and values are the trunk's, then the tree's. Two ways to the same numbers:
 
 - `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
   ancestors and itself. What a tree masks for a whole tile is never computed, so a row may hold a whole batch.
@@ -38,13 +38,27 @@ _OVERHEAD = 2**20
 """What a tile costs beside its scores, counted as (query, key) pairs × heads × head size: about 50 µs."""
 
 
+class Product(Protocol):
+    """Attention over whole matrices under a mask."""
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """[1, heads, tokens, size] under an additive mask [1, 1, queries, keys] → [1, heads, queries, size]."""
+
+
 class Layout(Protocol):
     """How the tokens of a batch attend to each other."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
-        """[1, heads, tokens, size] of a layer → [1, tokens, heads, size]."""
+        """Queries [1, heads, nodes, size], keys and values [1, heads, trunk + nodes, size] → [1, nodes, heads, size].
+
+        Args:
+            scale: of the logits.
+            product: what takes the place of softmax attention.
+        """
 
 
 class Unsupported(Exception):
@@ -112,62 +126,56 @@ class TileLayout:
     Args:
         ends: [nodes] one past each node's last descendant.
         depths: [nodes] how many ancestors each has in the row.
-        trunk: for each layer, its keys and values, [1, heads, trunk length, size]; empty without a trunk.
+        trunk: tokens that everything sees, before the tree's own.
         width: heads × head size of the queries.
-        dtype: of the queries.
+        dtype, device: of the queries.
     """
 
     def __init__(
-        self,
-        ends: Ints,
-        depths: Ints,
-        trunk: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        width: int,
-        dtype: torch.dtype,
+        self, ends: Ints, depths: Ints, trunk: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._trunk = trunk
-        length = trunk[0][0].shape[2] if trunk else 0
-        tiles = cut_tiles(ends, depths, length, _OVERHEAD // width)
-        self._tiles = [(tile, self._mask(ends, tile, length, dtype)) for tile in tiles]
-
-    def _mask(self, ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
-        """[1, 1, queries, trunk + keys] additive."""
-        keys = np.concatenate([np.arange(a, b) for a, b in (*tile.ancestors, (tile.start, tile.end))])
-        queries = np.arange(tile.start, tile.end)[:, None]
-        hidden = (keys > queries) | (queries >= ends[keys])
-        mask = torch.zeros(1, 1, len(queries), trunk + len(keys), dtype=dtype)
-        mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
-        return mask
+        self._tiles = [
+            (tile, _columns(tile, trunk), _tile_mask(ends, tile, trunk, dtype).to(device))
+            for tile in cut_tiles(ends, depths, trunk, _OVERHEAD // width)
+        ]
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
         """See `Layout`."""
-        _, heads, tokens, _ = query.shape
+        _, heads, tokens, size = query.shape
         out = query.new_empty(1, tokens, heads, value.shape[3])
-        trunk = self._trunk[layer] if self._trunk else None
-        for tile, mask in self._tiles:
-            out[:, tile.start : tile.end] = torch.nn.functional.scaled_dot_product_attention(
-                query[:, :, tile.start : tile.end],
-                _seen(key, tile, trunk[0] if trunk else None),
-                _seen(value, tile, trunk[1] if trunk else None),
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=heads != key.shape[1],
-            ).transpose(1, 2)
+        for tile, columns, mask in self._tiles:
+            part = query[:, :, tile.start : tile.end], _seen(key, columns), _seen(value, columns)
+            if product is not None:
+                found = product(*part, mask, size**-0.5 if scale is None else scale)
+            else:
+                found = torch.nn.functional.scaled_dot_product_attention(
+                    *part, attn_mask=mask, scale=scale, enable_gqa=heads != key.shape[1]
+                )
+            out[:, tile.start : tile.end] = found.transpose(1, 2)
         return out
 
 
-def _seen(states: torch.Tensor, tile: Tile, trunk: torch.Tensor | None) -> torch.Tensor:
-    """[1, heads, tokens, size] → the trunk's and the tile's columns; not copied where they stand together."""
-    ranges = list(tile.ancestors)
-    if ranges and ranges[-1][1] == tile.start:
-        ranges[-1] = (ranges[-1][0], tile.end)
-    else:
-        ranges.append((tile.start, tile.end))
-    parts = [states[:, :, a:b] for a, b in ranges]
-    if trunk is not None:
-        parts.insert(0, trunk)
+def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
+    """[1, 1, queries, trunk + keys] additive."""
+    keys = np.concatenate([np.arange(a, b) for a, b in (*tile.ancestors, (tile.start, tile.end))])
+    queries = np.arange(tile.start, tile.end)[:, None]
+    hidden = (keys > queries) | (queries >= ends[keys])
+    mask = torch.zeros(1, 1, len(queries), trunk + len(keys), dtype=dtype)
+    mask[0, 0, :, trunk:].masked_fill_(torch.from_numpy(hidden), torch.finfo(dtype).min)
+    return mask
+
+
+def _columns(tile: Tile, trunk: int) -> tuple[tuple[int, int], ...]:
+    """What a tile sees, as ranges of the trunk's and the tree's keys without gaps."""
+    places = [*range(trunk), *(trunk + i for a, b in (*tile.ancestors, (tile.start, tile.end)) for i in range(a, b))]
+    return _ranges(np.array(places))
+
+
+def _seen(states: torch.Tensor, columns: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """[1, heads, tokens, size] → these tokens of it; not copied where they stand together."""
+    parts = [states[:, :, a:b] for a, b in columns]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
@@ -176,22 +184,21 @@ class FlexLayout:
 
     Args:
         ends: [nodes] one past each node's last descendant, on the device.
-        trunk: for each layer, its keys and values, [1, heads, trunk length, size]; empty without a trunk.
+        trunk: tokens that everything sees, before the tree's own.
     """
 
     _BLOCK = 128
 
-    def __init__(self, ends: torch.Tensor, trunk: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def __init__(self, ends: torch.Tensor, trunk: int) -> None:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        nodes, length = len(ends), trunk[0][0].shape[2] if trunk else 0
+        nodes = len(ends)
         self._nodes, self._padded = nodes, -nodes % self._BLOCK
-        self._gap = -length % self._BLOCK
-        self._trunk = trunk
-        offset = length + self._gap
+        self._trunk, self._gap = trunk, -trunk % self._BLOCK
+        offset = trunk + self._gap
         ends = torch.nn.functional.pad(ends, (0, self._padded))
         # As a tensor, so that another length is not another function to compile
-        visible = torch.tensor(length, device=ends.device)
+        visible = torch.tensor(trunk, device=ends.device)
 
         def sees(_: Any, __: Any, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
             key = torch.clamp(place - offset, min=0)
@@ -203,25 +210,29 @@ class FlexLayout:
         self._mask = make(sees, None, None, total, offset + total, device=ends.device)
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
         """See `Layout`."""
         from torch.nn.attention.flex_attention import flex_attention
 
-        if self._trunk:
-            before_key, before_value = self._trunk[layer]
-            key = torch.cat((_pad(before_key, self._gap), key), dim=2)
-            value = torch.cat((_pad(before_value, self._gap), value), dim=2)
+        if product is not None:
+            raise Unsupported("attention that is not softmax attention")
+        key, value = self._spread(key), self._spread(value)
         out = _compiled(flex_attention, query.device.type)(
             _pad(query, self._padded),
-            _pad(key, self._padded),
-            _pad(value, self._padded),
+            key,
+            value,
             block_mask=self._mask,
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
         attended: torch.Tensor = out[:, :, : self._nodes].transpose(1, 2)
         return attended
+
+    def _spread(self, states: torch.Tensor) -> torch.Tensor:
+        """[1, heads, trunk + nodes, size] → both filled up to whole blocks."""
+        nodes = _pad(states[:, :, self._trunk :], self._padded)
+        return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
 
 
 def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -263,6 +274,7 @@ def _attention(
     _: Any,
     *,
     scaling: float | None = None,
+    product: Product | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; the mask is None, since a name without a mask function gets none."""
@@ -274,4 +286,7 @@ def _attention(
         raise Unsupported("attention that is not causal")
     if _active is None:
         raise Unsupported("attention outside of a tree")
-    return _active.attend(module.layer_idx, query, key, value, scaling), None
+    return _active.attend(query, key, value, scaling, product), None
+
+
+_attention.takes_product = True  # type: ignore[attr-defined]  # asked by attentions that are no softmax

@@ -245,7 +245,7 @@ def _kernels(model: Any) -> tuple[str, ...]:
     implementation = model.config.get_text_config()._attn_implementation
     if not getattr(model, "_supports_attention_backend", False) or implementation != "sdpa":
         return ("dense",)
-    return ("flex", "dense") if model.device.type == "cuda" else ("tiles", "dense")
+    return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
 
 
 def _whole(item: Item) -> Item:

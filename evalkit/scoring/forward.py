@@ -162,23 +162,24 @@ class Forward:
         packed = np.stack((tree.tokens, tree.positions)).astype(np.int64)
         ids, positions = torch.from_numpy(packed).to(self._device)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions}
+        if trunk.layers:
+            inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
         if self.kernel == "dense":
             ends = torch.from_numpy(tree.ends).to(self._device)
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
-            inputs |= {"past_key_values": _TrunkCache(trunk.layers)} if trunk.layers else {}
             hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
         else:
-            with attending(self._model, self._layout(tree, trunk)):
-                hidden = self._base(**inputs, use_cache=False).last_hidden_state
+            with attending(self._model, self._layout(tree, len(trunk.tokens))):
+                hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
         states: torch.Tensor = hidden[0]
         return states
 
-    def _layout(self, tree: Tree, trunk: Trunk) -> Layout:
+    def _layout(self, tree: Tree, trunk: int) -> Layout:
         if self.kernel == "flex":
-            return FlexLayout(torch.from_numpy(tree.ends).to(self._device), trunk.layers)
+            return FlexLayout(torch.from_numpy(tree.ends).to(self._device), trunk)
         heads = self._config.num_attention_heads
         width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
-        return TileLayout(tree.ends, tree.positions - len(trunk.tokens), trunk.layers, width, self._dtype)
+        return TileLayout(tree.ends, tree.positions - trunk, trunk, width, self._dtype, self._device)
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
         """[nodes] ends of subtrees → [1, 1, nodes, trunk + nodes] additive mask.

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, cut_tiles
+from evalkit.models.variants.signed import signed_attention
+from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, Unsupported, cut_tiles
 from evalkit.scoring.tree import Ints, Tree, build_tree
 
 SIZE, HEADS, GROUPS = 8, 4, 2
@@ -72,21 +73,36 @@ def test_a_layout_is_attention_under_the_whole_mask(kind: str, trunk: int, lengt
     nodes = len(tree.tokens)
     torch.manual_seed(0)
     query = torch.randn(1, HEADS, nodes, SIZE)
-    key, value = torch.randn(2, 1, GROUPS, nodes, SIZE)
-    before = torch.randn(2, 1, GROUPS, trunk, SIZE)
-    layers = [(before[0], before[1])] if trunk else []
-    layout: Layout = (
-        TileLayout(tree.ends, tree.positions, layers, HEADS * SIZE, query.dtype)
-        if kind == "tiles"
-        else FlexLayout(torch.from_numpy(tree.ends), layers)
-    )
-    found = layout.attend(0, query, key, value, 0.3)
-    mask = torch.cat((torch.ones(nodes, trunk, dtype=torch.bool), torch.from_numpy(visible(tree.ends))), dim=1)
-    keys, values = (
-        torch.cat((own, new), dim=2).repeat_interleave(HEADS // GROUPS, dim=1)
-        for own, new in ((before[0], key), (before[1], value))
-    )
-    weights = (query @ keys.transpose(2, 3) * 0.3).masked_fill(~mask, -torch.inf).softmax(-1)
-    expected = (weights @ values).transpose(1, 2)
+    key, value = torch.randn(2, 1, GROUPS, trunk + nodes, SIZE)
+    found = _layout(kind, tree, trunk).attend(query, key, value, 0.3, None)
+    weights = _logits(query, key, tree, trunk).softmax(-1)
+    expected = (weights @ value.repeat_interleave(HEADS // GROUPS, dim=1)).transpose(1, 2)
     # Sums of a few hundred float32 products
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("trunk", [0, 30])
+def test_another_product_takes_the_place_of_softmax_attention(trunk: int) -> None:
+    tree = tree_of([(60, 4, 10)] * 3)
+    torch.manual_seed(0)
+    query = torch.randn(1, HEADS, len(tree.tokens), SIZE)
+    key, value = torch.randn(2, 1, GROUPS, trunk + len(tree.tokens), SIZE)
+    found = _layout("tiles", tree, trunk).attend(query, key, value, 0.3, signed_attention)
+    logits = _logits(query, key, tree, trunk)
+    weights = logits.abs().masked_fill(logits.isneginf(), -torch.inf).softmax(-1) * logits.sign()
+    expected = (weights @ value.repeat_interleave(HEADS // GROUPS, dim=1)).transpose(1, 2)
+    assert torch.allclose(found, expected, atol=1e-5)
+    with pytest.raises(Unsupported, match="not softmax"):
+        _layout("flex", tree, trunk).attend(query, key, value, 0.3, signed_attention)
+
+
+def _layout(kind: str, tree: Tree, trunk: int) -> Layout:
+    if kind == "flex":
+        return FlexLayout(torch.from_numpy(tree.ends), trunk)
+    return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device("cpu"))
+
+
+def _logits(query: torch.Tensor, key: torch.Tensor, tree: Tree, trunk: int) -> torch.Tensor:
+    """[1, heads, nodes, trunk + nodes], -inf where a node does not see."""
+    mask = torch.cat((torch.ones(len(tree.tokens), trunk, dtype=torch.bool), torch.from_numpy(visible(tree.ends))), 1)
+    return (query @ key.repeat_interleave(HEADS // GROUPS, dim=1).mT * 0.3).masked_fill(~mask, -torch.inf)
