@@ -2,7 +2,7 @@
 
     python benchmarks/attention_variants.py [--length 2048] [--heads 8] [--size 96] [--threads 2]
 
-In one run, forward, without gradients, float32: a vanilla layer's attention by torch's fused kernel, then each variant's,
+In one run, forward, without gradients, float32: a vanilla layer's attention by torch's fused kernel, each variant's,
 of the paper's 125M shape, between the projections (queries, keys and values in, the heads' output out) and with rotary
 embeddings. The ratio is of medians of interleaved repetitions. Beside it stand the cost of the fallback (`eager`, which
 makes whole maps) and the largest tensor that the attention made.
