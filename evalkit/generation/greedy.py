@@ -1,0 +1,192 @@
+"""Greedy generation of a batch: prompt after prompt in chunks, then all of them token by token.
+
+A prompt goes through the model by itself, in chunks of a fixed size that begin at multiples of it, so its keys and values
+are the same whatever batch it is in; what it shares with an earlier prompt of the batch is copied. Rows that have ended
+leave the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from evalkit.generation.batches import Prompt, shared_tokens
+from evalkit.generation.cache import Storage
+
+CHUNK = 512
+"""Tokens of a prompt that go through the model at a time."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a model wrote."""
+
+    tokens: list[int]
+    """The token that ended it included."""
+    ended: str
+    """Why: "end" token, "enough" read, or "length"."""
+    reused: int
+    """Tokens of the prompt whose keys and values were another prompt's."""
+    seconds: float
+    """Of its prompt, and its share of the steps that it was part of."""
+
+
+class Generator:
+    """Continues prompts with the likeliest token, again and again.
+
+    Args:
+        model: a Hugging Face causal language model in evaluation mode, with a cache of keys and values.
+        chunk: tokens of a prompt at a time.
+    """
+
+    def __init__(self, model: Any, chunk: int = CHUNK) -> None:
+        self.chunk = chunk
+        self._model = model
+        self._base = model.base_model
+        self._layers = int(model.config.get_text_config().num_hidden_layers)
+        self._device = model.get_output_embeddings().weight.device
+
+    @torch.inference_mode()
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values, in all layers."""
+        storage = Storage(self._layers, 1, 1)
+        self._base(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device),
+            past_key_values=storage.view(slice(0, 1), 0, 0),
+            use_cache=True,
+        )
+        return sum(s.numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
+        """Continue every prompt of a batch; in order."""
+        longest = max(len(prompt.tokens) for prompt in prompts)
+        columns = longest + max(prompt.max_new_tokens for prompt in prompts)
+        batch = _Batch(Storage(self._layers, len(prompts), columns), longest)
+        rows = []
+        for number, prompt in enumerate(prompts):
+            started = time.perf_counter()
+            reused, logits = self._prefill(batch, prompts, number)
+            row = _Row(number, prompt, reused)
+            row.take(_first(logits, prompt))
+            row.seconds = time.perf_counter() - started
+            rows.append(row)
+        batch.rows = rows
+        while batch.drop_ended():
+            self._step(batch)
+        return [row.generation() for row in rows]
+
+    def _prefill(self, batch: _Batch, prompts: Sequence[Prompt], number: int) -> tuple[int, torch.Tensor]:
+        """Put a prompt into its row; (tokens that were copied, logits of what follows it, [vocabulary])."""
+        tokens = prompts[number].tokens
+        start = batch.longest - len(tokens)
+        shared = [shared_tokens(earlier.tokens, tokens, self.chunk) for earlier in prompts[:number]]
+        done = max(shared, default=0)
+        if done:
+            source = shared.index(done)
+            place = (source, batch.longest - len(prompts[source].tokens))
+            batch.storage.copy_tokens(place, (number, start), done)
+        cache = batch.storage.view(slice(number, number + 1), start, done)
+        ids = torch.from_numpy(tokens[None]).to(self._device)
+        hidden = None
+        for begin in range(done, len(tokens), self.chunk):
+            part = ids[:, begin : begin + self.chunk]
+            positions = torch.arange(begin, begin + part.shape[1], device=self._device)[None]
+            hidden = self._base(
+                input_ids=part, position_ids=positions, past_key_values=cache, use_cache=True
+            ).last_hidden_state[:, -1:]
+        return done, self._logits(hidden)[0]
+
+    def _step(self, batch: _Batch) -> None:
+        """One more token for every row that has not ended."""
+        started = time.perf_counter()
+        live = batch.rows
+        ids = torch.tensor([[row.tokens[-1]] for row in live], device=self._device)
+        positions = torch.tensor([[len(row.prompt.tokens) + len(row.tokens) - 1] for row in live], device=self._device)
+        cache = batch.storage.view(slice(0, len(live)), 0, batch.used)
+        hidden = self._base(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=batch.mask(self._device),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        likeliest = self._logits(hidden).argmax(-1).tolist()
+        batch.used += 1
+        share = (time.perf_counter() - started) / len(live)
+        for row, token in zip(live, likeliest, strict=True):
+            row.take(token)
+            row.seconds += share
+
+    def _logits(self, hidden: Any) -> torch.Tensor:
+        """[rows, 1, d_model] → [rows, vocabulary]. The model's scaling of logits cannot change which is the largest."""
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)[:, -1].float()
+        return logits
+
+
+class _Row:
+    """A prompt that is being continued."""
+
+    def __init__(self, number: int, prompt: Prompt, reused: int) -> None:
+        self.place = number
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self.ended = ""
+        self.seconds = 0.0
+        self._reused = reused
+
+    def take(self, token: int) -> None:
+        self.tokens.append(token)
+        if token in self.prompt.ends:
+            self.ended = "end"
+        elif self.prompt.enough is not None and self.prompt.enough(self.tokens):
+            self.ended = "enough"
+        elif len(self.tokens) >= self.prompt.max_new_tokens:
+            self.ended = "length"
+
+    def generation(self) -> Generation:
+        return Generation(self.tokens, self.ended, self._reused, self.seconds)
+
+
+class _Batch:
+    """Rows of a storage, the live ones in front."""
+
+    def __init__(self, storage: Storage, longest: int) -> None:
+        self.storage = storage
+        self.longest = longest
+        self.used = longest
+        self.rows: list[_Row] = []
+
+    def drop_ended(self) -> bool:
+        """Let live rows take the places of ended ones; whether any is left."""
+        live = [row for row in self.rows if not row.ended]
+        free = sorted(set(range(len(live))) - {row.place for row in live})
+        for row in live:
+            if row.place >= len(live):
+                # Not the row's whole room: what stands left of it is masked
+                start = self.longest - len(row.prompt.tokens)
+                target = free.pop()
+                self.storage.copy_tokens((row.place, start), (target, start), self.used - start)
+                row.place = target
+        self.rows = sorted(live, key=lambda row: row.place)
+        return bool(live)
+
+    def mask(self, device: Any) -> torch.Tensor | None:
+        """[rows, used + 1] ones where there are tokens; None where there is nothing else."""
+        starts = np.array([self.longest - len(row.prompt.tokens) for row in self.rows])
+        if not starts.any():
+            return None
+        return torch.from_numpy((np.arange(self.used + 1) >= starts[:, None]).astype(np.int64)).to(device)
+
+
+def _first(logits: torch.Tensor, prompt: Prompt) -> int:
+    """The likeliest first token that is not barred."""
+    barred = sorted(token for token in prompt.barred_first if token < len(logits))
+    if barred:
+        logits[barred] = -torch.inf
+    return int(logits.argmax())
