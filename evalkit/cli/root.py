@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, scoring
+from evalkit.cli import longbench, looking, scoring
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -30,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (scoring.run, scoring.rescore, looking.list_, looking.data, looking.doctor):
+for command in (scoring.run, scoring.rescore, longbench.longbench, looking.list_, looking.data, looking.doctor):
     cli.add_command(command)
 
 

@@ -40,10 +40,7 @@ class Hub:
             source: the split.
             say: told once, when the hub turns out not to serve.
         """
-        if not self._asked:
-            self._asked = True
-            self._give_up(reach(), say)
-        if self.trouble is not None:
+        if not self._answers(say):
             return None
         import datasets
 
@@ -53,6 +50,34 @@ class Hub:
             self._give_up(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
         return rows
+
+    def file(self, repository: str, name: str, say: Say) -> Path | None:
+        """A file of a dataset's repository: from the hub's own cache, else downloaded into it; None where neither.
+
+        Args:
+            repository: e.g. "allenai/ai2_arc".
+            name: the file's path in it.
+            say: told before a download, and once when the hub turns out not to serve.
+        """
+        import huggingface_hub
+
+        cached = huggingface_hub.try_to_load_from_cache(repository, name, repo_type="dataset")
+        if isinstance(cached, str):
+            return Path(cached)
+        if not self._answers(say):
+            return None
+        say(f"fetching {name} of {repository} from the Hugging Face hub")
+        try:
+            return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
+        except Exception as error:  # whatever the library or the network raises, the caller has other sources
+            self._give_up(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
+            return None
+
+    def _answers(self, say: Say) -> bool:
+        if not self._asked:
+            self._asked = True
+            self._give_up(reach(), say)
+        return self.trouble is None
 
     def _give_up(self, trouble: str | None, say: Say) -> None:
         """From the first failure on the hub is left alone: a second dataset would only wait for the same."""

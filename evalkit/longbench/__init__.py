@@ -1,0 +1,1 @@
+"""LongBench: long documents in, generated answers out, scored as the benchmark's own code scores them."""

@@ -1,0 +1,186 @@
+"""Predictions in the form of LongBench's own code, read and written.
+
+In: files named after the task, a JSON object a line with `pred`, `answers`, `all_classes` and `length`. Out: a
+generations table, and what is odd about the files. Or the other way round, so that the official scorer reads ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evalkit.errors import DataError, RunError, UnknownNameError, first_line
+from evalkit.longbench.pins import OFFICIAL_BLOBS
+from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
+
+_FIELDS = ("pred", "answers", "all_classes", "length")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What was read."""
+
+    generations: pd.DataFrame
+    """As `scores` wants it: task, id, index, length, prediction, answers, all_classes, truncated."""
+    notes: tuple[str, ...]
+    """What the reader of the scores should know: rows that stand there twice, files passed over."""
+
+
+def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> Predictions:
+    """Read prediction files.
+
+    Args:
+        paths: files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
+        suite: which benchmark they are of; LongBench's files have a known number of rows.
+
+    Raises:
+        UnknownNameError: a file is not named after an English task.
+        DataError: a file cannot be read, a line is no prediction, or two files are of one task; names file and line.
+    """
+    notes: list[str] = []
+    files: dict[str, Path] = {}
+    for path in paths:
+        for file in _files(path, notes):
+            task = _task_of(file)
+            if task.name in files:
+                raise DataError(f"{files[task.name]} and {file} are both of {task.name}; give one of them")
+            if suite == "longbench-e" and not task.in_e:
+                notes.append(f"{file} is passed over: LongBench-E has no task {task.name}")
+                continue
+            files[task.name] = file
+    if not files:
+        raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
+    rows: list[dict[str, Any]] = []
+    for name, file in files.items():
+        found = _read(find_task(name), file)
+        if note := _repeated(find_task(name), file, found, suite):
+            notes.append(note)
+        rows += found
+    return Predictions(pd.DataFrame(rows), tuple(notes))
+
+
+def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write a generations table as the official scorer reads it, a file for each task; replaces what is there.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    written = []
+    for name, rows in generations.groupby("task", sort=False):
+        path = folder / f"{name}.jsonl"
+        lines = [
+            {"pred": prediction, "answers": json.loads(answers), "all_classes": json.loads(classes), "length": length}
+            for prediction, answers, classes, length in zip(
+                rows["prediction"], rows["answers"], rows["all_classes"], rows["length"].tolist(), strict=True
+            )
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+        written.append(path)
+    return written
+
+
+def _files(path: Path, notes: list[str]) -> list[Path]:
+    """The file, or a folder's files of English tasks. Files that evalkit does not score there are told."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("*.jsonl"))
+    if not files:
+        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none")
+    other = [file.name for file in files if file.stem not in TASKS and file.stem in OFFICIAL_BLOBS]
+    other = [name for name in other if name.removesuffix("_e.jsonl") not in TASKS]
+    if other:
+        notes.append(f"passed over, since only the English tasks are scored: {', '.join(other)}")
+    return [file for file in files if file.name not in other]
+
+
+def _task_of(file: Path) -> Task:
+    try:
+        return find_task(file.stem if file.stem in TASKS else file.stem.removesuffix("_e"))
+    except UnknownNameError as error:
+        raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS) from error
+
+
+def _read(task: Task, path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(_row(task, line, len(rows)))
+            except DataError as error:
+                raise DataError(f"{path}, line {number} ({task.name}): {error}") from error
+    if not rows:
+        raise DataError(f"{path} ({task.name}): expected predictions, found none")
+    return rows
+
+
+def _row(task: Task, line: bytes, index: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"expected UTF-8, found the byte 0x{line[error.start]:02x}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"expected one JSON object a line: {first_line(error)}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"expected a JSON object, found {type(record).__name__}")
+    if missing := [field for field in _FIELDS if field not in record]:
+        raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(_FIELDS)}")
+    answers, classes = record["answers"], record["all_classes"]
+    if not isinstance(record["pred"], str):
+        raise DataError(f"field 'pred': expected a string, found {type(record['pred']).__name__}")
+    if not _are_texts(answers):
+        raise DataError("field 'answers': expected a list of strings with something in it")
+    if not (classes is None or classes == [] or _are_texts(classes)):
+        raise DataError("field 'all_classes': expected a list of strings, or null")
+    if task.metric == "classification" and not classes:
+        raise DataError(f"field 'all_classes': expected the labels of {task.name}")
+    length = record["length"]
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise DataError(f"field 'length': expected a number of words, found {type(length).__name__}")
+    return {
+        "task": task.name,
+        "id": str(index),
+        "index": index,
+        "length": length,
+        "prediction": record["pred"],
+        "answers": json.dumps(answers),
+        "all_classes": json.dumps(classes),
+        "truncated": 0,
+    }
+
+
+def _are_texts(found: object) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
+
+
+def _repeated(task: Task, path: Path, rows: Sequence[dict[str, Any]], suite: SuiteName) -> str | None:
+    """What is odd about the number of rows. The official code appends to the file of an earlier run.
+
+    Documents are told apart by gold answers and length, as the format has no ids; some official documents agree in
+    both, so that it is a rerun only where each of them stands there several times, or where there are too many rows.
+    """
+    copies = Counter((row["answers"], row["length"]) for row in rows)
+    times = gcd(*copies.values())
+    advice = "was a later run appended? All are scored, as the official code does, but intervals are then too narrow"
+    if times > 1 and len(rows) > times:
+        return f"{path}: {len(rows)} rows for {len(rows) // times}: every document stands there {times} times; {advice}"
+    if suite == "longbench" and len(rows) > task.documents:
+        return f"{path}: {len(rows)} rows, where {task.name} has {task.documents} documents; {advice}"
+    if suite == "longbench" and len(rows) < task.documents:
+        return f"{path}: {len(rows)} rows of {task.name}'s {task.documents} documents"
+    return None
