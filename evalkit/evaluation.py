@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from evalkit.errors import RunError
 from evalkit.journal import Entry
 from evalkit.progress import Progress
-from evalkit.request import Prepared, Request, asks_lm_eval, prepare, request_of
+from evalkit.request import Prepared, Request, asks_lm_eval, context_extension, prepare, request_of
 from evalkit.results import summarise_all
 from evalkit.runs import MANIFEST, RESULTS, SCORES, Run, RunWriter, load_run, open_run
 from evalkit.templates import SEGMENTS
@@ -83,6 +83,7 @@ def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> 
         device=request.device,
         dtype=request.dtype,
         attention=request.attention,
+        extension=context_extension(request, checkpoint),
         say=progress.say,
     )
     progress.say(loaded.describe())

@@ -16,8 +16,10 @@ from typing import Any
 
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.models.context import Extension
+from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.fingerprint import fingerprint
-from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype
+from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype, silent
 from evalkit.rules import Rule, find_rule
 from evalkit.runs import LM_EVAL, folder_name, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
@@ -63,6 +65,14 @@ class Request:
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
     """Another folder or hub name to take the tokenizer from."""
+    context: int | None = None
+    """Tokens that the model is to take at once, by stretching its context; None: as many as it was trained on."""
+    context_method: str | None = None
+    """How: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none"."""
+    context_original: int | None = None
+    """Tokens of the window that it was trained on; None: what the checkpoint says."""
+    context_config: str | None = None
+    """All of this and more in a YAML file, or the name of one in `configs/context`."""
     token_budget: int | None = None
     """Most tokens in a batch; None: what fits."""
     allow_pickle: bool = False
@@ -112,7 +122,7 @@ def prepare(request: Request, say: Say) -> Prepared:
     checkpoint = locate_checkpoint(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
-    specification, found = _specification(request, suite, template, rule, checkpoint, library)
+    specification, found = _specification(request, suite, template, rule, checkpoint, library, say)
     manifest = {
         "id": specification_id(specification),
         "specification": specification,
@@ -175,7 +185,8 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
             tidy[name] = Path(tidy[name])
     if tidy.get("token_budget") == "auto":
         del tidy["token_budget"]
-    for name, least in (("limit", 1), ("num_fewshot", 0), ("token_budget", 1)):
+    least_of = {"limit": 1, "num_fewshot": 0, "token_budget": 1, "context": 1, "context_original": 1}
+    for name, least in least_of.items():
         if name in tidy:
             tidy[name] = _whole_number(name, tidy[name], least)
     tasks = tidy.get("tasks", ())
@@ -232,29 +243,47 @@ def locate_checkpoint(request: Request, say: Say) -> Checkpoint:
     )
 
 
-def numerics(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+def context_extension(request: Request, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
+    """How a request has its checkpoint's context stretched, if it has.
+
+    Raises:
+        UsageError, CheckpointError: it cannot be.
+    """
+    settings = context_settings(
+        request.context, request.context_method, request.context_original, request.context_config
+    )
+    return extension_of(checkpoint, settings, say)
+
+
+def numerics(request: Request, checkpoint: Checkpoint, say: Say = silent) -> dict[str, Any]:
     """What determines the numbers of any run, whatever its tasks are."""
-    prints = fingerprint(checkpoint)
+    prints, extension = fingerprint(checkpoint), context_extension(request, checkpoint, say)
     return {
         "scoring": SCORING_VERSION,
         "versions": {name: version(name) for name in _NUMERICS},
         "checkpoint": {"weights": prints.weights, "config": prints.config, "tokenizer": prints.tokenizer},
         "dtype": resolve_dtype(checkpoint, request.dtype),
         "attention": request.attention,
-        "context_extension": None,
+        "context_extension": None if extension is None else extension.specification(),
         "limit": request.limit,
     }
 
 
 def _specification(
-    request: Request, suite: Suite, template: Template, rule: Rule, checkpoint: Checkpoint, library: Library
+    request: Request,
+    suite: Suite,
+    template: Template,
+    rule: Rule,
+    checkpoint: Checkpoint,
+    library: Library,
+    say: Say,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that determines the numbers, and where each task's documents and few-shot examples came from."""
     found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}}
     if suite.num_fewshot:
         found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.tasks}
     specification = {
-        **numerics(request, checkpoint),
+        **numerics(request, checkpoint, say),
         "suite": suite.name,
         **{kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()},
         "template": template.content_hash,

@@ -13,6 +13,7 @@ import click
 import pandas as pd
 from tabulate import tabulate
 
+from evalkit.models.context import Extension
 from evalkit.prompts import EncodedQuestion
 from evalkit.results import LABELS, Results, summarise_all
 from evalkit.rules import RULES
@@ -81,6 +82,8 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
     notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
     if shots := manifest["specification"].get("num_fewshot", 0):
         notes.append(f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question")
+    if extension := manifest["specification"].get("context_extension"):
+        notes.append(Extension(**extension).describe())
     if any(task.ties for task in results.tasks):
         notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
     if any(task.truncated for task in results.tasks):

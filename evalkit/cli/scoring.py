@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 @option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
 @option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
 @option("--attention", default="auto", help="auto, sdpa or eager.")
+@option("--context", type=int, help="Tokens the model is to take, by stretching its rotary positions.  [default: those "
+         "it was trained on]")  # fmt: skip
+@option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]")
+@option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]")
+@option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters.")
 @option("--token-budget", default="auto", help="Most tokens in a batch.")
 @option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
          "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
@@ -56,6 +61,7 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
     evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
+    evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
     from evalkit.evaluation import run_prepared
     from evalkit.progress import Progress

@@ -22,6 +22,7 @@ from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.lmeval.encoding import Pair, encode_pairs
 from evalkit.lmeval.preparation import GENERATION_BATCH
 from evalkit.lmeval.scoring import Wanted, score_batches
+from evalkit.models.context import refuse_generation
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
 
@@ -53,6 +54,8 @@ class Harness(HFLM):  # type: ignore[misc]
         token_budget: most tokens of a batch that is scored; None: what fits.
         tokenizer: another folder or hub name to take the tokenizer from.
         revision: branch, tag or commit of a hub model.
+        context: tokens that the model is to take at once, by stretching its context.
+        context_method, context_original, context_config: as the fields of `evalkit.request.Request`.
         allow_pickle: read pickled weights.
         trust_remote_code: let the checkpoint's own Python files run.
         add_bos_token: as lm-eval's: None leaves it to the tokenizer.
@@ -70,6 +73,10 @@ class Harness(HFLM):  # type: ignore[misc]
         token_budget: int | str | None = None,
         tokenizer: str | None = None,
         revision: str | None = None,
+        context: int | None = None,
+        context_method: str | None = None,
+        context_original: int | None = None,
+        context_config: str | None = None,
         allow_pickle: bool = False,
         trust_remote_code: bool = False,
         add_bos_token: bool | None = None,
@@ -79,6 +86,7 @@ class Harness(HFLM):  # type: ignore[misc]
     ) -> None:
         loaded = pretrained
         if not isinstance(loaded, LoadedModel):
+            from evalkit.models.context_settings import context_settings, extension_of
             from evalkit.models.load import load
             from evalkit.models.locate import locate
 
@@ -89,7 +97,15 @@ class Harness(HFLM):  # type: ignore[misc]
                 trust_remote_code=trust_remote_code,
                 say=say,
             )
-            loaded = load(checkpoint, device=device or "auto", dtype=dtype, attention=attention, say=say)
+            settings = context_settings(context, context_method, context_original, context_config)
+            loaded = load(
+                checkpoint,
+                device=device or "auto",
+                dtype=dtype,
+                attention=attention,
+                extension=extension_of(checkpoint, settings, say),
+                say=say,
+            )
         if loaded.bos_id is None and loaded.eos_id is None:
             raise CheckpointError(
                 f"{loaded.name}: its tokenizer has neither a begin nor an end token, and lm-eval needs one to put "
@@ -157,8 +173,11 @@ class Harness(HFLM):  # type: ignore[misc]
 
         Raises:
             ScoringError: more tokens are to be generated than the window holds; names task and document.
+            UsageError: the model's context is stretched in a way that is for scoring only.
         """
         for request in requests:
+            if self.loaded.extension is not None:
+                refuse_generation(self.loaded.extension, label_of(request))
             most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
             if most >= self.max_length:
                 raise ScoringError(

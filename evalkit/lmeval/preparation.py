@@ -16,6 +16,7 @@ from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, ScoringError, UnknownNameError, UsageError, first_line
 from evalkit.lmeval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.lmeval.quiet import quiet_lm_eval
+from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.locate import ATTENTION, Checkpoint, Say
 from evalkit.request import Request, circumstances, locate_checkpoint, numerics
 from evalkit.runs import LM_EVAL, folder_name, specification_id
@@ -66,7 +67,7 @@ def prepare_tasks(request: Request, say: Say) -> PreparedTasks:
         _set_fewshot(task, request.num_fewshot)
         check_first_request(task)
     checkpoint = locate_checkpoint(request, say)
-    specification = _specification(request, tasks, checkpoint)
+    specification = _specification(request, tasks, checkpoint, say)
     manifest = {
         "id": specification_id(specification),
         "specification": specification,
@@ -161,13 +162,16 @@ def _set_fewshot(task: Any, asked: int | None) -> None:
         task.set_config(key="num_fewshot", value=0)
 
 
-def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint) -> dict[str, Any]:
-    generates = any(task.OUTPUT_TYPE == "generate_until" for task in tasks.tasks.values())
+def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+    generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == "generate_until"]
+    found = numerics(request, checkpoint, say)
+    if generating and found["context_extension"]:
+        refuse_generation(Extension(**found["context_extension"]), generating[0])
     return {
-        **numerics(request, checkpoint),
+        **found,
         "suite": LM_EVAL,
         # A last bit may change a text, and with it all that follows
-        "generation": {"device": request.device, "batch": GENERATION_BATCH} if generates else None,
+        "generation": {"device": request.device, "batch": GENERATION_BATCH} if generating else None,
         "groups": _group_specification(tasks),
         "names": list(tasks.names),
         "tasks": {name: _task_specification(task, request.limit) for name, task in tasks.tasks.items()},

@@ -8,6 +8,8 @@ from typing import Any
 import click
 from tabulate import tabulate
 
+from evalkit.models.context import Extension
+
 Entry = Mapping[str, Any]
 """A task or a group of results.json."""
 
@@ -33,6 +35,8 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
         colalign=["left" if header in left else "right" for header in headers],
     )
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
+    if extension := manifest["specification"].get("context_extension"):
+        notes.append(Extension(**extension).describe())
     if any(metric["higher_is_better"] is False for entry in entries for metric in entry["metrics"]):
         notes.append("↓: lower is better")
     sources = sorted({source["source"] for source in manifest["documents"].values()})

@@ -12,17 +12,9 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
+from evalkit.models.context import WINDOW_KEYS, Extension
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
 
-_WINDOW_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-)
-"""What architectures call the number of positions that they were trained with."""
 _FALLBACK_WINDOW = 2048
 _SANE_WINDOW = 1_000_000
 """A tokenizer without a limit reports 10³⁰; anything past this is not a window."""
@@ -54,20 +46,24 @@ class LoadedModel:
     """Id of the end token; None if the tokenizer has none."""
     attention: str
     """Attention implementation: "sdpa" or "eager"."""
+    extension: Extension | None = None
+    """How its context was stretched, if it was; `window` is then the stretched one."""
 
     def describe(self) -> str:
-        """Two lines for the terminal."""
+        """Two lines for the terminal, and a third if the context is stretched."""
+        stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
             f"{self.name}: {self.architecture}, {_scaled(self.parameters)} parameters, "
             f"{self.dtype} on {self.device}, {self.attention} attention\n"
             f"context window {self.window:,} tokens, "
-            f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}"
+            f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}{stretched}"
         )
 
     def facts(self) -> dict[str, Any]:
         """The same for a run's manifest."""
         names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
-        return {name: getattr(self, name) for name in names}
+        extension = None if self.extension is None else self.extension.specification()
+        return {name: getattr(self, name) for name in names} | {"context_extension": extension}
 
     def _token(self, token_id: int | None) -> str:
         return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
@@ -79,6 +75,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     attention: str = "auto",
+    extension: Extension | None = None,
     say: Say = silent,
 ) -> LoadedModel:
     """Load model and tokenizer of a checkpoint.
@@ -88,11 +85,13 @@ def load(
         device: "auto" (a CUDA device if there is one, else the processor) or a torch device.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
+        extension: of the context, from `context_settings.extension_of`; None to leave it as it is.
         say: told what the user should know but need not mend.
 
     Raises:
         UsageError: a device, dtype or attention that does not exist.
-        CheckpointError: the checkpoint is not a whole causal language model with a fitting tokenizer.
+        CheckpointError: the checkpoint is not a whole causal language model with a fitting tokenizer, or its context
+            cannot be stretched.
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
@@ -104,10 +103,19 @@ def load(
         check_causal(checkpoint, config)
     place = resolve_device(device)
     folder, options = _source(checkpoint, config, say)
-    model = _load_model(checkpoint, folder, wanted, attention, options, say)
+    stretched = None
+    if extension is not None:
+        from evalkit.models.stretch import finish, stretched_config
+
+        remote = bool(options.get("trust_remote_code"))
+        stretched = stretched_config(checkpoint.given, folder, extension, trust_remote_code=remote)
+        options["config"] = stretched.config
+    model = _move(checkpoint, _load_model(checkpoint, folder, wanted, attention, options, say), place)
+    if stretched is not None:
+        finish(checkpoint.given, model, stretched)
     tokenizer = _tokenizer_of(checkpoint, folder, model, say)
     return LoadedModel(
-        model=_move(checkpoint, model, place),
+        model=model,
         tokenizer=tokenizer,
         name=checkpoint.name,
         architecture=type(model).__name__,
@@ -118,6 +126,7 @@ def load(
         bos_id=tokenizer.bos_token_id,
         eos_id=tokenizer.eos_token_id,
         attention=str(model.config._attn_implementation),
+        extension=extension,
     )
 
 
@@ -152,7 +161,7 @@ def context_window(config: Any, tokenizer: Any, say: Say) -> int:
         say: told when neither knows.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for key in _WINDOW_KEYS:
+    for key in WINDOW_KEYS:
         value = getattr(text, key, None)
         if isinstance(value, int) and value > 0:
             return value

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, ScoringError, first_line
+from evalkit.models.stretch import BY_LENGTH_TYPE
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Batch, Item
 from evalkit.scoring.tree import trunk_length
@@ -187,6 +188,10 @@ class Engine:
             return self._forward.score_unshared(tokens) if own else self._forward.score_alone(tokens)
 
     def _check_causal(self, tokens: NDArray[np.int32], whole: Logprobs) -> None:
+        if self._longest is not None and len(tokens) > self._longest:
+            # Past it, rotary embeddings that depend on the length change with the tokens that follow
+            tokens = tokens[: self._longest]
+            whole = self._forward.score_alone(tokens).logprobs
         cut = self._forward.score_alone(tokens[: len(tokens) // 2 + 1]).logprobs
         gap = float(np.abs(whole[1 : len(cut)] - cut[1:]).mean())
         if gap > (LOOKAHEAD_TOLERANCE if self._exact else HALF_TOLERANCE):
@@ -303,7 +308,7 @@ def _longest_shared(config: Any) -> int | None:
     rope = getattr(text, "rope_parameters", None) or {}
     # Some have one set for each kind of layer
     for parameters in rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]:
-        if parameters.get("rope_type") in ("longrope", "dynamic"):
+        if parameters.get("rope_type") in ("longrope", "dynamic", BY_LENGTH_TYPE):
             trained = parameters.get("original_max_position_embeddings")
             lengths.append(trained or getattr(text, "max_position_embeddings", None))
     return min((int(length) for length in lengths if length), default=None)

@@ -1,0 +1,111 @@
+"""What a user asks of the context, from flags and a YAML file, to the extension of one checkpoint.
+
+In: the four values behind `--context`, `--context-method`, `--context-original` and `--context-config`. Out: the
+`ContextSettings`, and with a checkpoint its `Extension`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
+from evalkit.models.files import read_json
+from evalkit.models.locate import Checkpoint, Say, silent
+from evalkit.resources import resource
+
+_WHOLE = ("context", "original")
+_NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor")
+_KEYS = (*_WHOLE, "method", *_NUMBERS)
+
+
+def context_names() -> list[str]:
+    """Names of the context files that evalkit ships."""
+    return sorted(path.stem for path in resource("configs", "context").glob("*.yaml"))
+
+
+def context_settings(
+    context: int | None = None,
+    method: str | None = None,
+    original: int | None = None,
+    config: str | Path | None = None,
+) -> ContextSettings | None:
+    """The settings that flags and a file make together, or None where nothing is to be stretched.
+
+    Args:
+        context: tokens that the model is to take at once.
+        method: one of `context.METHODS`; None: the file's, else "yarn".
+        original: tokens of the window that it was trained on; None: the file's, else the checkpoint's.
+        config: a name in `configs/context`, or a YAML file of the same form. What else is given comes before it.
+
+    Raises:
+        UsageError: a file that does not exist or holds something else, or no context to stretch to.
+    """
+    given = {"context": context, "method": method, "original": original}
+    found = {} if config is None else _read(str(config))
+    found |= {name: value for name, value in given.items() if value is not None}
+    if not found:
+        return None
+    target = found.pop("context", None)
+    if target is None:
+        raise UsageError("how long the context is to be is not said; give --context, e.g. --context 8192")
+    return ContextSettings(target=target, **({"method": YARN} | found))
+
+
+def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
+    """How a checkpoint is stretched, by its own config.
+
+    Raises:
+        UsageError, CheckpointError: see `plan_extension`; a GGUF file must be dequantised to have a config.
+    """
+    if settings is None:
+        return None
+    try:
+        return plan_extension(_config_of(checkpoint, say), settings, say)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.given}: {error}") from error
+
+
+def _config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+    if checkpoint.gguf is None:
+        return checkpoint.config()
+    from evalkit.models.gguf import dequantised
+
+    folder = dequantised(checkpoint.gguf, say)
+    if folder is None:
+        raise CheckpointError(
+            "a GGUF file can be stretched only where the cache folder has room for its dequantised copy"
+        )
+    return read_json(folder / "config.json")
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        if name not in context_names():
+            raise UnknownNameError("context file", name, context_names())
+        path = resource("configs", "context", f"{name}.yaml")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"context file {path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"context file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"context file {path} must hold keys and values ({', '.join(_KEYS)})")
+    for key, value in content.items():
+        if key not in _KEYS:
+            raise UsageError(f"context file {path}: {UnknownNameError('key', str(key), _KEYS)}")
+        if value is not None and not _fits(key, value):
+            kind = "a whole number from 1" if key in _WHOLE else "a number" if key in _NUMBERS else "a method's name"
+            raise UsageError(f"context file {path}: {key} is {value!r}; it must be {kind}")
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key in _WHOLE:
+        return type(value) is int and value >= 1
+    return isinstance(value, str) if key == "method" else type(value) in (int, float)
