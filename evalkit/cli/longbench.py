@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import FOLDER, Commands, option
+from evalkit.cli.options import CONTEXT, DATA_DIR, FOLDER, OUTPUT, RUN, Commands, comma_separated, option, read_config
 
 if TYPE_CHECKING:
     from evalkit.longbench.metrics import EditVariant
+    from evalkit.longbench.protocol import SuiteName
     from evalkit.longbench.view import Form
+    from evalkit.runs import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
@@ -22,10 +24,89 @@ PLOT = option("--plot", type=FOLDER, help="Also draw the scores by input length,
 
 @click.group(cls=Commands, invoke_without_command=True)
 @click.pass_context
-def longbench(ctx: click.Context) -> None:
-    """LongBench: generate answers over long documents and score them as the benchmark's own code does."""
-    if ctx.invoked_subcommand is None:
+@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
+              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@option("--model", help="Checkpoint folder, hub name, .gguf file, or demo.")
+@option("--revision", help="Branch, tag or commit of a hub model.")
+@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@option("--suite", type=click.Choice(["longbench", "longbench-e"]), default="longbench", help="16 tasks, or the 13 of "
+        "LongBench-E with scores by length.")  # fmt: skip
+@option("--tasks", callback=comma_separated, help="Only these, separated by commas.  [default: all]")
+@option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@CONTEXT
+@option(
+    "--window", type=int, help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]"
+)
+@option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+@OUTPUT
+@DATA_DIR
+@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
+@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
+@option("--attention", default="auto", help="auto, sdpa or eager.")
+@option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
+@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
+@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@EDIT_SIMILARITY
+@PLOT
+@LONGBENCH_FORMAT
+def longbench(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    suite: SuiteName,
+    tasks: tuple[str, ...],
+    window: int | None,
+    chat: bool,
+    edit_similarity: EditVariant,
+    plot: Path | None,
+    form: Form,
+    **options: Any,
+) -> None:
+    """LongBench: generate answers over long documents and score them as the benchmark's own code does.
+
+    The same command again resumes what was interrupted, or prints the finished result at once.
+
+    \b
+    evalkit longbench --model CKPT --context 8192 --data-dir DOCUMENTS   stretched to 8,192 tokens by YaRN
+    evalkit longbench --model CKPT --tasks qasper,trec --limit 20
+    evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
+    evalkit longbench score PREDICTIONS                                  of the official code
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    if model is None:
         click.echo(ctx.get_help())
+        return
+    from evalkit.errors import DataError
+    from evalkit.longbench.request import LongBenchRequest, prepare_longbench
+    from evalkit.longbench.session import run_longbench
+    from evalkit.progress import Progress
+    from evalkit.request import request_of
+
+    with Progress() as progress:
+        request = LongBenchRequest(request_of(model, options), suite, tasks, window, chat)
+        prepared = prepare_longbench(request, progress.say)
+        finished = run_longbench(prepared, progress)
+    _print(finished, edit_similarity, plot, form)
+    if prepared.trouble:
+        # What could be evaluated is saved and printed; the exit status tells of the rest
+        raise DataError(f"left out: {'; '.join(str(error) for error in prepared.trouble.values())}")
+
+
+@longbench.command()
+@RUN
+@EDIT_SIMILARITY
+@PLOT
+@LONGBENCH_FORMAT
+def rescore(run: Path, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+    """Score the predictions of a finished run again; no model is needed.
+
+    \b
+    evalkit longbench rescore results/runs/demo-longbench-plain-1a2b3c4d5e6f --format latex
+    """
+    from evalkit.runs import load_run
+
+    _print(load_run(run), edit_similarity, plot, form)
 
 
 @longbench.command()
@@ -56,3 +137,16 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
 
         draw_by_length(predictions.generations, plot, edit_similarity)
         click.echo(f"{plot} is drawn", err=True)
+
+
+def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+    from evalkit.longbench.session import load_generations, results_of
+    from evalkit.longbench.view import render
+
+    click.echo(render(results_of(finished, edit_similarity), form))
+    if plot is not None:
+        from evalkit.longbench.plots import draw_by_length
+
+        draw_by_length(load_generations(finished), plot, edit_similarity)
+        click.echo(f"{plot} is drawn", err=True)
+    click.echo(f"\n{finished.folder}", err=form != "table")

@@ -74,3 +74,22 @@ FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), defaul
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=Path("results/runs"), help="Folder of run folders.")
+
+
+def CONTEXT(command: Command) -> Command:
+    """The options that stretch a checkpoint's context."""
+    for add in reversed(_CONTEXT):
+        command = add(command)
+    return command
+
+
+_CONTEXT = (
+    option(
+        "--context",
+        type=int,
+        help="Tokens the model is to take, by stretching its rotary positions.  [default: those it was trained on]",
+    ),
+    option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
+    option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]"),
+    option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
+)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import DATA_DIR, DETAIL, FOLDER, FORMAT, OUTPUT, RUN, comma_separated, option, read_config
+from evalkit.cli.options import (
+    CONTEXT,
+    DATA_DIR,
+    DETAIL,
+    FOLDER,
+    FORMAT,
+    OUTPUT,
+    RUN,
+    comma_separated,
+    option,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from evalkit.progress import Progress
@@ -36,11 +47,7 @@ if TYPE_CHECKING:
 @option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
 @option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
 @option("--attention", default="auto", help="auto, sdpa or eager.")
-@option("--context", type=int, help="Tokens the model is to take, by stretching its rotary positions.  [default: those "
-         "it was trained on]")  # fmt: skip
-@option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]")
-@option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]")
-@option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters.")
+@CONTEXT
 @option("--token-budget", default="auto", help="Most tokens in a batch.")
 @option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
          "are fed to the model, segments in colour, and score nothing.")  # fmt: skip

@@ -1,7 +1,7 @@
 """Keys and values of a batch of prompts, in memory that is allocated once.
 
-In: how many rows and columns. Out: transformers caches over parts of it. Prompts end in the same column, so that all rows
-write their next token's keys and values into the next one; what stands left of a shorter prompt is masked.
+In: how many rows and columns. Out: transformers caches over parts of it. Prompts end in the same column, so that all
+rows write their next token's keys and values into the next one; what stands left of a shorter prompt is masked.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
 """Greedy generation of a batch: prompt after prompt in chunks, then all of them token by token.
 
-A prompt goes through the model by itself, in chunks of a fixed size that begin at multiples of it, so its keys and values
-are the same whatever batch it is in; what it shares with an earlier prompt of the batch is copied. Rows that have ended
-leave the batch.
+A prompt goes through the model by itself, in chunks of a fixed size that begin at multiples of it, so its keys and
+values are the same whatever batch it is in; what it shares with an earlier prompt of the batch is copied. Rows that
+have ended leave the batch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from evalkit.errors import ScoringError
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
+from evalkit.scoring.engine import is_out_of_memory
 
 CHUNK = 512
 """Tokens of a prompt that go through the model at a time."""
@@ -62,9 +64,35 @@ class Generator:
         )
         return sum(s.numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
 
+    def generate(self, prompts: Sequence[Prompt], say: Callable[[str], None] = lambda _: None) -> list[Generation]:
+        """Continue every prompt of a batch; in order.
+
+        Args:
+            prompts: of one batch; parted where memory runs out.
+            say: told of that.
+
+        Raises:
+            ScoringError: out of memory on a single prompt.
+        """
+        try:
+            return self._generate(prompts)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(prompts) == 1:
+                raise ScoringError(
+                    f"a prompt of {len(prompts[0].tokens)} tokens is more than memory holds; "
+                    "free some, or use a smaller dtype or --window"
+                ) from error
+        # Outside the handler, so that the traceback no longer holds the tensors
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        half = len(prompts) // 2
+        say(f"out of memory on {len(prompts)} prompts: going on with {half}")
+        return self.generate(prompts[:half], say) + self.generate(prompts[half:], say)
+
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
-        """Continue every prompt of a batch; in order."""
+    def _generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
         longest = max(len(prompt.tokens) for prompt in prompts)
         columns = longest + max(prompt.max_new_tokens for prompt in prompts)
         batch = _Batch(Storage(self._layers, len(prompts), columns), longest)

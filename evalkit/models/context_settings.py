@@ -64,12 +64,13 @@ def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: 
     if settings is None:
         return None
     try:
-        return plan_extension(_config_of(checkpoint, say), settings, say)
+        return plan_extension(config_of(checkpoint, say), settings, say)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.given}: {error}") from error
 
 
-def _config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+    """A checkpoint's parsed config.json, of a GGUF file that of its dequantised copy."""
     if checkpoint.gguf is None:
         return checkpoint.config()
     from evalkit.models.gguf import dequantised

@@ -1,0 +1,157 @@
+"""What was asked of a LongBench run, made into what the run is.
+
+In: a `LongBenchRequest`. Out: a `PreparedLongBench` with documents and manifest. Nothing here needs torch, so a run
+that is already finished is found at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.longbench.data import Rows, load_rows
+from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
+from evalkit.models.context import WINDOW_KEYS
+from evalkit.models.context_settings import config_of
+from evalkit.models.locate import Checkpoint, Say, silent
+from evalkit.request import Request, circumstances, context_extension, locate_checkpoint, numerics
+from evalkit.runs import folder_name, specification_id
+
+DEFAULT: SuiteName = "longbench"
+_OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500}
+"""Context → tokens of a prompt in the official `model2maxlen.json`."""
+_MARGIN = 692
+"""What 8192 − 7500 leaves for the answer; taken for other contexts too."""
+
+
+@dataclass(frozen=True)
+class LongBenchRequest:
+    """What a user can ask of a LongBench run."""
+
+    common: Request
+    """Checkpoint, context, device, limit, folders: what every run is asked."""
+    suite: SuiteName = DEFAULT
+    tasks: tuple[str, ...] = ()
+    """Only these; all where empty."""
+    window: int | None = None
+    """Tokens above which a prompt is cut; None: the official 7500 for a context of 8192."""
+    chat: bool = False
+    """Whether prompts go into the tokenizer's chat template; those of five tasks never do, as in the official code."""
+
+
+@dataclass(frozen=True)
+class PreparedLongBench:
+    """A request with everything found that does not need torch."""
+
+    request: LongBenchRequest
+    checkpoint: Checkpoint
+    rows: Mapping[Task, Rows]
+    trouble: Mapping[str, DataError] = field(default_factory=dict)
+    """Tasks whose documents cannot be evaluated, and why; the others go on."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, whether it exists yet or not."""
+        name = folder_name(self.checkpoint.name, self.request.suite, "chat" if self.request.chat else "plain",
+                           self.manifest["id"])  # fmt: skip
+        return self.request.common.output / name
+
+
+def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
+    """Find out what a run is, and refuse what cannot be.
+
+    Raises:
+        EvalkitError: whatever is wrong with the request, the checkpoint, or the documents of every task.
+    """
+    common = request.common
+    checkpoint = locate_checkpoint(common, say)
+    tasks = _chosen(request)
+    rows: dict[Task, Rows] = {}
+    trouble: dict[str, DataError] = {}
+    for task in tasks:
+        try:
+            rows[task] = load_rows(task, common.data_dir, common.limit, request.suite, say)
+        except DataError as error:
+            trouble[task.name] = error
+            say(f"{task.name} is left out: {error}")
+    if not rows:
+        raise next(iter(trouble.values()))
+    context = _context(request, checkpoint)
+    window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
+    specification = {
+        **numerics(common, checkpoint, say),
+        "suite": request.suite,
+        "documents": {task.name: found.sha for task, found in rows.items()},
+        "window": window,
+        "chat": request.chat,
+        # A last bit may change a text
+        "device": common.device,
+    }
+    manifest = {
+        "id": specification_id(specification),
+        "specification": specification,
+        "rule": "longbench",
+        "groups": {},
+        "group_sizes": {},
+        "template": "chat" if request.chat else "plain",
+        "context": context,
+        "documents": {
+            task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
+            for task, found in rows.items()
+        },
+        **circumstances(common, checkpoint),
+    }
+    return PreparedLongBench(request, checkpoint, rows, trouble, manifest)
+
+
+def window_of(asked: int | None, context: int, most_new: int) -> int:
+    """Tokens above which a prompt is cut.
+
+    Args:
+        asked: by the user; None: the official number, for contexts that have none by the same margin.
+        context: tokens that the model takes at once.
+        most_new: most tokens that any task generates.
+
+    Raises:
+        UsageError: the longest answer would not fit behind such a prompt.
+    """
+    window = asked or _OFFICIAL_WINDOWS.get(context, context - _MARGIN)
+    if window < 2 or window + most_new > context:
+        raise UsageError(
+            f"--window {window}: with up to {most_new} tokens of an answer that is {window + most_new}, and the model "
+            f"takes {context}; give a --window of at most {context - most_new}, or a longer --context"
+        )
+    return window
+
+
+def _chosen(request: LongBenchRequest) -> list[Task]:
+    if request.suite not in SUITES:
+        raise UnknownNameError("LongBench suite", request.suite, SUITES)
+    known = {task.name: task for task in suite_tasks(request.suite)}
+    for name in request.tasks:
+        if name not in known:
+            raise UnknownNameError(f"{request.suite} task", name, known)
+    return [task for name, task in known.items() if not request.tasks or name in request.tasks]
+
+
+def _context(request: LongBenchRequest, checkpoint: Checkpoint) -> int:
+    """Tokens that the model takes at once: the stretched window, or the checkpoint's own."""
+    extension = context_extension(request.common, checkpoint)
+    if extension is not None:
+        if extension.by_length:
+            raise UsageError(
+                f"--context-method {extension.method} changes the keys of earlier tokens as a text grows, so it cannot "
+                "generate from stored ones; use yarn"
+            )
+        return extension.target
+    config = config_of(checkpoint, silent)
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    window = next((text[key] for key in WINDOW_KEYS if isinstance(text.get(key), int)), None)
+    if window is None:
+        raise UsageError(f"{checkpoint.given}: its config tells no context window; give --context")
+    return int(window)

@@ -1,0 +1,268 @@
+"""A prepared LongBench run, to a finished run folder.
+
+    generations.parquet   a row for each (task, document): prompt hash, tokens, prediction, score, seconds
+    results.json          scores of tasks, groups and means
+
+Each batch is in the journal before the next one starts; a resumed run generates what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from evalkit.errors import RunError
+from evalkit.journal import Entry
+from evalkit.longbench.metrics import EditVariant
+from evalkit.longbench.protocol import Task
+from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench
+from evalkit.longbench.rows import Row
+from evalkit.progress import Progress
+from evalkit.runs import MANIFEST, RESULTS, Run, RunWriter, load_run, open_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.generation.batches import Prompt
+    from evalkit.generation.greedy import Generation, Generator
+    from evalkit.longbench.scores import LongBenchResults
+    from evalkit.longbench.truncation import Fitted
+    from evalkit.models.load import LoadedModel
+
+GENERATIONS = "generations.parquet"
+
+
+class Prediction(NamedTuple):
+    """What the journal keeps of a row."""
+
+    id: str
+    prompt_sha256: str
+    """Of the whole prompt's text, before it was cut."""
+    tokens_before: int
+    """Of the whole prompt."""
+    tokens: int
+    """Of the prompt that the model saw."""
+    truncated: bool
+    reused: int
+    """Tokens of it whose keys and values were another row's."""
+    prediction: str
+    """Generated text, special tokens apart; ends where nothing more is read (`stops.py`)."""
+    new_tokens: int
+    ended: str
+    """"end" token, "enough" read, or "length"."""
+    seconds: float
+
+
+def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
+    """Run LongBench on a checkpoint; resume or open the run if it was begun or finished before.
+
+    Raises:
+        EvalkitError: whatever is wrong, in one line.
+    """
+    return run_longbench(prepare_longbench(request, progress.say), progress)
+
+
+def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
+    """Generate what is missing of a prepared run, write its results and open it."""
+    if (prepared.folder / RESULTS).is_file():
+        return load_run(prepared.folder)
+    with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
+        _Session(prepared, writer, progress).complete()
+    return load_run(prepared.folder)
+
+
+def load_generations(run: Run) -> pd.DataFrame:
+    """The generations table of a finished LongBench run.
+
+    Raises:
+        RunError: it is no LongBench run, not finished, or its table is damaged.
+    """
+    import pandas as pd
+
+    path = run.folder / GENERATIONS
+    if run.manifest["rule"] != "longbench":
+        raise RunError(f"{run.folder} is not a LongBench run")
+    if not path.is_file():
+        raise RunError(f"run {run.folder} is not finished; give its command again")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); delete it and results.json and give the run's command again"
+        ) from error
+
+
+def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
+    """Scores of a finished LongBench run; no model is needed."""
+    from evalkit.longbench.scores import score_generations
+
+    official = {task: about["official"] for task, about in run.manifest["documents"].items()}
+    return score_generations(load_generations(run), run.manifest["specification"]["suite"], variant, official)
+
+
+class _Session:
+    """The part of a run that one process does."""
+
+    def __init__(self, prepared: PreparedLongBench, writer: RunWriter, progress: Progress) -> None:
+        self._prepared = prepared
+        self._writer = writer
+        self._progress = progress
+        self._done: dict[tuple[str, str], Prediction] = {}
+        for entry in writer.journal.read():
+            self._keep(entry.task, [Prediction(*row) for row in entry.rows])
+
+    def complete(self) -> None:
+        """Generate what is missing and write every result file."""
+        missing = {
+            task: rows
+            for task, found in self._prepared.rows.items()
+            if (rows := [row for row in found.rows if (task.name, row.id) not in self._done])
+        }
+        if missing:
+            self._generate(missing)
+        self._write_results()
+
+    def _keep(self, task: str, predictions: Sequence[Prediction]) -> None:
+        for prediction in predictions:
+            self._done.setdefault((task, prediction.id), prediction)
+
+    def _generate(self, missing: dict[Task, list[Row]]) -> None:
+        from evalkit.evaluation import load_model
+        from evalkit.generation.batches import plan_batches
+        from evalkit.generation.greedy import Generator
+        from evalkit.generation.room import Room
+
+        common = self._prepared.request.common
+        loaded = load_model(self._prepared.checkpoint, common, self._progress)
+        generator = Generator(loaded.model)
+        room = Room(loaded.model, generator, common.token_budget)
+        self._writer.manifest |= {"loaded": loaded.facts(), "token_budget": room.tokens}
+        self._writer.save_json(MANIFEST, self._writer.manifest)
+        self._progress.say(f"{sum(map(len, missing.values()))} prompts of {len(missing)} tasks are tokenised")
+        ready = {task: self._prompts(task, rows, loaded) for task, rows in missing.items()}
+        prompts = [prompt for _, members in ready.values() for prompt in members]
+        self._progress.say(room.estimate(prompts))
+        self._progress.start(sum(map(room.work, prompts)), 0.0)
+        for task, (fitted, members) in ready.items():
+            self._progress.task(task.name)
+            for batch in plan_batches(members, room.tokens, generator.chunk, room.most_rows):
+                self._finish(task, missing[task], fitted, batch, loaded, generator)
+                self._progress.advance(sum(map(room.work, batch)), len(batch))
+
+    def _prompts(self, task: Task, rows: Sequence[Row], loaded: LoadedModel) -> tuple[list[Fitted], list[Prompt]]:
+        from evalkit.generation.batches import Prompt
+        from evalkit.longbench.prompts import prompt
+        from evalkit.longbench.stops import stops_of
+        from evalkit.longbench.truncation import fit
+
+        stops = stops_of(task, loaded.model, loaded.tokenizer)
+        window = self._prepared.manifest["specification"]["window"]
+        fitted = [
+            fit(
+                loaded.tokenizer,
+                prompt(task, row),
+                window,
+                self._prepared.manifest["context"] - task.max_new_tokens,
+                chat=self._prepared.request.chat and task.chat,
+                label=f"{task.name} row {row.id}",
+            )
+            for row in rows
+        ]
+        return fitted, [
+            Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
+            for number, one in enumerate(fitted)
+        ]
+
+    def _finish(
+        self,
+        task: Task,
+        rows: Sequence[Row],
+        fitted: Sequence[Fitted],
+        batch: Sequence[Prompt],
+        loaded: LoadedModel,
+        generator: Generator,
+    ) -> None:
+        """Generate a batch and put it into the journal."""
+        started = time.perf_counter()
+        found = generator.generate(batch, self._progress.say)
+        predictions = [
+            _prediction(task, rows[one.index], fitted[one.index], generation, loaded.tokenizer)
+            for one, generation in zip(batch, found, strict=True)
+        ]
+        # A row is generated once, so its number in the file names the batch in every session
+        number = rows[batch[0].index].index
+        seconds = round(time.perf_counter() - started, 4)
+        self._writer.journal.append(Entry(task.name, number, seconds, [list(row) for row in predictions]))
+        self._keep(task.name, predictions)
+
+    def _write_results(self) -> None:
+        from evalkit.longbench.scores import score_generations
+
+        table = self._table()
+        buffer = io.BytesIO()
+        table.to_parquet(buffer, index=False)
+        self._writer.save_bytes(GENERATIONS, buffer.getvalue())
+        official = {task.name: found.official for task, found in self._prepared.rows.items()}
+        results = score_generations(table, self._prepared.request.suite, "difflib", official)
+        averages = [
+            {"name": mean.name, "accuracy": (mean.all.score or 0.0) / 100, "stderr": None}
+            for mean in (results.plain_mean, results.mean_of_groups)
+        ]
+        # Last, since its presence says that the run is complete
+        self._writer.save_json(RESULTS, results.to_json() | {"averages": averages})
+
+    def _table(self) -> pd.DataFrame:
+        """A row for each document, in the tasks' and the files' order."""
+        import pandas as pd
+
+        from evalkit.longbench.scores import score_rows
+
+        parts = []
+        for task, found in self._prepared.rows.items():
+            rows = [_table_row(task, row, self._prediction_of(task, row)) for row in found.rows]
+            part = pd.DataFrame(rows)
+            part["score"] = score_rows(task, part)
+            parts.append(part)
+        return pd.concat(parts, ignore_index=True)
+
+    def _prediction_of(self, task: Task, row: Row) -> Prediction:
+        try:
+            return self._done[task.name, row.id]
+        except KeyError:
+            # Cannot happen unless somebody has put in a journal of another run
+            raise RunError(
+                f"the journal of {self._writer.folder} does not hold {task.name} row {row.id}; "
+                "delete the folder and run the command again"
+            ) from None
+
+
+def _prediction(task: Task, row: Row, fitted: Fitted, generation: Generation, tokenizer: Any) -> Prediction:
+    from evalkit.longbench.prompts import prompt
+
+    return Prediction(
+        id=row.id,
+        prompt_sha256=hashlib.sha256(prompt(task, row).encode()).hexdigest(),
+        tokens_before=fitted.before,
+        tokens=len(fitted.tokens),
+        truncated=fitted.truncated,
+        reused=generation.reused,
+        prediction=tokenizer.decode(generation.tokens, skip_special_tokens=True),
+        new_tokens=len(generation.tokens),
+        ended=generation.ended,
+        seconds=round(generation.seconds, 4),
+    )
+
+
+def _table_row(task: Task, row: Row, prediction: Prediction) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "index": row.index,
+        **prediction._asdict(),
+        "length": row.length,
+        "answers": json.dumps(row.answers, ensure_ascii=False),
+        "all_classes": json.dumps(row.all_classes, ensure_ascii=False),
+    }

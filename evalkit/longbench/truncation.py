@@ -1,0 +1,66 @@
+"""A prompt as token ids that fit the window, cut in its middle as the official code cuts.
+
+In: a prompt's text. Out: its ids and what was lost. The official code (THUDM/LongBench@2e00731, `pred.py`) tokenises
+with special tokens; a prompt of more than `window` tokens becomes the text of its first and of its last half window,
+special tokens left out, and is tokenised anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.errors import DataError
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A prompt for the model."""
+
+    tokens: NDArray[np.int64]
+    """[length] token ids, special tokens included."""
+    before: int
+    """Tokens before anything was cut."""
+    truncated: bool
+
+
+def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label: str) -> Fitted:
+    """Tokenise a prompt; cut its middle where it is too long.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        text: the prompt.
+        window: tokens above which it is cut.
+        room: most tokens that the model can take of it. Text cut in tokens may come back as more of them; then it is
+            cut shorter, which the official code does not look after.
+        chat: put the prompt, once cut, into the tokenizer's chat template as one user message.
+        label: names the row in errors.
+
+    Raises:
+        DataError: the chat template alone takes more than there is room for.
+    """
+    ids = tokenizer(text).input_ids
+    before, cut, limit = len(ids), text, window
+    truncated = before > window
+    while True:
+        if truncated:
+            half = limit // 2
+            parts = (ids[:half], ids[len(ids) - half :])
+            cut = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        tokens = _as_message(tokenizer, cut) if chat else tokenizer(cut).input_ids if truncated else ids
+        if len(tokens) <= room:
+            return Fitted(np.asarray(tokens, np.int64), before, truncated)
+        truncated = True
+        limit = min(limit, before) - max(2, len(tokens) - room)
+        if limit < 2:
+            raise DataError(f"{label}: no room for its prompt in {room} tokens; raise --context")
+
+
+def _as_message(tokenizer: Any, text: str) -> list[int]:
+    found = tokenizer.apply_chat_template(
+        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
+    )
+    return list(found["input_ids"])
