@@ -79,7 +79,7 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
         raise UsageError(
             f"a needle heatmap of {len(depths)} depths and {len(lengths)} lengths, but {scores.shape} scores"
         )
-    figure = _figure(path, (2.2 + 0.62 * len(lengths), 1.5 + 0.36 * len(depths)))
+    figure = _figure(path, (max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths))))
     axes = figure.subplots()
     axes.set_facecolor("#d9d9d9")
     image = axes.imshow(np.ma.masked_invalid(100 * scores), cmap="viridis", vmin=0, vmax=100, aspect="auto")
