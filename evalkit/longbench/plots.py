@@ -100,12 +100,13 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
     """One group's tasks over the bands, each point with its standard error."""
     axes.set_title(group, fontsize=10)
     tasks = [name for name, task in TASKS.items() if task.group == group]
-    shift = dict(zip(tasks, np.linspace(-0.1, 0.1, len(tasks)), strict=True))  # or error bars would hide each other
+    drawn = [name for name in tasks if any(band.task == name for band in bands)]
     for name, colour, mark in zip(tasks, _COLOURS, _MARKS, strict=False):
-        own = [band for band in bands if band.task == name]
-        if not own:
+        if name not in drawn:
             continue
-        places = [BANDS.index(band.band) + shift[name] for band in own]
+        own = [band for band in bands if band.task == name]
+        aside = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # or error bars would hide each other
+        places = [BANDS.index(band.band) + aside for band in own]
         errors = [band.stderr or 0.0 for band in own]
         means = [band.score for band in own]
         axes.errorbar(places, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
