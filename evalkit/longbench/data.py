@@ -173,7 +173,7 @@ def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
         number += 1
         if len(line) > LARGEST_ROW:
             raise DataError(
-                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB; official rows have less than "
-                "2 MiB. One JSON object a line is expected"
+                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB, where official ones have "
+                "fractions of one; one JSON object a line is expected"
             )
         yield line[:-2] + b"\n" if line.endswith(b"\r\n") else line

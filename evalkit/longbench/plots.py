@@ -79,7 +79,7 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
         raise UsageError(
             f"a needle heatmap of {len(depths)} depths and {len(lengths)} lengths, but {scores.shape} scores"
         )
-    figure = _figure(path, (2.2 + 0.62 * len(lengths), 1.5 + 0.36 * len(depths)))
+    figure = _figure(path, (max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths))))
     axes = figure.subplots()
     axes.set_facecolor("#d9d9d9")
     image = axes.imshow(np.ma.masked_invalid(100 * scores), cmap="viridis", vmin=0, vmax=100, aspect="auto")
@@ -100,12 +100,13 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
     """One group's tasks over the bands, each point with its standard error."""
     axes.set_title(group, fontsize=10)
     tasks = [name for name, task in TASKS.items() if task.group == group]
-    shift = dict(zip(tasks, np.linspace(-0.1, 0.1, len(tasks)), strict=True))  # or error bars would hide each other
+    drawn = [name for name in tasks if any(band.task == name for band in bands)]
     for name, colour, mark in zip(tasks, _COLOURS, _MARKS, strict=False):
-        own = [band for band in bands if band.task == name]
-        if not own:
+        if name not in drawn:
             continue
-        places = [BANDS.index(band.band) + shift[name] for band in own]
+        own = [band for band in bands if band.task == name]
+        aside = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # or error bars would hide each other
+        places = [BANDS.index(band.band) + aside for band in own]
         errors = [band.stderr or 0.0 for band in own]
         means = [band.score for band in own]
         axes.errorbar(places, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])

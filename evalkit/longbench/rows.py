@@ -17,7 +17,7 @@ from evalkit.errors import DataError, first_line
 from evalkit.longbench.protocol import Task
 
 LARGEST_ROW = 32 << 20
-"""Bytes; the largest official row has less than a twentieth of it."""
+"""Bytes; the rows of the official file with the longest have 0.11 MiB on average (narrativeqa)."""
 
 CONTENT_ID = "content-"
 """How the ids begin that a copy lacks and evalkit makes from the row's content."""

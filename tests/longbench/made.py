@@ -1,0 +1,60 @@
+"""Made-up rows and predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+INPUTS = {
+    "trec": "Question: Who ?\nType:",
+    "triviaqa": "Passage:\nx\nQuestion:\ny\nAnswer:\n",
+    "samsum": "A: hi\nSummary: ",
+}
+ANSWERS = {"trec": "Person", "passage_retrieval_en": "Paragraph 3", "passage_count": "7"}
+
+
+def record(task: str = "hotpotqa", number: int = 0, **changes: Any) -> dict[str, Any]:
+    """A sound row in the official form; a change to None leaves the field out."""
+    made = {
+        "input": INPUTS.get(task, f"Question {number}?"),
+        "context": f"Document {number} of {task}.",
+        "answers": [ANSWERS.get(task, f"answer {number}")],
+        "length": 1000 * number + 5,
+        "dataset": task,
+        "language": "en",
+        "all_classes": ["Person", "Place"] if task == "trec" else None,
+        "_id": f"{task}-{number}",
+    }
+    return {key: value for key, value in (made | changes).items() if value is not None or key == "all_classes"}
+
+
+def write(path: Path, records: list[Any]) -> Path:
+    """A file of JSON lines; bytes go in as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in records]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def prediction(pred: str, answers: list[str], length: int = 10, all_classes: list[str] | None = None) -> dict[str, Any]:
+    """A line in the form of the official code's output."""
+    return {"pred": pred, "answers": answers, "all_classes": all_classes, "length": length}
+
+
+def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = None) -> pd.DataFrame:
+    """A generations table of (prediction, gold answer) pairs."""
+    return pd.DataFrame(
+        {
+            "task": task,
+            "id": [str(number) for number in range(len(pairs))],
+            "index": range(len(pairs)),
+            "length": lengths or [10] * len(pairs),
+            "prediction": [pred for pred, _ in pairs],
+            "answers": [json.dumps([answer]) for _, answer in pairs],
+            "all_classes": "null",
+            "truncated": 0,
+        }
+    )

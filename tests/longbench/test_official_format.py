@@ -1,0 +1,127 @@
+"""Predictions in the official form, and `evalkit longbench score`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evalkit.cli import main
+from evalkit.errors import DataError, RunError, UnknownNameError
+from evalkit.longbench.official_format import read_predictions, write_predictions
+from tests.longbench.made import generations, prediction, write
+
+
+def command(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["longbench", *map(str, arguments)])
+    return int(done.value.code or 0)
+
+
+def test_the_command_reproduces_the_official_scores(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("score", "--e", golden, "--format", "csv") == 0
+    printed = capsys.readouterr()
+    rows = [row for row in csv.DictReader(io.StringIO(printed.out)) if row["kind"] == "task"]
+    wanted = json.loads((golden / "result.json").read_text())
+    found = {row["name"]: {name: float(row[f"score_{name}"]) for name in ("0-4k", "4-8k", "8k+")} for row in rows}
+    assert found == wanted
+    assert "qasper.jsonl: 672 rows for 224: every document stands there 3 times" in printed.err
+    assert "multifieldqa_en.jsonl: 300 rows for 150" in printed.err
+    assert "repobench-p.jsonl: 600 rows for 300" in printed.err
+    assert printed.err.count("rows for") == 3
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "json", "csv"])
+def test_every_form_has_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    lines = [prediction("cat", ["cat"]), prediction("dog", ["cat"], 5000), prediction("x", ["y"], 30)]
+    file = write(tmp_path / "hotpotqa.jsonl", lines)
+    assert command("score", "--e", file, "--format", form) == 0
+    out = capsys.readouterr().out
+    assert "33.33" in out
+    assert "NaN" not in out
+    assert "nan" not in out
+    if form in ("table", "markdown"):
+        cells = next(line for line in out.splitlines() if "HotpotQA" in line).replace("|", " ").split()
+        assert cells == ["HotpotQA", "F1", "3", "33.33", "0.00", "to", "100.00", "50.00", "0.00", "–"]
+        assert "Mean of groups (1 of 13 tasks)" in out
+    if form == "json":
+        found = json.loads(out)
+        assert found["tasks"][0]["buckets"][2] == {"n": 0, "score": None, "low": None, "high": None}
+
+
+def test_what_is_odd_is_told_under_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    once = [prediction("a", [f"answer {number}"], number) for number in range(3)]
+    write(tmp_path / "lcc.jsonl", once + once[::-1])  # several processes write in no order
+    write(tmp_path / "qasper.jsonl", once)
+    write(tmp_path / "multifieldqa_en.jsonl", [prediction("a", [str(number)], number) for number in range(151)])
+    write(tmp_path / "vcsum.jsonl", once)
+    assert command("score", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "lcc.jsonl: 6 rows for 3: every document stands there 2 times" in out
+    assert "qasper.jsonl: 3 rows of qasper's 200 documents" in out
+    assert "multifieldqa_en.jsonl: 151 rows, where multifieldqa_en has 150 documents" in out
+    assert "passed over, since only the English tasks are scored: vcsum.jsonl" in out
+
+
+def test_files_of_e_may_bear_its_suffix(tmp_path: Path) -> None:
+    file = write(tmp_path / "lcc_e.jsonl", [prediction("x", ["x"])])
+    assert read_predictions([file], "longbench-e").generations["task"].tolist() == ["lcc"]
+    with pytest.raises(DataError, match="both of lcc"):
+        read_predictions([file, write(tmp_path / "lcc.jsonl", [prediction("x", ["x"])])])
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"pred": "x", "answers": ["x"], "all_classes": None}, "field 'length' is missing"),
+        (prediction("x", []), "field 'answers'"),
+        (prediction("x", "x"), "field 'answers'"),  # type: ignore[arg-type]
+        (prediction(None, ["x"]), "field 'pred': expected a string, found NoneType"),  # type: ignore[arg-type]
+        (prediction("x", ["x"], "9", ["x"]), "field 'length'"),  # type: ignore[arg-type]
+        (prediction("x", ["x"], all_classes=[1]), "field 'all_classes'"),  # type: ignore[list-item]
+        (prediction("x", ["x"]), "field 'all_classes': expected the labels of trec"),
+        ([], "expected a JSON object, found list"),
+        (b"{", "one JSON object a line"),
+        (b"\xff", "expected UTF-8, found the byte 0xff"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: Any, message: str) -> None:
+    file = write(tmp_path / "trec.jsonl", [prediction("x", ["x"], all_classes=["x"]), bad])
+    with pytest.raises(DataError, match=rf"trec\.jsonl, line 2 \(trec\): .*{message}"):
+        read_predictions([file])
+    assert command("score", file) == 1
+    assert capsys.readouterr().err.startswith("evalkit: ")
+
+
+def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"expected a folder with <task>.jsonl files, found none"):
+        read_predictions([tmp_path])
+    with pytest.raises(DataError, match=r"lcc\.jsonl \(lcc\): cannot be read"):
+        read_predictions([tmp_path / "lcc.jsonl"])
+    with pytest.raises(DataError, match="expected predictions, found none"):
+        read_predictions([write(tmp_path / "lcc.jsonl", [b""])])
+    with pytest.raises(UnknownNameError, match="did you mean 'hotpotqa'"):
+        read_predictions([write(tmp_path / "hotpot.jsonl", [])])
+    with pytest.raises(DataError, match="LongBench-E has no task musique"):
+        read_predictions([write(tmp_path / "musique.jsonl", [])], "longbench-e")
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    table = generations("lcc", ("x = '\u2028'\n", "é"), ("y", "z"), lengths=[3, 4])
+    [file] = write_predictions(table, tmp_path / "pred")
+    assert json.loads(file.read_bytes().split(b"\n")[0]) == prediction("x = '\u2028'\n", ["é"], 3)
+    read = read_predictions([tmp_path / "pred"]).generations
+    columns = ["task", "length", "prediction", "answers", "all_classes"]
+    assert read[columns].to_dict("list") == table[columns].to_dict("list")
+    with pytest.raises(RunError, match="cannot be written"):
+        write_predictions(table, file)
+
+
+def test_the_group_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("score") == 2
+    assert command("scor") == 2
+    assert "did you mean 'score'" in capsys.readouterr().err
