@@ -111,7 +111,7 @@ def _line(layout: Layout, run: Run, label: str, tokens: str | None, values: Mapp
     facts = (literal(_size(parameters) if parameters else "-"), literal(tokens or "-"))
     shown = [values.get(item.key) for item in layout.measures]
     cells = tuple(Cell() if value is None else Cell(to_text(value, layout.decimals)) for value in shown)
-    return Line(literal(label), label.startswith("as "), facts, cells)
+    return Line(label, literal(label), label.startswith("as "), facts, cells)
 
 
 def _size(parameters: int) -> str:

@@ -1,7 +1,8 @@
 """The Hugging Face hub's evaluation results, in both of its forms.
 
-`model_card.md` has the metadata block (`model-index`) that a model's README.md begins with; `.eval_results/evalkit.yaml`
-is the newer form, one file in the model's repository. Values are percent. Averages are left out: they are of no data set.
+`model_card.md` has the metadata block (`model-index`) that a model's README.md begins with;
+`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Values are percent. Averages are left
+out: they are of no data set.
 """
 
 from __future__ import annotations

@@ -149,7 +149,9 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
 
 def as_table(findings: Sequence[Finding]) -> Table:
     """The findings, for any writer."""
-    lines = tuple(Line(literal(finding.table), False, tuple(map(literal, finding[1:])), ()) for finding in findings)
+    lines = tuple(
+        Line(finding.table, literal(finding.table), False, tuple(map(literal, finding[1:])), ()) for finding in findings
+    )
     return Table(
         name="audit",
         caption=(),

@@ -1,7 +1,7 @@
 """Exact decimals: a table's numbers are read, averaged and rounded without binary floating point.
 
 Rounding is to a fixed number of decimals, a half going away from zero ("half up"), as a reader with a pencil does it;
-floats would send 38.85 to 38.8, since the nearest double lies below it.
+floats would send 41.15 to 41.1, since the nearest double lies below it.
 """
 
 from __future__ import annotations

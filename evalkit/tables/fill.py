@@ -117,7 +117,7 @@ def _label(filling: Filling, item: Item) -> Text:
 
 def _column_group(layout: Layout, filling: Filling, group: Group) -> ColumnGroup:
     labels = tuple(_label(filling, item) if not layout.models_are_rows else item.label for item in group.items)
-    return ColumnGroup(group.title, labels, tuple(item.key for item in group.items))
+    return ColumnGroup(group.title, labels)
 
 
 def _section(layout: Layout, filling: Filling, group: Group, cell: Callable[[str, str], Cell]) -> Section:
@@ -126,5 +126,5 @@ def _section(layout: Layout, filling: Filling, group: Group, cell: Callable[[str
     for item in group.items:
         keys = [(item.key, key) if layout.models_are_rows else (key, item.key) for key in across]
         label = _label(filling, item) if layout.models_are_rows else item.label
-        lines.append(Line(label, item.indent, item.facts, tuple(cell(*key) for key in keys)))
+        lines.append(Line(item.key, label, item.indent, item.facts, tuple(cell(*key) for key in keys)))
     return Section(group.title, group.style, tuple(lines))

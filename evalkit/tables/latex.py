@@ -83,6 +83,8 @@ def _environment(table: Table) -> Iterator[str]:
     yield rf"\begin{{{kind}}}[ht]"
     yield r"\centering"
     yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+    if any(cell.spread or cell.difference for s in table.sections for line in s.lines for cell in line.cells):
+        yield r"\setlength{\tabcolsep}{3pt}%"
     facts, numbers = len(table.facts), table.width - 1 - len(table.facts)
     yield rf"\begin{{tabular}}{{l{('c' if numbers else 'l') * facts}{'c' * numbers}}}"
     yield r"\toprule"
@@ -94,8 +96,10 @@ def _environment(table: Table) -> Iterator[str]:
             yield _line(line, widths)
     yield r"\bottomrule"
     yield r"\end{tabular}}"
-    for note in table.notes:
-        yield rf"\par\smallskip{{\footnotesize {_text(note)}\par}}"
+    if table.notes:
+        yield r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize\raggedright"
+        yield from (rf"{_text(note)}\par" for note in table.notes)
+        yield r"\end{minipage}"
     if table.caption:
         yield rf"\caption{{{_text(table.caption)}}}"
     yield rf"\label{{tab:{''.join(c for c in table.name if c.isascii() and (c.isalnum() or c in '_-'))}}}"
@@ -165,10 +169,16 @@ def _cell(cell: Cell, width: int) -> str:
     if cell.significant:
         value += r"\rlap{$^{\dagger}$}"
     if cell.spread:
-        value += rf" {{\small$\pm$ {cell.spread}}}"
-    if cell.difference:
-        value += rf" {{\small({_signed(cell.difference)})}}"
-    return value
+        value += rf"\,{{\scriptsize$\pm${cell.spread}}}"
+    if not cell.difference:
+        return value
+    difference = rf"{{\scriptsize({_signed(cell.difference)})}}"
+    # Side by side all three would make a table of eight tasks too wide to be read
+    return (
+        rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{value}\\{difference}\end{{tabular}}"
+        if cell.spread
+        else value + difference
+    )
 
 
 def _signed(difference: str) -> str:

@@ -113,7 +113,9 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
     for model, seeds in runs.items():
         for run in seeds:
             _check_suite(layout, model, run)
-        numbers[model] = _numbers(layout, [accuracies(run, rule) for run in seeds])
+        if len({run.manifest["id"] for run in seeds}) < len(seeds):
+            raise UsageError(f"row '{model}': one run stands there twice; seeds are runs of different checkpoints")
+        numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
     letters, notes = _differences(runs, rule, mixed)
     if mapping.values:
         for model, row in _values(layout, mapping.values, known).items():
@@ -167,7 +169,7 @@ def _check_suite(layout: Layout, model: str, run: Run) -> None:
         )
 
 
-def _numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
+def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
     """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
     found: dict[str, Number] = {}
     parts = {task: (task,) for task in layout.tasks} | layout.averages

@@ -28,6 +28,8 @@ class Cell(NamedTuple):
 class Line(NamedTuple):
     """One row of the body."""
 
+    key: str
+    """The model's or the measure's."""
     label: Text
     indent: bool
     facts: tuple[Text, ...]
@@ -49,7 +51,6 @@ class ColumnGroup(NamedTuple):
 
     title: Text
     labels: tuple[Text, ...]
-    keys: tuple[str, ...]
 
 
 class Table(NamedTuple):

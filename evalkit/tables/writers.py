@@ -51,17 +51,14 @@ def markdown(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """A CSV of what is printed, without marks; sections by name in a column, where they have titles."""
-    titled = any(section.title for section in table.sections)
+    """A CSV of what is printed, without marks; the first column has the rows' keys, since labels may repeat."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
-    writer.writerow([*(["section"] if titled else []), *head])
+    writer.writerow(["key", plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
     for section in table.sections:
         for line in section.lines:
             cells = [cell.value + beside(cell) for cell in line.cells]
-            label = [plain(line.label), *map(plain, line.facts), *cells]
-            writer.writerow([*([plain(section.title)] if titled else []), *label])
+            writer.writerow([line.key, plain(line.label), *map(plain, line.facts), *cells])
     return buffer.getvalue()
 
 
