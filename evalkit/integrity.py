@@ -133,17 +133,25 @@ def _differences(layout: Layout, run: Run, beliefs: list[Published]) -> Iterator
             continue
         theirs = published[belief.key, AVERAGE].value
         difference = half_up(values[AVERAGE], places) - half_up(theirs, places)
-        yield f"Average from {belief.name}'s, under its rules: {to_text(difference, places, signed=True)}."
+        ours, apart = to_text(values[AVERAGE], places), to_text(difference, places, signed=True)
+        yield f"Average under {belief.name}'s rules: {ours}, {apart} from its {to_text(theirs, places)}."
+
+
+def _in_words(rules: Mapping[str, str]) -> str:
+    """The default, then the tasks that each other rule is for."""
+    by_rule: dict[str, list[str]] = {}
+    for task, rule in rules.items():
+        if task != "default":
+            by_rule.setdefault(rule, []).append(task)
+    others = "; ".join(f"{rule} for {', '.join(tasks)}" for rule, tasks in by_rule.items())
+    return rules["default"] + (f" ({others})" if others else "")
 
 
 def _protocol(run: Run, rule: str, beliefs: list[Published]) -> Iterator[str]:
     told = traits(run, rule)
     yield f"Your run: {', '.join(told.values())}."
     for belief in beliefs:
-        others = {task: name for task, name in belief.rules.items() if task != "default"}
-        by_task = ", ".join(f"{name} for {task}" for task, name in others.items())
-        rules = f"{belief.rules['default']}{f' ({by_task})' if by_task else ''}"
-        yield f"{belief.name}: believed scored by {rules}: {belief.why}."
+        yield f"{belief.name}: believed scored by {_in_words(belief.rules)}: {belief.why}."
     template = run.manifest["template"]["name"]
     if other := [belief.name for belief in beliefs if belief.prompts != template]:
         prompts = {belief.prompts for belief in beliefs if belief.prompts != template}

@@ -56,8 +56,10 @@ def test_nothing_is_marked_best(finished: Run) -> None:
 
 def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:
     notes = "\n".join(map(plain, check(finished).notes))
+    ours = cells(check(finished), "as OurLlama")[-1]
+    assert f"Average under OurLlama's rules: {ours}, {float(ours) - 47.2:+.1f} from its 47.2." in notes
     assert "Your run: all documents, template inst, 0-shot, rule ppl." in notes
-    assert "TinyLlama: believed scored by acc_norm (acc for winogrande, acc for boolq, acc for mmlu)" in notes
+    assert "TinyLlama: believed scored by acc_norm (acc for winogrande, boolq, mmlu)" in notes
     assert "Prompts differ: template inst here; TinyLlama and Cosmo as plain." in notes
     assert "not the official ones of winogrande" in notes
     assert "the first" not in notes

@@ -62,6 +62,7 @@ def test_a_users_own(tmp_path: Path) -> None:
     [
         ({"columns": [{"items": {"arc_esy": "ARCe"}}]}, ["unknown task 'arc_esy'", "did you mean 'arc_easy'"]),
         ({"suite": "zeroshot9"}, ["unknown suite 'zeroshot9'"]),
+        ({"suite": "lm_eval"}, ["suite lm_eval", "CSV"]),
         ({"colums": []}, ["unknown key 'colums'", "did you mean 'columns'"]),
         ({"rows": []}, ["'rows' must be a list of groups"]),
         ({"rows": {"mine": "Mine"}}, ["'rows' must be a list of groups"]),

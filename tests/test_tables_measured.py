@@ -18,7 +18,7 @@ from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.significance import lead_p_value, mcnemar
+from evalkit.tables.significance import lead_p_value
 from evalkit.tables.table import Table
 
 OWN = {
@@ -223,19 +223,6 @@ def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> Non
 
 
 # Significance
-
-
-@pytest.mark.parametrize(
-    ("wins", "losses", "expected"), [(0, 0, 1.0), (5, 5, 1.0), (10, 0, 2 / 1024), (8, 1, 20 / 512)]
-)
-def test_mcnemar_against_the_binomial(wins: int, losses: int, expected: float) -> None:
-    assert mcnemar(wins, losses) == mcnemar(losses, wins) == pytest.approx(expected)
-
-
-def test_mcnemar_against_scipy() -> None:
-    scipy_stats = pytest.importorskip("scipy.stats")
-    for wins, losses in ((3, 9), (40, 61), (700, 800)):
-        assert mcnemar(wins, losses) == pytest.approx(scipy_stats.binomtest(wins, wins + losses).pvalue)
 
 
 def test_a_lead_over_oneself_is_chance(finished: Run) -> None:

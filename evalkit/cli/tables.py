@@ -46,6 +46,8 @@ def table(name: str | None, audit: bool, form: str, standalone: bool, output: Pa
     from evalkit.tables.request import TableRequest, audited, make, write
 
     if audit:
+        if options["mapping"] or options["as_printed"]:
+            raise UsageError("--audit reads the published tables alone; leave out --runs and --as-printed")
         made = audited([name] if name else layout_names())
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")

@@ -35,6 +35,7 @@ import yaml
 
 from evalkit.errors import TableError, UnknownNameError, first_line
 from evalkit.resources import resource
+from evalkit.runs import LM_EVAL
 from evalkit.suites import load_suite
 from evalkit.tables.markup import Text, parse
 
@@ -202,6 +203,11 @@ class _Reader:
     def _averages(self, name: Any) -> dict[str, tuple[str, ...]]:
         if name is None:
             return {}
+        if name == LM_EVAL:
+            raise TableError(
+                f"layout {self.path}: suite {LM_EVAL} has no averages and no list of tasks; leave 'suite' out and give "
+                "the numbers as a CSV"
+            )
         try:
             suite = load_suite(str(name))
         except UnknownNameError as error:

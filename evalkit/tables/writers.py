@@ -14,22 +14,19 @@ _MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&#])")
 
 _STYLE = """<style>
 table.evalkit { border-collapse: collapse; font: 15px/1.5 Georgia, serif; margin: 1em auto; }
+table.evalkit thead { border-top: 2px solid; border-bottom: 1px solid; }
+table.evalkit tbody.line, table.evalkit tbody.ruled, table.evalkit tbody.ruled tr.title { border-top: 1px solid; }
+table.evalkit tbody.ruled tr.title { border-bottom: 1px solid; }
+table.evalkit tbody:last-of-type { border-bottom: 2px solid; }
 table.evalkit th, table.evalkit td { padding: .15em .7em; text-align: center; white-space: nowrap; }
 table.evalkit th { font-weight: normal; }
-table.evalkit th[scope=row], table.evalkit th.corner { text-align: left; }
-table.evalkit thead tr:first-child th { border-top: 2px solid; }
-table.evalkit thead tr:last-child th { border-bottom: 1px solid; }
 table.evalkit th.group { border-bottom: 1px solid; font-weight: bold; }
-table.evalkit tbody.ruled + tbody tr:first-child > *, table.evalkit tbody.line + tbody.line tr:first-child > *,
-table.evalkit tbody.ruled tr.title > * { border-bottom: 1px solid; }
-table.evalkit tbody.ruled:not(:first-of-type) tr.title > * { border-top: 1px solid; }
-table.evalkit tbody tr.title th[colspan] { text-align: left; }
-table.evalkit tbody.ruled tr.title th[colspan] { text-align: center; }
-table.evalkit tbody:last-of-type tr:last-child > * { border-bottom: 2px solid; }
-table.evalkit .indent { padding-left: 1.6em; }
+table.evalkit th.corner, table.evalkit th[scope=row], table.evalkit tr.title th { text-align: left; }
+table.evalkit tbody.ruled tr.title th { text-align: center; }
+table.evalkit th.indent { padding-left: 1.6em; }
 table.evalkit small { opacity: .75; }
 table.evalkit tfoot td { text-align: left; white-space: normal; font-size: 13px; }
-table.evalkit caption { caption-side: bottom; padding-top: .6em; max-width: 48em; text-align: left; }
+table.evalkit caption { caption-side: bottom; padding-top: .6em; text-align: left; }
 .sc { font-variant: small-caps; }
 </style>
 """
