@@ -79,3 +79,10 @@ def test_averages_are_computed_and_need_all_their_parts(layout: Layout) -> None:
     assert [cell.value for cell in cells["a"]] == ["50.0", "60.0", "31.0", "47.0"]
     assert [cell.value for cell in cells["b"]] == ["50.0", "60.0", "-", "-"]
     assert [cell.value for cell in cells["c"]] == ["-"] * 4
+
+
+def test_a_difference_is_of_what_stands_side_by_side(layout: Layout) -> None:
+    """51.84 and 51.36 print 51.8 and 51.4: a reader would miss a tenth if 0.48 were printed as +0.5."""
+    filling = Filling({"a": {"arc_easy": Number(Fraction("51.84"))}}, {"a": {"arc_easy": Number(Fraction("51.36"))}})
+    cell = fill(layout, filling).sections[0].lines[0].cells[1]
+    assert (cell.value, cell.difference) == ("51.8", "+0.4")

@@ -50,7 +50,6 @@ class Measured:
 class RunMapping:
     """What a YAML file maps."""
 
-    path: Path
     rule: str | None
     rows: dict[str, tuple[Path, ...]]
     values: Path | None
@@ -78,7 +77,7 @@ def read_mapping(path: Path) -> RunMapping:
         raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
     folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
     rule, values = raw.get("rule"), raw.get("values")
-    return RunMapping(path, rule and str(rule), folders, Path(str(values)) if values else None)
+    return RunMapping(rule and str(rule), folders, Path(str(values)) if values else None)
 
 
 def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
@@ -253,6 +252,5 @@ def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]
     if not runs:
         return []
     first = next(iter(runs.values()))[0]
-    return [
-        f"evalkit, suite {first.manifest['specification']['suite']}, " + f"{', '.join(traits(first, rule).values())}."
-    ]
+    suite = first.manifest["specification"]["suite"]
+    return [f"evalkit, suite {suite}, {', '.join(traits(first, rule).values())}."]

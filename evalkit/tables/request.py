@@ -16,8 +16,6 @@ from evalkit.tables.measured import Measured, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
 from evalkit.tables.table import Table
 
-SOURCES = ("published", "runs", "both")
-FORMATS = ("terminal", "latex", "markdown", "csv", "html")
 LEVEL = 0.05
 """p-value under which a lead is marked."""
 
@@ -29,6 +27,7 @@ class TableRequest:
     name: str
     """Of a layout, or a layout file."""
     source: str = "published"
+    """published, runs or both."""
     mapping: Path | None = None
     """YAML file that maps rows to runs."""
     rule: str | None = None
@@ -83,7 +82,7 @@ def audited(names: Sequence[str]) -> Table:
 
 
 def write(table: Table, form: str, standalone: bool = False) -> str:
-    """The table in one of `FORMATS`; standalone makes LaTeX and HTML whole documents."""
+    """The table as terminal, latex, markdown, csv or html; standalone makes LaTeX and HTML whole documents."""
     from evalkit.tables import latex, writers
 
     if form == "latex":
