@@ -197,7 +197,7 @@ class _Session:
         return sum(map(_work_of, questions)), sum(map(_work_of, filter(self._is_done, questions)))
 
     def _write_results(self) -> None:
-        from evalkit.export import write_lm_eval
+        from evalkit.export.lm_eval import write_lm_eval
 
         scores = self._table()
         buffer = io.BytesIO()

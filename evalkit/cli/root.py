@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, scoring
+from evalkit.cli import looking, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -25,12 +25,22 @@ def cli() -> None:
     Start here:
       evalkit run --model demo --limit 25        a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
+      evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit doctor                             versions, device, data and disk at a glance
     """
 
 
-for command in (scoring.run, scoring.rescore, looking.list_, looking.data, looking.doctor):
+for command in (
+    scoring.run,
+    scoring.rescore,
+    tables.table,
+    tables.integrity,
+    tables.export,
+    looking.list_,
+    looking.data,
+    looking.doctor,
+):
     cli.add_command(command)
 
 
@@ -50,7 +60,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        message = error.format_message().rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
         click.echo(f"evalkit: {message}; see {command} --help", err=True)
         return error.exit_code
