@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, scoring
+from evalkit.cli import looking, models, scoring
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -26,11 +26,12 @@ def cli() -> None:
       evalkit run --model demo --limit 25        a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit ls                                 suites, tasks, templates, rules and your runs
+      evalkit models ls                          the paper's models, by name
       evalkit doctor                             versions, device, data and disk at a glance
     """
 
 
-for command in (scoring.run, scoring.rescore, looking.list_, looking.data, looking.doctor):
+for command in (scoring.run, scoring.rescore, models.models, looking.list_, looking.data, looking.doctor):
     cli.add_command(command)
 
 
