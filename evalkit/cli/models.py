@@ -68,3 +68,36 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     named = named_model(model)
     write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=_say)
     click.echo(f"{named.name}, random weights of seed {seed}, {dtype}: {output}")
+
+
+@models.command()
+@click.argument("checkpoint")
+@_TO
+@_PICKLE
+def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
+    """Write a checkpoint of evalkit's so that it loads without evalkit, by trust_remote_code."""
+    from evalkit.models.export import export as write
+    from evalkit.models.locate import locate
+
+    write(locate(checkpoint, allow_pickle=allow_pickle, say=_say), output)
+    click.echo(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere")
+
+
+@models.command()
+@click.argument("source")
+@_TO
+@click.option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate.  "
+              "[default: interleaved]")  # fmt: skip
+@click.option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
+              "[default: adjacent]")  # fmt: skip
+@_PICKLE
+def convert(source: str, output: Path, rope: str | None, pairing: str | None, allow_pickle: bool) -> None:
+    """Write a differential checkpoint of others as evalkit's own.
+
+    SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors inside.
+    """
+    from evalkit.models.convert import convert as write
+    from evalkit.models.locate import locate
+
+    write(locate(source, allow_pickle=allow_pickle, say=_say), output, rope=rope, pairing=pairing, say=_say)
+    click.echo(f"{output}: model type evalkit_llama, differential attention")
