@@ -10,6 +10,7 @@ import yaml
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.variants.settings import KEYS, Differential, Integral
+from evalkit.models.view import table
 from evalkit.models.zoo import NamedModel, models, named_model, read_models
 
 UPPER, ALL = tuple(range(10, 20)), tuple(range(20))
@@ -82,6 +83,11 @@ def test_vanilla_loads_without_evalkit_where_transformers_reads_its_tokenizer_ri
     kinds = {name: named_model(f"{name}-125m-vanilla").config["model_type"] for name in ("llama", "pythia", "qwen2")}
     assert kinds == {"llama": "llama", "pythia": "gpt_neox", "qwen2": "evalkit_qwen2"}
     assert "attention_variant" not in named_model("llama-125m-vanilla").config
+
+
+def test_the_documentation_has_the_table() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert "".join(f"    {line}\n" for line in table().splitlines()) in documented
 
 
 def test_unknown_name() -> None:
