@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, scoring, tables
+from evalkit.cli import looking, models, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -27,6 +27,7 @@ def cli() -> None:
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit ls                                 suites, tasks, templates, rules and your runs
+      evalkit models ls                          the paper's models, by name
       evalkit doctor                             versions, device, data and disk at a glance
     """
 
@@ -37,6 +38,7 @@ for command in (
     tables.table,
     tables.integrity,
     tables.export,
+    models.models,
     looking.list_,
     looking.data,
     looking.doctor,

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import initialization
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from .settings import Differential, Integral, Variant, lambda_init
+from .settings import Cog, Differential, Integral, Variant, lambda_init, read_variant
 from .signed import signed_attention, signed_map
 
 Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -48,7 +47,8 @@ class VariantAttention(nn.Module):
     lambda_k2: nn.Parameter
 
     def _set_variant(self, config: Any, layer_idx: int, rotary: type[nn.Module], rotate: Rotate) -> None:
-        self.variant: Variant = config.variant()
+        # Not config.variant(): loaded as remote code, the config is of another copy of these modules
+        self.variant: Variant = read_variant(vars(config), config.shape())
         self.head_size: int = config.shape().head_size
         self.num_key_value_groups = config.shape().heads // config.shape().kv_heads
         self._rotate = rotate
@@ -60,19 +60,13 @@ class VariantAttention(nn.Module):
             depth = self.variant.layers.index(layer_idx) if settings.lambda_index == "relative" else layer_idx
             self.lambda_init = lambda_init(depth)
             for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-                setattr(self, name, nn.Parameter(torch.zeros(size)))
+                setattr(self, name, nn.Parameter(torch.normal(0.0, LAMBDA_STD, (size,))))
             self.subln: nn.Module = nn.Identity()
             if settings.subln != "none":
                 self.subln = nn.RMSNorm(2 * size, settings.subln_eps, elementwise_affine=settings.subln == "affine")
         self.rotary_emb: nn.Module | None = None
         if self._rotated_size() != self.head_size:
             self.rotary_emb = rotary(_with_head_size(config, self._rotated_size()))
-
-    def init_lambda(self) -> None:
-        """Begin with λ's vectors as the authors' code does."""
-        if isinstance(self.variant.settings, Differential):
-            for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
-                initialization.normal_(vector, mean=0.0, std=LAMBDA_STD)
 
     def attend(
         self,
@@ -106,8 +100,10 @@ class VariantAttention(nn.Module):
             out, seen = self._integral(settings, query, key, value, mask, passed)
         elif isinstance(settings, Differential):
             out, seen = self._differential(settings, query, key, value, mask, passed)
-        else:
+        elif isinstance(settings, Cog):
             out, seen = self._cog(query, key, value, mask, passed)
+        else:
+            raise TypeError(f"{type(settings).__name__} is none of this module's settings")
         return out.flatten(2), seen
 
     def _rotated_size(self) -> int:

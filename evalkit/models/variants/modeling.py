@@ -101,11 +101,6 @@ class _Variants:
             setattr(model.base_model.layers[index], name, attention(model.config, index))
         model.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, VariantAttention):
-            module.init_lambda()
-
 
 class EvalkitLlamaForCausalLM(_Variants, LlamaForCausalLM):  # type: ignore[misc]
     """Llama with the attention that its config names."""
