@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import initialization
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -60,13 +61,19 @@ class VariantAttention(nn.Module):
             depth = self.variant.layers.index(layer_idx) if settings.lambda_index == "relative" else layer_idx
             self.lambda_init = lambda_init(depth)
             for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
-                setattr(self, name, nn.Parameter(torch.normal(0.0, LAMBDA_STD, (size,))))
+                setattr(self, name, nn.Parameter(torch.zeros(size)))
             self.subln: nn.Module = nn.Identity()
             if settings.subln != "none":
                 self.subln = nn.RMSNorm(2 * size, settings.subln_eps, elementwise_affine=settings.subln == "affine")
         self.rotary_emb: nn.Module | None = None
         if self._rotated_size() != self.head_size:
             self.rotary_emb = rotary(_with_head_size(config, self._rotated_size()))
+
+    def init_lambda(self) -> None:
+        """Begin with λ's vectors as the authors' code does."""
+        if isinstance(self.variant.settings, Differential):
+            for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+                initialization.normal_(vector, mean=0.0, std=LAMBDA_STD)
 
     def attend(
         self,
@@ -157,6 +164,9 @@ class VariantAttention(nn.Module):
             raise ValueError("cog attention does not run under flex_attention; use sdpa, eager or flash attention")
         mask = _mask_of_keys(mask, query.shape[2], key.shape[2])
         if implementation != "eager":
+            if mask is None and implementation == "sdpa" and query.shape[2] > 1:
+                # As torch's kernel, whose first query stands beside the first key: later ones are empty places
+                key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             return signed_attention(query, key, value, mask, scale).transpose(1, 2), None
         seen = signed_map(query, key, mask, scale)
         return (seen @ value.repeat_interleave(self.num_key_value_groups, 1)).transpose(1, 2), seen
