@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, scoring
+from evalkit.cli import comparing, looking, scoring
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -25,17 +25,18 @@ def cli() -> None:
     Start here:
       evalkit run --model demo --limit 25        a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
+      evalkit compare RUN_A RUN_B                is B better than A?
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit doctor                             versions, device, data and disk at a glance
     """
 
 
-for command in (scoring.run, scoring.rescore, looking.list_, looking.data, looking.doctor):
+for command in (scoring.run, scoring.rescore, comparing.compare, looking.list_, looking.data, looking.doctor):
     cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted."""
     sys.exit(_exit_code(arguments))
 
 
