@@ -16,7 +16,6 @@ from evalkit.compare.comparison import (
     SIGN_FLIP,
     UNDECIDED,
     WORSE,
-    AverageDifference,
     Comparison,
     Difference,
 )
@@ -30,7 +29,10 @@ from evalkit.view import SHORT
 def headline(found: Comparison) -> str:
     """The verdict in words."""
     better, worse, count = found.count(BETTER), found.count(WORSE), len(found.tasks)
-    tasks = f"{count} task" + "s" * (count > 1)
+    tasks, average = f"{count} task" + "s" * (count > 1), found.average
+    if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
+        alone = f"none of {tasks} shows it alone after Holm's correction"
+        return f"{found.b} is {average.verdict} than {found.a} on average, {_average_words(average)}; {alone}."
     if better and worse:
         said = f"{found.b} is better than {found.a} on {better} of {tasks} and worse on {worse}"
     elif better or worse:
@@ -40,8 +42,8 @@ def headline(found: Comparison) -> str:
         said = f"No difference between {found.b} and {found.a} is shown on {on}"
     corrected = " after Holm's correction" if count > 1 else ""
     if count == 1:
-        return f"{said}: {_average_words(found.average)}."
-    return f"{said}{corrected}; average {_average_words(found.average)}: {found.average.verdict}."
+        return f"{said}: {_average_words(found.tasks[0])}."
+    return f"{said}{corrected}; average {_average_words(average)}: {average.verdict}."
 
 
 def comparison_page(found: Comparison, a: str, b: str) -> Page:
@@ -135,7 +137,7 @@ def p_text(p: float | None) -> str:
     return "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-def _average_words(average: AverageDifference) -> str:
+def _average_words(average: Difference) -> str:
     sign = "" if average.p is not None and average.p < 0.0005 else "= "
     return (
         f"{points(average.difference)} points (95 % interval {points(average.low)} to {points(average.high)}), "

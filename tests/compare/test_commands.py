@@ -76,6 +76,12 @@ def test_the_first_line_says_the_verdict(compare: Compare, make: Make) -> None:
     assert compare(a, make("org/other", 0.2)).out.startswith("No difference between other and small is shown on any of")
 
 
+def test_an_average_can_show_what_no_task_does(compare: Compare, make: Make) -> None:
+    out = compare(make("org/a", 0.5), make("org/b", 0.54)).out
+    assert out.startswith("b is better than a on average, +")
+    assert "; none of 3 tasks shows it alone after Holm's correction." in out.splitlines()[0]
+
+
 def test_several_are_each_compared_with_the_first(compare: Compare, make: Make) -> None:
     runs = [make(f"org/{name}", share) for name, share in (("x", 0.2), ("y", 0.9), ("z", 0.3))]
     outcome = compare(*(run.name for run in runs))
