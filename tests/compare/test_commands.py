@@ -119,6 +119,9 @@ def test_latex_prints_names_as_they_are(compare: Compare, make: Make, tmp_path: 
 def test_csv_and_json_say_the_same_in_full(compare: Compare, make: Make) -> None:
     runs = (make("org/a", 0.3), make("org/b", 0.5, seed=3))
     records = list(csv.DictReader(io.StringIO(compare(*runs, "--format", "csv").out)))
+    shown = {line.split()[0]: line for line in compare(*runs).out.splitlines() if line.startswith(("ARC-Easy", "MMLU"))}
+    assert f" {float(records[0]['p_holm']):.3f} " in shown["ARC-Easy"]
+    assert records[0]["p_holm"] != records[0]["p"]
     [content] = json.loads(compare(*runs, "--format", "json").out)["comparisons"]
     assert [record["name"] for record in records] == ["arc_easy", "boolq", "mmlu", "Knowledge", "Average"]
     for record, task in zip(records, content["tasks"], strict=False):

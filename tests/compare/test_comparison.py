@@ -23,6 +23,7 @@ from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs import load_run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import mean
+from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip
 from tests.compare.conftest import PASSAGES, Make, answers
 from tests.compare.made import make_run, scores_of
@@ -65,6 +66,28 @@ def test_passages_are_clusters_and_subjects_strata(make: Make) -> None:
     assert (mmlu.strata, mmlu.test) == (19, "McNemar")
     # Nothing but the order of documents differs between the two ways to number subjects
     assert mmlu.stderr == pytest.approx(mean(in_subjects, strata=np.arange(57) % 19).stderr, rel=1e-10)
+
+
+def test_sources_are_numbered_within_subjects(tmp_path: Path) -> None:
+    right, subjects, clusters = [1, 0, 1, 0, 1, 1], ["x", "x", "x", "y", "y", "y"], [0, 0, 2, 0, 0, 2]
+    a, b = (
+        make_run(tmp_path, {"mmlu": scores_of("mmlu", given, clusters=clusters, subtasks=subjects)}, model=name)
+        for name, given in (("a", right), ("b", right[::-1]))
+    )
+    [mmlu] = compared(a, b).tasks
+    assert (mmlu.sources, mmlu.strata) == (4, 2)
+
+
+def test_few_sources_that_differ_can_show_only_what_an_exact_test_allows(tmp_path: Path) -> None:
+    """Two passages of ten documents: five more would have to go the same way for p to reach 5 %."""
+    a, b = (
+        make_run(tmp_path, {"boolq": scores_of("boolq", right, clusters=[i - i % 10 for i in range(400)])}, model=name)
+        for name, right in (("a", [0] * 400), ("b", [1, *[0] * 10, 1, *[0] * 388]))
+    )
+    [boolq] = compared(a, b).tasks
+    assert boolq.p == 0.5
+    assert boolq.detectable == pytest.approx((mcnemar_detectable(40, 2) or 0) * 40 / 400)
+    assert (boolq.detectable or 0) > 2.9 * (boolq.stderr or 0)
 
 
 def test_holm_is_over_the_tasks_and_averages_are_unweighted(make: Make) -> None:
@@ -317,6 +340,12 @@ def test_the_worst_of_several_decides(make: Make) -> None:
     assert exit_code([better, equal], 0.0) == 4
     assert exit_code([better, equal, worse], 0.0) == 3
     assert exit_code([better, better], 0.0) == 0
+
+
+def test_an_average_that_is_worse_is_enough(make: Make) -> None:
+    found = compared(make("org/a", 0.54), make("org/b", 0.5))
+    assert (found.average.verdict, found.count("worse")) == ("worse", 0)
+    assert exit_code([found], 0.0) == 3
 
 
 def test_one_task_that_is_worse_is_enough(tmp_path: Path) -> None:

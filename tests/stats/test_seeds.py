@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from evalkit.stats.estimates import Estimate, mean
-from evalkit.stats.seeds import between, crossed, spread
+from evalkit.stats.seeds import Spread, between, crossed, spread
 from evalkit.stats.significance import t_test
 
 EXACT = {"rel": 1e-10, "abs": 1e-14}
@@ -62,6 +62,15 @@ def test_the_spread_between_runs_is_in_the_error() -> None:
     found = crossed(0.3, parts, 199.0)
     assert found.variance == pytest.approx(0.01 / 3 + 0.01 / 3)
     assert found.freedom == pytest.approx(4)
+
+
+def test_what_both_spreads_hold_counts_once_and_neither_is_undercut() -> None:
+    parts = Spread(seeds=3.0, documents=2.0, shared=1.5, seeds_freedom=4.0, stderr_a=1.0, stderr_b=1.0)
+    found = crossed(0.5, parts, 100.0)
+    assert found.variance == 3.5
+    assert found.freedom == pytest.approx(3.5**2 / (3.0**2 / 4 + 2.0**2 / 100))
+    assert crossed(0.5, parts._replace(shared=2.5), 100.0).variance == 3.0
+    assert crossed(0.5, parts._replace(seeds=1.0, shared=2.5), 100.0).variance == 2.0
 
 
 def test_clusters_and_strata_reach_every_part() -> None:

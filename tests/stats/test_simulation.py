@@ -108,9 +108,10 @@ def test_power_on_independent_documents(n: int, difference: float) -> None:
     assert rejected(independent, n, difference, 3000) == pytest.approx(reference, abs=0.03)
 
 
-@pytest.mark.parametrize(("n", "difference"), [(300, 0.1), (1000, 0.06), (3000, 0.03)])
+@pytest.mark.parametrize(("n", "difference"), [(500, 0.08), (1000, 0.06), (3000, 0.03)])
 def test_power_on_documents_that_share_sources(n: int, difference: float) -> None:
-    """Against the noncentral t with the error that many draws have."""
+    """Against the noncentral t with the error that many draws have. (At 300 documents, which come from 86 sources, the
+    steps of the exact test cost four points.)"""
     drawn = list(draws(clustered, n, difference, 1500))
     error = float(np.std([differences.mean() for differences, _ in drawn]))
     reference = t_power(difference / error, n / 3.5)
