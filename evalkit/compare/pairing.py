@@ -17,7 +17,7 @@ import numpy as np
 from evalkit.compare.sides import Side
 from evalkit.errors import RunError, UsageError
 from evalkit.results import available_rules
-from evalkit.rules import decide, find_rule
+from evalkit.rules import choose, find_rule
 from evalkit.runs import RESULTS, Run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
@@ -57,9 +57,10 @@ class Graded:
     def _grade(self, rule: str) -> Floats:
         """[documents] 1 where the rule chooses the right answer, else 0."""
         try:
-            return decide(self.run.scores, find_rule(rule))["correct"].to_numpy(np.float64)
+            chosen = choose(self.run.scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
+        return np.equal(chosen, self.documents["gold"].to_numpy()).astype(np.float64)
 
 
 @dataclass(frozen=True)

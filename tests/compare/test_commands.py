@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from evalkit.cli import main
 from tests.compare.conftest import Make
+from tests.compare.made import make_run, scores_of
+from tests.documents import COUNTS
 
 NASTY = r"100%_of\{it} & $more$ ~#^<b>|x"
 """A model's name with everything that LaTeX or Markdown would obey."""
@@ -256,6 +260,24 @@ def test_a_name_with_a_terminals_orders(compare: Compare, make: Make) -> None:
 
 
 # As a process
+
+
+@pytest.mark.slow
+def test_two_full_suites_within_two_seconds_of_work(tmp_path: Path) -> None:
+    """34,507 documents of each, from a cold start; processor time, so that a busy machine fails nobody."""
+    dice = np.random.default_rng(1)
+    runs = []
+    for model in ("a", "b"):
+        tables = {}
+        for task, count in COUNTS.items():
+            subtasks = [f"mmlu_{place % 57}" for place in range(count)] if task == "mmlu" else None
+            tables[task] = scores_of(task, dice.integers(0, 2, count).tolist(), subtasks=subtasks)
+            tables[task]["ll_continuation"] += dice.normal(0, 0.01, len(tables[task]))
+        runs.append(str(make_run(tmp_path, tables, model=model)))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "evalkit", "compare", *runs], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 
 
 def test_needs_neither_torch_nor_matplotlib(make: Make) -> None:
