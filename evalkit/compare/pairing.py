@@ -60,7 +60,8 @@ class Graded:
             chosen = choose(self.run.scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
-        return np.equal(chosen, self.documents["gold"].to_numpy()).astype(np.float64)
+        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype(np.float64)
+        return right
 
 
 @dataclass(frozen=True)
