@@ -65,8 +65,16 @@ def settings(run: Run) -> dict[str, str]:
 
 
 def _refuse_mixture(side: Side) -> None:
-    """Seeds are seeds of one thing, asked in one way."""
+    """Seeds are different checkpoints of one thing, asked in one way."""
     first = settings(side.runs[0])
+    seen: dict[str, str] = {}
+    for run in side.runs:
+        if (weights := _weights(run)) in seen:
+            raise UsageError(
+                f"group {side.name}: runs {seen[weights]} and {run.folder.name} are of the same checkpoint, so they "
+                "are not two seeds; leave one out"
+            )
+        seen[weights] = run.folder.name
     for run in side.runs[1:]:
         for key, value in settings(run).items():
             if value != first[key] and not key.endswith(" version"):

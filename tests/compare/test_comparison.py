@@ -19,6 +19,8 @@ from evalkit.compare.comparison import Comparison, compare
 from evalkit.compare.decision import exit_code
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
+from evalkit.compare.view import comparison_page
+from evalkit.compare.writers import terminal
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs import load_run
 from evalkit.scoring.table import CLUSTER
@@ -220,6 +222,23 @@ def test_groups_of_runs_that_are_asked_differently(make: Make) -> None:
     a, b, c = make("org/a"), make("org/b", dtype="bfloat16"), make("org/c")
     with pytest.raises(UsageError, match=r"group A mixes runs that differ in dtype \(.*float32.*bfloat16\)"):
         compared([a, b], c)
+
+
+def test_a_checkpoint_is_not_two_seeds(make: Make) -> None:
+    a, again, b = make("org/a"), make("org/a", versions={"torch": "3"}), make("org/b")
+    with pytest.raises(UsageError, match=f"group A: runs {a.name} and {again.name} are of the same checkpoint"):
+        compared([a, again], b)
+
+
+def test_a_single_document_has_a_difference_and_no_error(tmp_path: Path) -> None:
+    a, b = (make_run(tmp_path, {"piqa": scores_of("piqa", [right])}, model=f"m{right}") for right in (0, 1))
+    found = compared(a, b)
+    [piqa] = found.tasks
+    assert (piqa.difference, piqa.low, piqa.high, piqa.stderr) == (1, -1, 1, None)
+    assert (piqa.p, piqa.verdict, piqa.detectable) == (1, "undecided", None)
+    assert (found.average.p, found.average.verdict) == (None, "undecided")
+    assert "–" in terminal(comparison_page(found, "A", "B"))
+    assert exit_code([found], 0.0) == 4
 
 
 # What cannot be paired
