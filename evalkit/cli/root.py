@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import looking, models, scoring, tables
+from evalkit.cli import comparing, looking, models, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -26,6 +26,7 @@ def cli() -> None:
       evalkit run --model demo --limit 25        a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
+      evalkit compare RUN_A RUN_B                is B better than A?
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit models ls                          the paper's models, by name
       evalkit doctor                             versions, device, data and disk at a glance
@@ -35,6 +36,7 @@ def cli() -> None:
 for command in (
     scoring.run,
     scoring.rescore,
+    comparing.compare,
     tables.table,
     tables.integrity,
     tables.export,
@@ -47,7 +49,7 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted."""
     sys.exit(_exit_code(arguments))
 
 
