@@ -6,6 +6,7 @@
     ├── CheckpointError          a checkpoint that cannot be found, trusted, read or scored
     ├── DataError                documents that are missing, malformed or not the expected ones
     ├── TemplateError            a prompt template that cannot be read or does not make sense
+    ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not fit
     ├── ScoringError             a document that cannot be scored (window too small, out of memory)
     └── RunError                 a run folder that is in use, damaged, or cannot be written
 
@@ -69,6 +70,10 @@ class DataError(EvalkitError):
 
 class TemplateError(EvalkitError):
     """A prompt template that cannot be read or does not make sense."""
+
+
+class TableError(EvalkitError):
+    """A table's layout, published numbers or mapping of runs that cannot be read or do not fit together."""
 
 
 class ScoringError(EvalkitError):

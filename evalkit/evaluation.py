@@ -198,7 +198,7 @@ class _Session:
         return sum(map(_work_of, questions)), sum(map(_work_of, filter(self._is_done, questions)))
 
     def _write_results(self) -> None:
-        from evalkit.export import write_lm_eval
+        from evalkit.export.lm_eval import write_lm_eval
 
         scores = self._table()
         buffer = io.BytesIO()
@@ -217,9 +217,7 @@ class _Session:
 
     def _table(self) -> pd.DataFrame:
         """The journal's rows as the score table, in the order of the questions."""
-        import pandas as pd
-
-        from evalkit.scoring.table import ScoreRow
+        from evalkit.scoring.table import score_table
 
         documents = [(q.subtask, q.doc_id, len(q.contexts)) for members in self._questions.values() for q in members]
         rows = [row for subtask, doc_id, _ in documents for row in self._rows.get((subtask, doc_id), [])]
@@ -230,9 +228,8 @@ class _Session:
                 f"the journal of {self._writer.folder} does not hold the choices of every document; "
                 "delete the folder and run the command again"
             )
-        table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-        likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
-        return table.astype(dict.fromkeys(likelihoods, "float64"))
+        clusters = {(q.subtask, q.doc_id): q.cluster for members in self._questions.values() for q in members}
+        return score_table(rows, clusters)
 
 
 class _Ahead:

@@ -1,4 +1,4 @@
-"""What there is: suites, tasks, templates, rules, runs and documents, as tables for a terminal."""
+"""What there is: suites, tasks, templates, rules, tables, runs and documents, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from evalkit.results import LABELS
 from evalkit.rules import RULES
 from evalkit.runs import JOURNAL, Run, list_runs
 from evalkit.suites import load_suite, suite_names
+from evalkit.tables.layout import layout_names, load_layout
+from evalkit.tables.markup import plain
 from evalkit.templates import load_template, template_names
 
 
@@ -42,6 +44,12 @@ def templates() -> str:
 def rules() -> str:
     """Scoring rules with their formulas."""
     return _table([[rule.name, rule.formula, rule.description] for rule in RULES.values()])
+
+
+def tables() -> str:
+    """Tables by name, with what each shows."""
+    layouts = [load_layout(name) for name in layout_names()]
+    return _table([[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts])
 
 
 def runs(output: Path) -> str:

@@ -1,5 +1,5 @@
-"""Where evalkit's own files lie: `configs/` and `tasks/`, in a checkout or inside an installed wheel,
-and the cache folder for what it downloads."""
+"""Where evalkit's own files lie: `configs/`, `tasks/` and `results/published/`, in a checkout or in an installed
+wheel; and the cache folder for what it downloads."""
 
 from __future__ import annotations
 

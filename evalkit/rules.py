@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -138,11 +139,45 @@ def _needed(segment: str, table: pd.DataFrame) -> bool:
     return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
 
 
-def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+class Choices(NamedTuple):
+    """What a rule chooses, one entry a document."""
+
+    starts: NDArray[np.int64]
+    """The document's first row in the table."""
+    prediction: NDArray[np.int64]
+    """Index of the choice."""
+    tie: NDArray[np.bool_]
+    """Whether the highest score was shared."""
+
+
+def choose(table: pd.DataFrame, rule: Rule) -> Choices:
     """Apply a rule.
 
     Args:
         table: a score table; rows of a document stand together, its choices in order.
+        rule: from `RULES`.
+
+    Raises:
+        UsageError: the table lacks what the rule needs.
+    """
+    if missing := missing_segments(rule, table):
+        raise UsageError(_cannot(rule, missing))
+    scores = rule.score(table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
+    choice = table["choice"].to_numpy()
+    starts = np.flatnonzero(choice == 0)
+    if not len(starts):
+        return Choices(starts, np.empty(0, np.int64), np.empty(0, bool))
+    at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(table))))
+    # The first row at the maximum, for each document
+    position = np.where(at_best, choice, np.iinfo(np.int64).max)
+    return Choices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
+
+
+def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Apply a rule and say what it was applied to.
+
+    Args:
+        table: as `choose` takes it.
         rule: from `RULES`.
 
     Returns:
@@ -152,17 +187,8 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     Raises:
         UsageError: the table lacks what the rule needs.
     """
-    if missing := missing_segments(rule, table):
-        raise UsageError(_cannot(rule, missing))
-    scores = rule.score(table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
-    starts = np.flatnonzero(table["choice"].to_numpy() == 0)
-    sizes = np.diff(np.append(starts, len(table)))
-    best = np.maximum.reduceat(scores, starts) if len(starts) else np.empty(0)
-    at_best = scores == np.repeat(best, sizes)
-    # The first row at the maximum, for each document
-    position = np.where(at_best, table["choice"].to_numpy(), np.iinfo(np.int64).max)
+    starts, prediction, tie = choose(table, rule)
     documents = table.iloc[starts]
-    prediction = np.minimum.reduceat(position, starts) if len(starts) else np.empty(0, int)
     return pd.DataFrame(
         {
             "task": documents["task"].to_numpy(),
@@ -172,7 +198,7 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
             "gold": documents["gold"].to_numpy(),
             "prediction": prediction,
             "correct": (prediction == documents["gold"].to_numpy()).astype(int),
-            "tie": np.add.reduceat(at_best.astype(int), starts) > 1 if len(starts) else np.empty(0, bool),
+            "tie": tie,
             "truncated": np.maximum.reduceat(table["truncated"].to_numpy(), starts) if len(starts) else [],
         }
     )

@@ -83,10 +83,10 @@ class Run:
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`."""
+        """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
         import pandas as pd
 
-        from evalkit.scoring.table import ScoreRow
+        from evalkit.scoring.table import CLUSTER, ScoreRow
 
         path = self.folder / SCORES
         if not self.complete:
@@ -94,9 +94,13 @@ class Run:
         if not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         try:
-            return pd.read_parquet(path, columns=list(ScoreRow._fields))
+            table = pd.read_parquet(path)
         except (OSError, ValueError) as error:
             raise RunError(f"{path} is damaged ({first_line(error)}); {_MAKE_ANEW}") from error
+        # Nothing but statistics needs the clusters, which tables written by earlier versions lack
+        if absent := [column for column in ScoreRow._fields if column not in table]:
+            raise RunError(f"{path} is damaged (it has no column {absent[0]}); {_MAKE_ANEW}")
+        return table[[column for column in (*ScoreRow._fields, CLUSTER) if column in table]]
 
     def results(self, rule: str | None = None) -> Results:
         """Accuracies under a rule (the run's own if none is named)."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import DataError
+from evalkit.sources import clusters_of
 from evalkit.suites import Suite
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Question:
     choices: tuple[str, ...]
     """The answer options: what lm-eval's length normalisations count."""
     gold: int
+    cluster: int
+    """The first document of the subtask that it shares a source with; `doc_id` where it shares none."""
     doc: dict[str, Any]
     """The document as lm-eval sees it, for exports."""
     leaf: LeafTask
@@ -122,10 +125,12 @@ def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int
     if shots:
         _prepare_examples(leaf, shots)
     questions = []
-    for doc_id, doc in leaf.doc_iterator(rank=0, limit=count, world_size=1):
+    taken = list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
+    clusters = clusters_of([doc for _, doc in taken], metadata)
+    for doc_id, doc in taken:
         context = leaf.fewshot_context(doc, num_fewshot=shots)
         instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
-        questions.append(_question(task, leaf, about, doc_id, instances))
+        questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
     return questions
 
 
@@ -138,7 +143,7 @@ def _prepare_examples(leaf: Any, shots: int) -> None:
         raise DataError(f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}")
 
 
-def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, instances: list[Any]) -> Question:
+def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
     doc = instances[0].doc
     delimiter = leaf.config.target_delimiter
@@ -158,6 +163,7 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, instances: lis
         # A task with several inputs has its options in the contexts and repeats one continuation
         choices=continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc)),
         gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
+        cluster=cluster,
         doc=dict(doc),
         leaf=about,
     )

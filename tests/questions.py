@@ -29,6 +29,7 @@ def question(
         gaps=(gap,) * len(choices),
         choices=tuple(choices),
         gold=gold,
+        cluster=doc_id,
         doc={},
         leaf=LeafTask(subtask, 1.0, 1),
     )

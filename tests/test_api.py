@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import evalkit
-from evalkit.scoring.table import ScoreRow
+from evalkit.scoring.table import CLUSTER, ScoreRow
 
 HEAVY = ("torch", "transformers", "pandas", "lm_eval", "datasets")
 
@@ -63,7 +63,7 @@ def test_a_finished_run_is_evaluated_without_a_model(finished: evalkit.Run, chec
 def test_scores_are_a_data_frame(finished: evalkit.Run) -> None:
     scores = finished.scores
     assert isinstance(scores, pd.DataFrame)
-    assert list(scores.columns) == list(ScoreRow._fields)
+    assert list(scores.columns) == [*ScoreRow._fields, CLUSTER]
     for column, dtype in scores.dtypes.items():
         if str(column).startswith("ll_"):
             assert dtype == "float64"

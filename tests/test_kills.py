@@ -29,7 +29,7 @@ BUDGET = 128
 PRELOADED = [
     "evalkit.evaluation",
     "evalkit.models.load",
-    "evalkit.export",
+    "evalkit.export.lm_eval",
     "evalkit.scoring.engine",
     "lm_eval.tasks",
     "pyarrow.parquet",

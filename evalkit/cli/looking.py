@@ -9,14 +9,14 @@ import click
 from evalkit.cli.options import DATA_DIR, OUTPUT, comma_separated, option
 from evalkit.errors import UnknownNameError
 
-_LISTS = ("suites", "tasks", "templates", "rules", "runs")
+_LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
 
 
 @click.command(name="ls")
-@click.argument("what", required=False, metavar="[suites|tasks|templates|rules|runs]")
+@click.argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
 @OUTPUT
 def list_(what: str | None, output: Path) -> None:
-    """List suites, tasks, templates, rules and runs."""
+    """List suites, tasks, templates, rules, tables and runs."""
     from evalkit import listing
 
     if what and what not in _LISTS:

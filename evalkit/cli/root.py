@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import longbench, looking, scoring
+from evalkit.cli import comparing, longbench, looking, models, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -25,17 +25,32 @@ def cli() -> None:
     Start here:
       evalkit run --model demo --limit 25        a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
+      evalkit table main_res                     the paper's tables, filled from it or from your runs
+      evalkit compare RUN_A RUN_B                is B better than A?
       evalkit ls                                 suites, tasks, templates, rules and your runs
+      evalkit models ls                          the paper's models, by name
       evalkit doctor                             versions, device, data and disk at a glance
     """
 
 
-for command in (scoring.run, scoring.rescore, longbench.longbench, looking.list_, looking.data, looking.doctor):
+for command in (
+    scoring.run,
+    scoring.rescore,
+    longbench.longbench,
+    comparing.compare,
+    tables.table,
+    tables.integrity,
+    tables.export,
+    models.models,
+    looking.list_,
+    looking.data,
+    looking.doctor,
+):
     cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted."""
     sys.exit(_exit_code(arguments))
 
 
@@ -50,7 +65,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        message = error.format_message().rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
         click.echo(f"evalkit: {message}; see {command} --help", err=True)
         return error.exit_code

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evalkit.runs import MANIFEST, RESULTS, SCORES, RunWriter
+from evalkit.sources import SHARED, clusters_of
 
 if TYPE_CHECKING:
     from evalkit.lmeval.answers import Answers
@@ -36,8 +37,7 @@ def write_results(
     Raises:
         RunError: a file could not be written.
     """
-    table = list(score_rows(tasks.tasks, answers))
-    _write_table(writer, table)
+    _write_table(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
     hashes = _task_hashes(results["samples"])
     content = _content(results, tasks, answers.seconds) | {"samples": samples, "task_hashes": hashes}
     stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
@@ -126,20 +126,29 @@ def _gold(target: Any, choices: Sequence[str]) -> int | None:
     return int(target) if isinstance(target, int) and 0 <= target < len(choices) else None
 
 
-def _write_table(writer: RunWriter, rows: Sequence[ScoreRow]) -> None:
-    """The score table and, in the manifest, which tasks are in it."""
-    import pandas as pd
+def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """Which documents share a source, where a task's metadata says how to tell; the others are not in it."""
+    found: dict[tuple[str, int], int] = {}
+    for name, task in tasks.items():
+        metadata = task.config.metadata or {}
+        if SHARED & metadata.keys():
+            documents = {request.doc_id: request.doc for request in task.instances}
+            clusters = clusters_of(list(documents.values()), metadata)
+            places = list(documents)
+            found |= {(name, doc_id): places[first] for doc_id, first in zip(documents, clusters, strict=True)}
+    return found
 
-    from evalkit.scoring.table import ScoreRow
+
+def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> None:
+    """The score table and, in the manifest, which tasks are in it."""
+    from evalkit.scoring.table import score_table
 
     tasks = list(dict.fromkeys(row.task for row in rows))
     writer.manifest |= {"groups": {"Average": tasks}, "group_sizes": {"Average": len(tasks)}} if tasks else {}
     writer.save_json(MANIFEST, writer.manifest)
     if rows:
-        table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
-        likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
         buffer = io.BytesIO()
-        table.astype(dict.fromkeys(likelihoods, "float64")).to_parquet(buffer, index=False)
+        score_table(rows, clusters).to_parquet(buffer, index=False)
         writer.save_bytes(SCORES, buffer.getvalue())
 
 

@@ -92,7 +92,7 @@ def locate(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
-    return found if tokenizer is None else replace(found, tokenizer=_tokenizer_folder(tokenizer, say))
+    return found if tokenizer is None else replace(found, tokenizer=tokenizer_folder(tokenizer, say))
 
 
 def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
@@ -118,6 +118,24 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
             f"choose one with --dtype {'|'.join(DTYPES)}"
         )
     return own
+
+
+def tokenizer_folder(given: str, say: Say) -> Path:
+    """The folder that `--tokenizer` names, which needs no weights and no config.json.
+
+    Raises:
+        CheckpointError: there is none, or no tokenizer in it.
+    """
+    folder = _path(given)
+    if not folder.is_dir():
+        if folder.exists() or looks_like_path(given):
+            raise CheckpointError(f"{given}: no such tokenizer folder")
+        from evalkit.models.hub import fetch
+
+        folder, _ = fetch(given, pickles=False, code=False, weights=False, say=say)
+    if not tokenizer_files(folder):
+        raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
+    return folder
 
 
 def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> Checkpoint:
@@ -182,20 +200,6 @@ def _require_config(folder: Path) -> None:
     inner = [name for name in names if (folder / name / "config.json").is_file()]
     hint = f"; did you mean {folder / inner[-1]}?" if inner else ""
     raise CheckpointError(f"{folder}: has no config.json; {expected}{hint}")
-
-
-def _tokenizer_folder(given: str, say: Say) -> Path:
-    """The folder that `--tokenizer` names, which needs no weights and no config.json."""
-    folder = _path(given)
-    if not folder.is_dir():
-        if folder.exists() or looks_like_path(given):
-            raise CheckpointError(f"{given}: no such tokenizer folder")
-        from evalkit.models.hub import fetch
-
-        folder, _ = fetch(given, pickles=False, code=False, weights=False, say=say)
-    if not tokenizer_files(folder):
-        raise CheckpointError(f"{given}: holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json)")
-    return folder
 
 
 def _configured_dtype(config: dict[str, Any]) -> str | None:

@@ -39,6 +39,7 @@ def _watch_configs(auto: ModuleType) -> None:
 
 def _watch_classes(auto: ModuleType) -> None:
     wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _registering)
+    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _registering)
 
 
 def _registering(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:

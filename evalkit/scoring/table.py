@@ -6,7 +6,7 @@ only reads it. No torch here: tables are read without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +17,14 @@ from evalkit.scoring.pack import Item
 from evalkit.templates import SEGMENTS
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.scoring.forward import Scores
+
+CLUSTER = "cluster"
+"""The table's last column: the first document of the subtask that this one shares a source with. It comes from the
+documents and not from scoring, so no journal holds it, and tables written before it was kept are made anew from
+theirs."""
 
 
 class ScoreRow(NamedTuple):
@@ -51,6 +58,22 @@ class ScoreRow(NamedTuple):
     """Context tokens cut on the left to fit the model's window."""
     straddles: int
     """Tokens that reach over a boundary of segments."""
+
+
+def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
+    """The score table as it is stored.
+
+    Args:
+        rows: in the table's order.
+        clusters: of each (subtask, document); a document that is not in it is its own.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=list(ScoreRow._fields))
+    likelihoods = [column for column in ScoreRow._fields if column.startswith("ll_")]
+    table = table.astype(dict.fromkeys(likelihoods, "float64"))
+    table[CLUSTER] = [clusters.get((row.subtask, row.doc_id), row.doc_id) for row in rows]
+    return table
 
 
 def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> Item:

@@ -19,7 +19,7 @@ from transformers import initialization
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from .settings import Differential, Integral, Variant, lambda_init
+from .settings import Cog, Differential, Integral, Variant, lambda_init, read_variant
 from .signed import signed_attention, signed_map
 
 Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -48,7 +48,8 @@ class VariantAttention(nn.Module):
     lambda_k2: nn.Parameter
 
     def _set_variant(self, config: Any, layer_idx: int, rotary: type[nn.Module], rotate: Rotate) -> None:
-        self.variant: Variant = config.variant()
+        # Not config.variant(): loaded as remote code, the config is of another copy of these modules
+        self.variant: Variant = read_variant(vars(config), config.shape())
         self.head_size: int = config.shape().head_size
         self.num_key_value_groups = config.shape().heads // config.shape().kv_heads
         self._rotate = rotate
@@ -106,8 +107,10 @@ class VariantAttention(nn.Module):
             out, seen = self._integral(settings, query, key, value, mask, passed)
         elif isinstance(settings, Differential):
             out, seen = self._differential(settings, query, key, value, mask, passed)
-        else:
+        elif isinstance(settings, Cog):
             out, seen = self._cog(query, key, value, mask, passed)
+        else:
+            raise TypeError(f"{type(settings).__name__} is none of this module's settings")
         return out.flatten(2), seen
 
     def _rotated_size(self) -> int:
@@ -161,6 +164,9 @@ class VariantAttention(nn.Module):
             raise ValueError("cog attention does not run under flex_attention; use sdpa, eager or flash attention")
         mask = _mask_of_keys(mask, query.shape[2], key.shape[2])
         if implementation != "eager":
+            if mask is None and implementation == "sdpa" and query.shape[2] > 1:
+                # As torch's kernel, whose first query stands beside the first key: later ones are empty places
+                key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             return signed_attention(query, key, value, mask, scale).transpose(1, 2), None
         seen = signed_map(query, key, mask, scale)
         return (seen @ value.repeat_interleave(self.num_key_value_groups, 1)).transpose(1, 2), seen

@@ -99,6 +99,8 @@ class _Variants:
         model: Any = self
         for index in config.variant().layers:
             setattr(model.base_model.layers[index], name, attention(model.config, index))
+        # Weights are begun by the innermost model that holds them, which is the backbone's own
+        model.base_model._init_weights = self._init_weights
         model.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

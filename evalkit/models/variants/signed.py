@@ -57,12 +57,11 @@ def signed_attention(
 def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """All of the map at once, [batch, heads, queries, keys]; for looking at. Arguments as `signed_attention`'s."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    logits = query @ key.mT * scale
-    size = _wide(logits).abs()
+    logits = _wide(query @ key.mT * scale)
     if mask is None:
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(key.shape[2] - query.shape[2])
-    size = _hide(size, mask)
-    return (size.softmax(-1) * logits.sign()).to(query.dtype)
+    size, hidden = _hide(logits.abs(), mask)
+    return (size.softmax(-1).masked_fill(hidden, 0.0) * logits.sign()).to(query.dtype)
 
 
 class _Signed(torch.autograd.Function):
@@ -119,22 +118,26 @@ def _block_map(
     size = logits.abs()
     by_row = size.unflatten(1, (members, -1))
     if mask is not None:
-        by_row.copy_(_hide(by_row, mask[:, None, rows, keys]))
-    else:
-        # Only the block's own queries can be later than a key of it
-        last = min(rows.stop - rows.start, by_row.shape[-1])
-        late = torch.ones(rows.stop - rows.start, last, dtype=torch.bool, device=size.device).triu(
-            last - (rows.stop - rows.start) + 1
-        )
-        by_row[..., by_row.shape[-1] - last :].masked_fill_(late, torch.finfo(size.dtype).min)
+        shown, hidden = _hide(by_row, mask[:, None, rows, keys])
+        return shown.softmax(-1).masked_fill_(hidden, 0.0).flatten(1, 2), logits.sign_()
+    # Only the block's own queries can be later than a key of it
+    queries = rows.stop - rows.start
+    last = min(queries, by_row.shape[-1])
+    late = torch.ones(queries, last, dtype=torch.bool, device=size.device).triu(last - queries + 1)
+    by_row[..., by_row.shape[-1] - last :].masked_fill_(late, torch.finfo(size.dtype).min)
     return size.softmax(-1), logits.sign_()
 
 
-def _hide(size: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Absolute logits with the mask on them; a finite least value, so that a row without a key is no NaN."""
+def _hide(size: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Absolute logits with the mask on them, and where it hides.
+
+    The least value is finite, so that a row without a key is no NaN; shares of what is hidden are set to 0 afterwards.
+    """
+    least = torch.finfo(size.dtype).min
     if mask.dtype == torch.bool:
-        return size.masked_fill(~mask, torch.finfo(size.dtype).min)
-    return (size + mask.to(size.dtype)).clamp_(min=torch.finfo(size.dtype).min)
+        return size.masked_fill(~mask, least), ~mask
+    # Masks of all dtypes reach far below half of float16's least value
+    return (size + mask.to(size.dtype)).clamp_(min=least), mask < -30000
 
 
 def _wide(states: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,103 @@
+"""`evalkit models`: the paper's models by name, and checkpoints made, carried off and taken in.
+
+What these commands write is named on the command line only: no environment variable meant for a run decides it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from evalkit.cli.options import FOLDER, Commands
+
+_TO = click.option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
+_PICKLE = click.option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@click.group(cls=Commands)
+def models() -> None:
+    """The paper's models: list them, look at one, make, export and convert checkpoints."""
+
+
+@models.command(name="ls")
+def list_() -> None:
+    """List the models that evalkit knows by name."""
+    from evalkit.models import view
+
+    click.echo(view.table())
+
+
+@models.command()
+@click.argument("model", metavar="NAME|FILE.yaml|FOLDER")
+def show(model: str) -> None:
+    """Show a model's shapes, sizes and open readings; a checkpoint's folder needs a / in its path.
+
+    \b
+    evalkit models show llama-125m-intg
+    evalkit models show ./my-checkpoint
+    evalkit models show my_models.yaml:mine
+    """
+    from evalkit.models import view
+
+    click.echo(view.description(model))
+
+
+@models.command()
+@click.argument("model", metavar="NAME|FILE.yaml")
+@_TO
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights.")
+@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
+@click.option("--tokenizer", help="Folder or hub name to take the tokenizer from.")
+@click.option("--train-tokenizer", "texts", type=FOLDER, multiple=True, metavar="TEXT", help="File or folder of "
+              "text to train a tokenizer on instead; may be given several times.")  # fmt: skip
+def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None, texts: tuple[Path, ...]) -> None:
+    """Write a checkpoint with random weights.
+
+    \b
+    evalkit models init llama-125m-intg --output CKPT --train-tokenizer corpus.txt
+    evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
+    """
+    from evalkit.models.init import write_random
+    from evalkit.models.zoo import named_model
+
+    named = named_model(model)
+    write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=_say)
+    click.echo(f"{named.name}, random weights of seed {seed}, {dtype}: {output}")
+
+
+@models.command()
+@click.argument("checkpoint")
+@_TO
+@_PICKLE
+def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
+    """Write a checkpoint of evalkit's so that it loads without evalkit, by trust_remote_code."""
+    from evalkit.models.export import export as write
+    from evalkit.models.locate import locate
+
+    write(locate(checkpoint, allow_pickle=allow_pickle, say=_say), output)
+    click.echo(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere")
+
+
+@models.command()
+@click.argument("source")
+@_TO
+@click.option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate.  "
+              "[default: interleaved]")  # fmt: skip
+@click.option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
+              "[default: adjacent]")  # fmt: skip
+@_PICKLE
+def convert(source: str, output: Path, rope: str | None, pairing: str | None, allow_pickle: bool) -> None:
+    """Write a differential checkpoint of others as evalkit's own.
+
+    SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors inside.
+    """
+    from evalkit.models.convert import convert as write
+    from evalkit.models.locate import locate
+
+    write(locate(source, allow_pickle=allow_pickle, say=_say), output, rope=rope, pairing=pairing, say=_say)
+    click.echo(f"{output}: model type evalkit_llama, differential attention")

@@ -1,0 +1,110 @@
+"""`evalkit table`, `evalkit integrity` and `evalkit export`: results as others want to read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from evalkit.cli.options import FOLDER, RUN, option
+from evalkit.errors import UsageError
+
+_SOURCES = ("published", "runs", "both")
+_FORMATS = ("terminal", "latex", "markdown", "csv", "html")
+_EXPORTS = ("lm_eval", "hub", "every_eval_ever")
+
+_FORM = option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="What is written.")
+_STANDALONE = option("--standalone", is_flag=True, help="A whole LaTeX document or HTML page, not the table alone.")
+_FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
+
+
+@click.command()
+@click.argument("name", required=False)
+@option("--source", type=click.Choice(_SOURCES), default="published", help="Whose numbers: the paper's, those of "
+        "runs, or those of runs with the difference to the paper's.")  # fmt: skip
+@option("--runs", "mapping", type=FOLDER, help="YAML file that maps the table's rows to run folders.")
+@option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
+@option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
+@option("--significance", is_flag=True, help="Mark best numbers whose lead is more than chance.")
+@option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
+@option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
+@option("--audit", is_flag=True, help="List what the paper printed otherwise than its numbers say.")
+@_FORM
+@_STANDALONE
+@_FILE
+def table(name: str | None, audit: bool, form: str, standalone: bool, output: Path | None, **options: object) -> None:
+    """Print one of the paper's tables, filled from the paper or from your runs; NAME may be your own layout file.
+
+    \b
+    evalkit table main_res
+    evalkit table main_res --format latex --standalone -o main_res.tex
+    evalkit table main_res --source both --runs my_runs.yaml --stderr
+    evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
+    evalkit table --audit
+    """
+    from evalkit.tables.layout import layout_names
+    from evalkit.tables.request import TableRequest, audited, make, write
+
+    if audit:
+        if options["mapping"] or options["as_printed"]:
+            raise UsageError("--audit reads the published tables alone; leave out --runs and --as-printed")
+        made = audited([name] if name else layout_names())
+    elif name is None:
+        raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
+    else:
+        made = make(TableRequest(name, **options))  # type: ignore[arg-type]
+    _deliver(write(made, form, standalone), output)
+
+
+@click.command()
+@RUN
+@option("--rule", help="How the run's answers are chosen (evalkit ls rules).  [default: the run's own]")
+@option("--tokens", help="Tokens it was trained on, to be printed: 128B.")
+@_FORM
+@_STANDALONE
+@_FILE
+def integrity(
+    run: Path, rule: str | None, tokens: str | None, form: str, standalone: bool, output: Path | None
+) -> None:
+    """Put a run beside models off the shelf, as the paper checks its own, and say how the protocols differ.
+
+    \b
+    evalkit integrity results/runs/RUN --tokens 128B
+    """
+    from evalkit.integrity import check
+    from evalkit.runs import load_run
+    from evalkit.tables.request import write
+
+    _deliver(write(check(load_run(run), rule, tokens), form, standalone), output)
+
+
+@click.command()
+@RUN
+@option("--to", "form", type=click.Choice(_EXPORTS), required=True, help="lm_eval: lm-eval's results file; hub: the "
+        "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
+@option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
+@click.option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
+def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
+    """Write a finished run in a form that other tools read; prints the files.
+
+    \b
+    evalkit export results/runs/RUN --to hub
+    """
+    from evalkit.export import export_run
+    from evalkit.runs import load_run
+
+    for path in export_run(load_run(run), form, rule, output):
+        click.echo(path)
+
+
+def _deliver(text: str, output: Path | None) -> None:
+    from evalkit.journal import replace_file
+
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
+    click.echo(output)

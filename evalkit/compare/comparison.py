@@ -1,0 +1,285 @@
+"""Is B better than A?
+
+In: a `Pairing`. Out: a `Comparison`: for each task the difference with its error, interval and test, Holm's correction
+over the tasks, averages, and the same under every other rule. Scores are fractions, differences B less A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evalkit.compare.claim import Claim, claim_of
+from evalkit.compare.pairing import PairedTask, Pairing
+from evalkit.errors import UsageError
+from evalkit.stats.estimates import Estimate, Floats, average, interval, mean, with_one_won_and_one_lost
+from evalkit.stats.power import ALPHA, mcnemar_detectable, t_detectable
+from evalkit.stats.seeds import Spread, between, crossed, spread
+from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
+
+BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
+MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip", "t over seeds and documents"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B less A."""
+
+    name: str
+    """A task's, or an average's."""
+    score_a: float
+    score_b: float
+    difference: float
+    low: float
+    high: float
+    """The 95 % interval."""
+    stderr: float | None
+    """None where there are too few documents to tell."""
+    p: float | None
+    spread: Spread | None
+    """Where a side has several runs: how much is seeds, how much documents."""
+
+
+@dataclass(frozen=True)
+class TaskDifference(Difference):
+    """One task."""
+
+    n: int
+    sources: int
+    """Sources that the documents come from; fewer than documents where some share one."""
+    strata: int
+    """Subjects; 1 for a task without."""
+    dropped: int
+    official: bool
+    won: int
+    """Documents that B scores higher on."""
+    lost: int
+    same: int
+    test: str
+    p_holm: float | None
+    """Corrected over the tasks."""
+    verdict: str
+    detectable: float | None
+    """Smallest true difference that these documents show in four cases of five (without Holm); None if there is
+    none."""
+
+
+@dataclass(frozen=True)
+class AverageDifference(Difference):
+    """An unweighted mean over tasks, which are taken as fixed."""
+
+    verdict: str
+
+
+@dataclass(frozen=True)
+class RuleVerdict:
+    """What another rule says of the same scores."""
+
+    rule: str
+    average: AverageDifference
+    better: int
+    """Tasks on which B is better."""
+    worse: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All of it."""
+
+    a: str
+    b: str
+    runs_a: tuple[str, ...]
+    """Folders."""
+    runs_b: tuple[str, ...]
+    rule: str
+    tasks: tuple[TaskDifference, ...]
+    averages: tuple[AverageDifference, ...]
+    """Of the suite's groups, then of all tasks."""
+    rules: tuple[RuleVerdict, ...]
+    """Every rule that all runs can answer, this one too."""
+    claim: Claim
+    left_out: Mapping[str, str]
+    """Tasks that are not compared, and why."""
+
+    @property
+    def average(self) -> AverageDifference:
+        """Over all tasks."""
+        return self.averages[-1]
+
+    def count(self, verdict: str) -> int:
+        """How many tasks have this verdict."""
+        return sum(task.verdict == verdict for task in self.tasks)
+
+
+def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
+    """Compare two sides under one rule, and under every other for agreement.
+
+    Args:
+        pairing: the sides.
+        rule: a rule's name; None: the one that all runs were made with.
+
+    Raises:
+        UsageError: no rule is given and the runs have different ones, or a run cannot answer it.
+    """
+    rule = rule or _own_rule(pairing)
+    tasks, averages = _differences(pairing, rule, True)
+    others = [
+        (name, *((tasks, averages) if name == rule else _differences(pairing, name, False))) for name in pairing.rules
+    ]
+    return Comparison(
+        a=pairing.a.name,
+        b=pairing.b.name,
+        runs_a=tuple(str(run.folder) for run in pairing.a.runs),
+        runs_b=tuple(str(run.folder) for run in pairing.b.runs),
+        rule=rule,
+        tasks=tasks,
+        averages=averages,
+        rules=tuple(
+            RuleVerdict(name, means[-1], *(sum(task.verdict == v for task in found) for v in (BETTER, WORSE)))
+            for name, found, means in others
+        ),
+        claim=claim_of(pairing.a, pairing.b),
+        left_out=pairing.left_out,
+    )
+
+
+def verdict_of(p: float | None, difference: float) -> str:
+    """Better or worse where the p value is at most 5 %."""
+    if p is None or not p <= ALPHA:
+        return UNDECIDED
+    return BETTER if difference > 0 else WORSE
+
+
+def _own_rule(pairing: Pairing) -> str:
+    rules = list(dict.fromkeys(one.run.manifest["rule"] for one in pairing.graded))
+    if len(rules) > 1:
+        can = ", ".join(pairing.rules) or "no rule"
+        raise UsageError(
+            f"the runs were made with different rules ({', '.join(rules)}); name one with --rule: all can answer {can}"
+        )
+    return str(rules[0])
+
+
+def _differences(
+    pairing: Pairing, rule: str, with_power: bool
+) -> tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]:
+    measured = [_Measured(task, *pairing.scores(task, rule)) for task in pairing.tasks]
+    ps = holm([1.0 if one.p is None else one.p for one in measured])
+    tasks = tuple(_task(one, p, with_power) for one, p in zip(measured, ps, strict=True))
+    by_name = {one.paired.task: one for one in measured}
+    manifest = pairing.a.runs[0].manifest
+    groups: dict[str, list[str]] = manifest["groups"]
+    sizes: dict[str, int] = manifest["group_sizes"]
+    averages = []
+    if len(groups) > 1:
+        for name, members in groups.items():
+            present = [by_name[task] for task in members if task in by_name]
+            if len(present) > 1:
+                averages.append(_average(_title(name, len(present), sizes[name]), present))
+    averages.append(_average(_title("Average", len(measured), sum(sizes.values())), measured))
+    return tasks, tuple(averages)
+
+
+def _title(name: str, count: int, size: int) -> str:
+    return name if count == size else f"{name} ({count} of {size})"
+
+
+class _Measured:
+    """What one task's scores say, before they are corrected for being one of several."""
+
+    def __init__(self, paired: PairedTask, a: Floats, b: Floats) -> None:
+        self.paired, self.a, self.b = paired, a, b
+        self.differences = b.mean(axis=0) - a.mean(axis=0)
+        place = (paired.clusters, paired.strata)
+        self.documents = mean(self.differences, *place)
+        self.several = len(a) > 1 or len(b) > 1
+        self.spread = spread(a, b, *place) if self.several else None
+        if self.spread is not None:
+            self.estimate = self.adjusted = crossed(self.documents.value, self.spread, self.documents.freedom)
+        else:
+            self.estimate = self.documents
+            self.adjusted = with_one_won_and_one_lost(self.documents, paired.n)
+        self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
+        if self.several:
+            self.test, p = SEEDS, t_test(self.estimate)
+        elif paired.sources == paired.n:
+            self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
+        else:
+            self.test, p = SIGN_FLIP, sign_flip(cluster_sums(self.differences, paired.clusters)).p
+        self.p = _known(p)
+
+    def detectable(self) -> float | None:
+        if self.test == MCNEMAR:
+            return mcnemar_detectable(self.paired.n, self.won + self.lost)
+        smooth = t_detectable(self.estimate.stderr, self.estimate.freedom)
+        return smooth if self.test == SEEDS else self._of_whole_sources(smooth or 0.0)
+
+    def _of_whole_sources(self, smooth: float) -> float | None:
+        """Where few sources differ, what the steps of an exact test allow is more than what the error suggests."""
+        sums = np.abs(cluster_sums(self.differences, self.paired.clusters))
+        differing = sums[sums > 0]
+        exact = mcnemar_detectable(self.paired.sources, len(differing))
+        size = float(differing.mean()) if len(differing) else 1.0
+        return None if exact is None else max(smooth, exact * size * self.paired.sources / self.paired.n)
+
+
+def _task(one: _Measured, p_holm: float, with_power: bool) -> TaskDifference:
+    paired = one.paired
+    return TaskDifference(
+        **_common(paired.task, one.a, one.b, one.estimate, one.adjusted, one.p),
+        spread=one.spread,
+        n=paired.n,
+        sources=paired.sources,
+        strata=1 if paired.strata is None else len(np.unique(paired.strata)),
+        dropped=paired.dropped,
+        official=paired.official,
+        won=one.won,
+        lost=one.lost,
+        same=paired.n - one.won - one.lost,
+        test=one.test,
+        p_holm=None if one.p is None else p_holm,
+        verdict=verdict_of(None if one.p is None else p_holm, one.estimate.value),
+        detectable=one.detectable() if with_power else None,
+    )
+
+
+def _average(name: str, members: Sequence[_Measured]) -> AverageDifference:
+    """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
+    a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
+    documents = average([one.documents for one in members])
+    parts = None
+    if members[0].several:
+        shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2
+        seeds, freedom = between([a, b])
+        deviations = [float(side.std(ddof=1)) if len(side) > 1 else math.nan for side in (a, b)]
+        parts = Spread(seeds, documents.variance, shared, freedom, *deviations)
+        estimate = adjusted = crossed(documents.value, parts, documents.freedom)
+    else:
+        estimate, adjusted = documents, average([one.adjusted for one in members])
+    p = _known(t_test(adjusted))
+    common = _common(name, a[:, None], b[:, None], estimate, adjusted, p)
+    return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value))
+
+
+def _common(name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estimate, p: float | None) -> dict[str, Any]:
+    """What tasks and averages have alike; the interval is the adjusted estimate's, within what differences can be."""
+    reach = interval(adjusted)
+    low, high = (-1.0, 1.0) if math.isnan(reach.low) else (max(-1.0, reach.low), min(1.0, reach.high))
+    return {
+        "name": name,
+        "score_a": float(a.mean()),
+        "score_b": float(b.mean()),
+        "difference": estimate.value,
+        "low": low,
+        "high": high,
+        "stderr": _known(estimate.stderr),
+        "p": p,
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

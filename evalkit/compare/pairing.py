@@ -1,0 +1,237 @@
+"""Two sides, document by document.
+
+In: two `Side`s. Out: a `Pairing`, which gives the scores of both on the same documents under any rule. What cannot be
+paired is refused by name, what is left out is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalkit.compare.sides import Side
+from evalkit.errors import RunError, UsageError
+from evalkit.results import available_rules
+from evalkit.rules import choose, find_rule
+from evalkit.runs import RESULTS, Run
+from evalkit.scoring.table import CLUSTER
+from evalkit.stats.estimates import Codes, Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Graded:
+    """A run's documents and, by rule, which of them it gets right."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.by_rule = lru_cache(maxsize=None)(self._grade)
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """One row a document: task, subtask, doc_id, choices, gold, cluster, in the score table's order.
+
+        Raises:
+            RunError: the table is older than its clusters.
+        """
+        scores = self.run.scores
+        if CLUSTER not in scores:
+            raise RunError(
+                f"run {self.run.folder} was made before it was kept which documents share a source; delete its "
+                f"{RESULTS} and give its command again, which makes its tables anew without scoring"
+            )
+        columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
+        return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
+
+    @cached_property
+    def rules(self) -> list[str]:
+        """The rules that the run can answer."""
+        return available_rules(self.run.scores)
+
+    def _grade(self, rule: str) -> Floats:
+        """[documents] 1 where the rule chooses the right answer, else 0."""
+        try:
+            chosen = choose(self.run.scores, find_rule(rule)).prediction
+        except UsageError as error:
+            raise UsageError(f"run {self.run.folder.name}: {error}") from error
+        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype(np.float64)
+        return right
+
+
+@dataclass(frozen=True)
+class PairedTask:
+    """A task's documents that every run of both sides has."""
+
+    task: str
+    clusters: Codes | None
+    """[n] documents of one source have the same number; None where each is its own."""
+    strata: Codes | None
+    """[n] MMLU's subjects; None for a task without subjects."""
+    rows: tuple[Codes, ...]
+    """For each run of A, then of B: [n] places of the documents among the run's own."""
+    dropped: int
+    """Documents that only some of the runs have."""
+    official: bool
+
+    @property
+    def n(self) -> int:
+        """How many documents are paired."""
+        return len(self.rows[0])
+
+    @property
+    def sources(self) -> int:
+        """How many sources they come from."""
+        return self.n if self.clusters is None else len(np.unique(self.clusters))
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Two sides on the same documents."""
+
+    a: Side
+    b: Side
+    tasks: tuple[PairedTask, ...]
+    left_out: Mapping[str, str]
+    """Tasks that are not compared, and why."""
+    graded: tuple[Graded, ...]
+    """The runs of A, then of B."""
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that all runs can answer."""
+        return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
+
+    def scores(self, task: PairedTask, rule: str) -> tuple[Floats, Floats]:
+        """([runs of A, n], [runs of B, n]) 0/1 scores of a task's documents."""
+        found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
+        count = len(self.a.runs)
+        return np.stack(found[:count]), np.stack(found[count:])
+
+
+def pair(a: Side, b: Side, graded: dict[str, Graded]) -> Pairing:
+    """Put two sides' runs beside each other.
+
+    Args:
+        a: the baseline.
+        b: what is compared with it.
+        graded: runs read before, by their folder; those read now are added.
+
+    Raises:
+        UsageError: they are of different suites or documents, or have no task in common.
+        RunError: a table is damaged or too old.
+    """
+    runs = (*a.runs, *b.runs)
+    _refuse_other_suites(runs)
+    found = tuple(graded.setdefault(str(run.folder), Graded(run)) for run in runs)
+    held = [list(dict.fromkeys(one.documents["task"])) for one in found]
+    shared = [task for task in held[0] if all(task in tasks for tasks in held)]
+    left_out = {task: "not in every run" for task in dict.fromkeys(chain(*held)) if task not in shared}
+    for run in runs:
+        measured = [task["task"] for task in run.stored["tasks"]]
+        left_out |= {task: "no multiple-choice scores" for task in measured if not any(task in one for one in held)}
+    if not shared:
+        listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, held, strict=True))
+        raise UsageError(f"the runs have no task in common ({listed})")
+    for task in shared:
+        _refuse_other_documents(task, runs)
+    return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
+
+
+def _refuse_other_suites(runs: tuple[Run, ...]) -> None:
+    suites = [run.manifest["specification"]["suite"] for run in runs]
+    for run, suite in zip(runs, suites, strict=True):
+        if suite != suites[0]:
+            raise UsageError(
+                f"run {runs[0].folder.name} is of suite {suites[0]} and run {run.folder.name} of {suite}, which ask in "
+                "different ways; compare runs of one suite"
+            )
+
+
+def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
+    first, *others = (_content(task, run) for run in runs)
+    for run, content in zip(runs[1:], others, strict=True):
+        for what, mine in first.items():
+            if content[what] != mine:
+                raise UsageError(
+                    f"task {task}: the {what} of run {run.folder.name} ({str(content[what])[:12]}) is not that of run "
+                    f"{runs[0].folder.name} ({str(mine)[:12]}), so their documents cannot be paired; run both on "
+                    "the same"
+                )
+
+
+def _content(task: str, run: Run) -> dict[str, Any]:
+    """What must be equal for documents to be the same, by what messages call it."""
+    specification = run.manifest["specification"]
+    if not run.of_lm_eval:
+        return {"content hash of the documents": specification["documents"].get(task)}
+    # lm-eval's hash is of the documents up to the limit, and its configuration holds the number of examples
+    about = specification["tasks"][task]
+    return {
+        "limit": specification["limit"],
+        "number of examples": about["num_fewshot"],
+        "content hash of the documents": about["documents"],
+        "hash of the task's definition": about["config"],
+    }
+
+
+def _paired(graded: tuple[Graded, ...], tasks: list[str]) -> Iterator[PairedTask]:
+    for task in tasks:
+        tables = [_of_task(one.documents, task) for one in graded]
+        keys = [table.set_index(["subtask", "doc_id"]).index for table in tables]
+        common = keys[0]
+        for key in keys[1:]:
+            if not key.equals(common):
+                common = common[common.isin(key)]
+        if not len(common):
+            raise UsageError(f"task {task}: the runs have no document in common")
+        places = [
+            np.arange(len(key)) if key.equals(common) else np.asarray(key.get_indexer(common), np.int64) for key in keys
+        ]
+        chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
+        _refuse_other_answers(task, graded, chosen)
+        every = keys[0].append(keys[1:]).unique() if any(len(key) != len(common) for key in keys) else common
+        yield PairedTask(
+            task=task,
+            clusters=_clusters(chosen[0]),
+            strata=_strata(chosen[0]),
+            rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
+            dropped=len(every) - len(common),
+            official=all(one.run.manifest["documents"][task]["official"] for one in graded),
+        )
+
+
+def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
+    return documents[documents["task"] == task]
+
+
+def _refuse_other_answers(task: str, graded: tuple[Graded, ...], chosen: list[pd.DataFrame]) -> None:
+    """Documents of equal hashes have equal answers, unless a table was changed since."""
+    first = chosen[0]
+    for one, table in zip(graded[1:], chosen[1:], strict=True):
+        for column in ("gold", "choices"):
+            if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
+                row = first.iloc[int(wrong[0])]
+                raise UsageError(
+                    f"task {task}: {row['subtask']} document {row['doc_id']} has another '{column}' in run "
+                    f"{one.run.folder.name} than in run {graded[0].run.folder.name}, so it is not the same document"
+                )
+
+
+def _clusters(documents: pd.DataFrame) -> Codes | None:
+    """Sources are numbered within a subtask; here no two subtasks share a number."""
+    alone = documents[CLUSTER].to_numpy() == documents["doc_id"].to_numpy()
+    if alone.all():
+        return None
+    pairs = documents.groupby(["subtask", CLUSTER], sort=False).ngroup()
+    return np.asarray(pairs, np.int64)
+
+
+def _strata(documents: pd.DataFrame) -> Codes | None:
+    codes, subjects = documents["subtask"].factorize()
+    return np.asarray(codes, np.int64) if len(subjects) > 1 else None

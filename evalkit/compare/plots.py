@@ -1,0 +1,199 @@
+"""Comparisons and curves as pictures, PNG or PDF.
+
+In: `Comparison`s or `Curve`s and where the picture goes. The only module that imports matplotlib, and it never opens a
+window.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from evalkit.compare.comparison import BETTER, UNDECIDED, WORSE, Comparison, Difference, TaskDifference
+from evalkit.compare.curves import Curve, Point
+from evalkit.compare.view import headline, label, p_text, points
+from evalkit.errors import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", UNDECIDED: "#6b6b6b"}
+"""By verdict; told apart also by those who do not see red and green."""
+
+_FAINT, _INK = "#ececec", "#222222"
+_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_PLAIN: dict[str, Any] = {"parse_math": False}
+"""A dollar in a model's name is a dollar."""
+
+
+def forest(found: Sequence[Comparison], path: Path) -> None:
+    """A forest plot: a row for each task, a panel for each side that is compared with A.
+
+    Args:
+        found: comparisons with the same baseline.
+        path: ends in .png or .pdf.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    names = list(dict.fromkeys(task.name for one in found for task in one.tasks))
+    averages = list(dict.fromkeys(mean.name for one in found for mean in one.averages)) if len(names) > 1 else []
+    places = {name: -float(place) for place, name in enumerate(names)}
+    places |= {name: -(len(names) + 0.4 + place) for place, name in enumerate(averages)}
+    height = 0.34 * len(places) + 2.0
+    figure = Figure(figsize=(1.6 + 6.2 * len(found), height), layout="constrained")
+    panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    reach = max(abs(edge) for one in found for row in (*one.tasks, *one.averages) for edge in (row.low, row.high))
+    for panel, one in zip(panels, found, strict=True):
+        _panel(panel, one, places, 100 * reach * 1.08 + 0.1)
+    by_name = {task.name: task for one in found for task in one.tasks}
+    panels[0].set_yticks(list(places.values()), ["" for _ in places])
+    for name, place in places.items():
+        count = f"n = {by_name[name].n:,}" if name in by_name else ""
+        _beside(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
+        weight = "normal" if count else "bold"
+        _beside(panels[0], label(name), place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
+    figure.supxlabel(
+        "interval: 95 %, each row's own; filled: significant (tasks: Holm); shaded: less than these documents can show",
+        fontsize=7.5,
+        color="#888888",
+    )
+    _save(figure, path)
+
+
+def curves(found: Sequence[Curve], path: Path) -> None:
+    """Accuracy against step with 95 % bands: the average and every task, a line for each training.
+
+    Args:
+        found: trainings.
+        path: ends in .png or .pdf.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    tasks = list(dict.fromkeys(task for one in found for task in one.tasks))
+    shown = ["Average", *tasks] if len(tasks) > 1 else tasks
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(3.5 * columns, 2.5 * rows + 0.4), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for panel, name in zip(panels, shown, strict=False):
+        for one, colour in zip(found, _LINES * len(found), strict=False):
+            if drawn := one.average if name == "Average" else one.tasks.get(name, ()):
+                _line(panel, drawn, one.name, colour)
+        chances = [one.chance[name] for one in found if name in one.chance]
+        if chances:
+            panel.axhline(100 * chances[0], color="#999999", linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
+        weight = "bold" if name == "Average" else "normal"
+        panel.set_title(label(name), fontsize=10, loc="left", color=_INK, weight=weight)
+        _tidy(panel)
+        panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for panel in list(figure.axes)[len(shown) :]:
+        panel.set_axis_off()
+    if len(found) > 1:
+        legend = figure.axes[0].legend(frameon=False, fontsize=8)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    figure.supxlabel("step", fontsize=9, color=_INK)
+    figure.supylabel("accuracy, % (dotted: chance)", fontsize=9, color=_INK)
+    _save(figure, path)
+
+
+def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float) -> None:
+    for task in one.tasks:
+        if task.detectable is not None:
+            width = min(100 * task.detectable, reach)
+            panel.barh(places[task.name], 2 * width, 0.62, -width, color=_FAINT, zorder=0)
+        _row(panel, task, places[task.name], task.verdict, task.p_holm)
+    for mean in one.averages if len(one.tasks) > 1 else ():
+        _row(panel, mean, places[mean.name], mean.verdict, mean.p)
+    panel.axvline(0, color=_INK, linewidth=0.9, zorder=1)
+    panel.set_xlim(-reach, reach)
+    panel.set_ylim(min(places.values()) - 0.7, 0.7)
+    title = "\n".join(textwrap.wrap(headline(one), 92))
+    panel.set_title(title, fontsize=9, loc="left", color=_INK, pad=24, **_PLAIN)
+    for side, text, place in (("left", f"← {one.a} is better", 0.0), ("right", f"{one.b} is better →", 1.0)):
+        panel.annotate(
+            text,
+            (place, 1),
+            xycoords="axes fraction",
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha=side,
+            fontsize=8,
+            color="#666666",
+            **_PLAIN,
+        )
+    panel.set_xlabel("difference, points", fontsize=8.5, color=_INK)
+    _tidy(panel)
+    panel.spines["left"].set_visible(False)
+    panel.tick_params(axis="y", length=0)
+
+
+def _row(panel: Axes, row: Difference, place: float, verdict: str, p: float | None) -> None:
+    colour = COLOURS[verdict]
+    reach = [100 * row.low, 100 * row.high]
+    panel.plot(reach, [place, place], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
+    panel.plot(
+        [100 * row.difference],
+        [place],
+        color=colour,
+        marker="o" if isinstance(row, TaskDifference) else "D",
+        markersize=6.5,
+        markerfacecolor="white" if verdict == UNDECIDED else colour,
+        markeredgewidth=1.5,
+        zorder=3,
+    )
+    _beside(panel, points(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
+    _beside(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
+
+
+def _beside(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
+    """Text on a row's height, so many points to the right of the panel, or (negative) to the left of it."""
+    panel.annotate(
+        text,
+        (1 if shift > 0 else 0, place),
+        xycoords=("axes fraction", "data"),
+        xytext=(shift, 0),
+        textcoords="offset points",
+        va="center",
+        **({"ha": "right"} | style | _PLAIN),
+    )
+
+
+def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str) -> None:
+    steps = [point.step for point in drawn]
+    low, high = [100 * point.low for point in drawn], [100 * point.high for point in drawn]
+    panel.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+    heights = [100 * point.accuracy for point in drawn]
+    panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=name)
+
+
+def _tidy(panel: Axes) -> None:
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    panel.tick_params(labelsize=8, colors="#444444")
+    panel.grid(axis="x", color="#f3f3f3", zorder=0)
+    panel.set_axisbelow(True)
+
+
+def _short_count(value: float, _: int | None = None) -> str:
+    for size, unit in ((1_000_000, "M"), (1_000, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    dated = {"CreationDate": None} if path.suffix == ".pdf" else {}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=160, facecolor="white", metadata=dated)
+    except OSError as error:
+        raise RunError(f"--plot {path} cannot be written ({error.strerror or error}); choose another place") from error

@@ -1,0 +1,43 @@
+"""The training step of a run.
+
+In: a run. Out: the step that its checkpoint's revision, its trainer_state.json or its name tells, if any does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalkit.runs import Run
+
+_STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_=]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
+_SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def step_in(text: str) -> int | None:
+    """The training step that a name tells: "step1000", "checkpoint-500", "iter_20k"; the last where it tells
+    several."""
+    found = _STEP.findall(text)
+    return int(found[-1][0]) * _SCALE[found[-1][1].lower()] if found else None
+
+
+def step_of(run: Run) -> int | None:
+    """A run's step, from its checkpoint's revision, its trainer_state.json, or its name."""
+    if (step := step_in(str(run.manifest.get("revision") or ""))) is not None:
+        return step
+    model = str(run.manifest["model"])
+    try:
+        state = json.loads((Path(model) / "trainer_state.json").read_text(encoding="utf-8"))
+        return int(state["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not a checkpoint of transformers' trainer, or no longer here
+    step = step_in(model.rstrip("/").rpartition("/")[2])
+    return step if step is not None else step_in(run.folder.name)
+
+
+def steps_of(runs: Sequence[Run]) -> list[int] | None:
+    """The runs' steps, if all tell theirs."""
+    steps = [step_of(run) for run in runs]
+    return [step for step in steps if step is not None] if None not in steps else None

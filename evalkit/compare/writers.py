@@ -1,0 +1,149 @@
+"""Tables as text: for a terminal, Markdown, LaTeX (booktabs), CSV and JSON.
+
+In: a `Page`, whose cells are strings as they are to be read; or records, for the forms that programs read.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import SEPARATING_LINE, tabulate
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table; its first column is text, all others are numbers or short words."""
+
+    headers: Row
+    rows: tuple[Row, ...]
+    ruled: frozenset[int] = frozenset()
+    """Rows that a line stands above."""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is printed of one comparison."""
+
+    verdict: tuple[str, ...]
+    """In words, what was found and what that says."""
+    facts: tuple[str, ...]
+    """Lines above the tables: what was compared."""
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def terminal(page: Page) -> str:
+    """Aligned columns."""
+    blocks = ["\n".join(lines) for lines in (page.verdict, page.facts) if lines]
+    for table in page.tables:
+        rows: list[Any] = []
+        for place, row in enumerate(table.rows):
+            rows += [SEPARATING_LINE, row] if place in table.ruled else [row]
+        text = tabulate(
+            rows,
+            table.headers,
+            tablefmt="simple",
+            disable_numparse=True,
+            colalign=["left"] + ["right"] * (len(table.headers) - 1),
+        )
+        blocks.append(f"{table.title}\n\n{text}" if table.title else text)
+    return "\n\n".join([*blocks, "\n".join(page.notes)])
+
+
+def markdown(page: Page) -> str:
+    """Pipe tables, as GitHub shows them."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(map(_in_markdown, cells)) + " |"
+
+    blocks = [f"**{_in_markdown(page.verdict[0])}**", *map(_in_markdown, page.verdict[1:])]
+    blocks += ["\n".join(f"- {_in_markdown(fact)}" for fact in page.facts)] if page.facts else []
+    for table in page.tables:
+        blocks += [_in_markdown(table.title)] if table.title else []
+        under = "|---|" + "---:|" * (len(table.headers) - 1)
+        blocks.append("\n".join([line(table.headers), under, *map(line, table.rows)]))
+    return "\n\n".join([*blocks, "\n".join(f"- {_in_markdown(note)}" for note in page.notes)])
+
+
+def latex(page: Page) -> str:
+    """Tabulars with booktabs' rules; what stands above and below is in comments, for a caption."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(map(in_latex, cells)) + r" \\"
+
+    blocks = ["\n".join(f"% {line}" for line in (*page.verdict, *page.facts))]
+    for table in page.tables:
+        body = [
+            *([f"% {table.title}"] if table.title else []),
+            rf"\begin{{tabular}}{{l{'r' * (len(table.headers) - 1)}}}",
+            r"\toprule",
+            line(table.headers),
+            r"\midrule",
+        ]
+        for place, row in enumerate(table.rows):
+            body += [r"\midrule", line(row)] if place in table.ruled else [line(row)]
+        blocks.append("\n".join([*body, r"\bottomrule", r"\end{tabular}"]))
+    return "\n\n".join([*blocks, "\n".join(f"% {note}" for note in page.notes)])
+
+
+def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """One line a record, numbers in full; what is not known is empty."""
+    held = io.StringIO()
+    writer = csv.DictWriter(held, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return held.getvalue().rstrip("\n")
+
+
+def json_text(content: Any) -> str:
+    """Indented; what is not known is null."""
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+PAGES: dict[str, Callable[[Page], str]] = {"table": terminal, "markdown": markdown, "latex": latex}
+"""How a page is written, by --format."""
+
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "†": r"$^{\dagger}$",
+    "–": "--",
+}
+
+
+_MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
+
+
+def in_latex(text: str) -> str:
+    """Text that LaTeX prints as it stands; what is a minus and no hyphen becomes one."""
+    parts = ("".join(_LATEX.get(character, character) for character in part) for part in _MINUS.split(text))
+    return "$-$".join(parts)
+
+
+def _in_markdown(text: str) -> str:
+    return "".join(f"\\{character}" if character in "\\|*_<`" else character for character in text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

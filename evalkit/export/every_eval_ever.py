@@ -1,0 +1,108 @@
+"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, scores as fractions.
+
+The name is made from the run and the rule, so that the same export is the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from typing import Any
+
+from evalkit.export.content import Content, TaskScore
+
+SCHEMA_VERSION = "0.3.0"
+
+
+def files(content: Content) -> dict[str, str]:
+    """File name → text; the name is a UUID of version 4, as that collection wants it."""
+    digest = hashlib.sha256(f"{content.run.manifest['id']} {content.rule}".encode()).digest()
+    name = uuid.UUID(bytes=digest[:16], version=4)
+    return {f"{name}.json": json.dumps(document(content), indent=2, ensure_ascii=False) + "\n"}
+
+
+def document(content: Content) -> dict[str, Any]:
+    """The run as a document of the schema; every value under additional_details is a string."""
+    manifest = content.run.manifest
+    versions, stamp = manifest["versions"], str(content.created.timestamp())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": f"{content.protocol['suite']}/{content.model}/{stamp}",
+        "evaluation_timestamp": content.created.isoformat(),
+        "retrieved_timestamp": stamp,
+        "source_metadata": {
+            "source_name": "evalkit",
+            "source_type": "evaluation_run",
+            "source_organization_name": "not stated",
+            "evaluator_relationship": "other",
+        },
+        "eval_library": {
+            "name": "evalkit",
+            "version": versions["evalkit"],
+            "additional_details": {"run": manifest["id"], "lm-eval": versions["lm-eval"]},
+        },
+        "model_info": _model(content),
+        "evaluation_results": [_result(content, score) for score in content.scores],
+    }
+
+
+def _model(content: Content) -> dict[str, Any]:
+    manifest = content.run.manifest
+    loaded = manifest.get("loaded", {})
+    details = {
+        "deployment_type": "self_deployed",
+        "model_availability": "unknown",
+        "weights_sha256": manifest["specification"]["checkpoint"]["weights"],
+        "revision": manifest["revision"],
+        "dtype": content.protocol["dtype"],
+        "parameters": loaded.get("parameters"),
+        "architecture": loaded.get("architecture"),
+    }
+    return {
+        "name": content.model.rstrip("/").rsplit("/", 1)[-1],
+        "id": content.model,
+        "inference_engine": {"name": "transformers", "version": manifest["versions"]["transformers"]},
+        "additional_details": {key: str(value) for key, value in details.items() if value is not None},
+    }
+
+
+def _result(content: Content, score: TaskScore) -> dict[str, Any]:
+    uncertainty: dict[str, Any] = {"num_samples": score.n}
+    if score.stderr is not None:
+        uncertainty["standard_error"] = {"value": score.stderr, "method": "analytic"}
+    return {
+        "evaluation_result_id": f"{score.task}/{content.rule}",
+        "evaluation_name": score.task,
+        "source_data": {
+            "dataset_name": score.task,
+            "source_type": "hf_dataset",
+            "hf_repo": score.dataset.path,
+            "hf_split": score.dataset.split,
+            "samples_number": score.documents,
+            "additional_details": {
+                "obtained_from": score.source,
+                "official_documents": "yes" if score.official else "no",
+                **({"config": score.dataset.config} if score.dataset.config else {}),
+            },
+        },
+        "evaluation_timestamp": content.created.isoformat(),
+        "metric_config": {
+            "evaluation_description": f"share of questions whose right answer has the best score under {content.rule}",
+            "metric_id": "accuracy",
+            "metric_name": f"accuracy ({content.rule})",
+            "metric_kind": "accuracy",
+            "metric_unit": "proportion",
+            "metric_parameters": {"rule": content.rule},
+            "lower_is_better": False,
+            "score_type": "continuous",
+            "min_score": 0,
+            "max_score": 1,
+        },
+        "score_details": {
+            "score": score.accuracy,
+            "details": {"chance": str(score.chance)},
+            "uncertainty": uncertainty,
+        },
+        "generation_config": {"additional_details": content.protocol},
+    }

@@ -1,0 +1,54 @@
+"""A checkpoint that loads where evalkit is not installed: the variants' modules beside its weights.
+
+In: a checkpoint of one of evalkit's model types. Out: a folder that `from_pretrained(…, trust_remote_code=True)` takes
+with torch and transformers alone, and that evalkit itself loads without its code being run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from evalkit.errors import CheckpointError
+from evalkit.models import variants
+from evalkit.models.files import tokenizer_files
+from evalkit.models.folder import new_folder
+from evalkit.models.locate import Checkpoint
+
+_MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
+"""What a model needs; they import torch, transformers and each other only."""
+_CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
+_BESIDE = ("generation_config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def export(checkpoint: Checkpoint, output: Path) -> None:
+    """Write the folder.
+
+    Raises:
+        UsageError: there is something at `output` already.
+        CheckpointError: not a checkpoint of evalkit's own types, without weights, or `output` cannot be written.
+    """
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
+            "it loads without evalkit as it is"
+        )
+    files = [
+        *checkpoint.weights(),
+        *tokenizer_files(checkpoint.folder),
+        *(checkpoint.folder / name for name in _BESIDE if (checkpoint.folder / name).is_file()),
+    ]
+    name = _CLASSES[kind]
+    # Both from one module: transformers copies what each names to a place of its own, and a config from another copy
+    # has settings that the model does not recognise
+    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
+    with new_folder(output) as folder:
+        for path in files:
+            shutil.copy(path, folder)
+        for module in _MODULES:
+            shutil.copy(Path(variants.__path__[0]) / module, folder)
+        content = json.dumps(config | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (folder / "config.json").write_text(content + "\n", encoding="utf-8")

@@ -1,0 +1,86 @@
+"""A named model with random weights, as a checkpoint's folder that evalkit and transformers load.
+
+In: a `NamedModel`, a seed, and where its tokenizer comes from. Out: config.json, model.safetensors, the tokenizer's
+files and generation_config.json. The same seed gives the same weights, bit for bit; another dtype gives them rounded.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.models.files import tokenizer_files
+from evalkit.models.folder import new_folder
+from evalkit.models.locate import DTYPES, Say, silent, tokenizer_folder
+from evalkit.models.train_tokenizer import train_tokenizer
+from evalkit.models.zoo import NamedModel
+
+
+def write_random(
+    model: NamedModel,
+    output: Path,
+    *,
+    seed: int,
+    dtype: str = "float32",
+    tokenizer: str | None = None,
+    texts: Sequence[Path] = (),
+    say: Say = silent,
+) -> None:
+    """Write a checkpoint with random weights.
+
+    Args:
+        model: what to build.
+        output: the folder, which must not exist or be empty.
+        seed: of the weights.
+        dtype: what they are saved in.
+        tokenizer: a folder or a hub name to take the tokenizer's files from.
+        texts: files or folders to train a tokenizer on instead.
+        say: told what the user should know.
+
+    Raises:
+        UsageError: not one of the two ways to a tokenizer, or `output` is taken.
+        CheckpointError: the tokenizer is larger than the model's vocabulary, or `output` cannot be written.
+    """
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, DTYPES)
+    if (tokenizer is None) == (not texts):
+        raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
+    with new_folder(output) as folder:
+        _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+        _write_model(folder, model, seed, dtype)
+
+
+def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> None:
+    if tokenizer is not None:
+        for path in tokenizer_files(tokenizer_folder(tokenizer, say)):
+            shutil.copy(path, folder)
+        return
+    reached = train_tokenizer(texts, vocabulary, folder)
+    if reached < vocabulary:
+        say(
+            f"the text is enough for {reached:,} tokens only; the model's vocabulary stays at {vocabulary:,}, "
+            f"whose last {vocabulary - reached:,} rows no text reaches"
+        )
+
+
+def _write_model(folder: Path, model: NamedModel, seed: int, dtype: str) -> None:
+    import torch
+
+    from evalkit.models.quiet import quiet
+    from evalkit.models.registration import register_models
+    from evalkit.models.tokenizer import load_tokenizer
+
+    with quiet():
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        register_models()
+        words = load_tokenizer(folder, model.shape.vocabulary)
+        ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": None}
+        config = AutoConfig.for_model(**model.config, **ids)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        built.to(getattr(torch, dtype)).save_pretrained(folder)

@@ -1,0 +1,148 @@
+"""A tokenizer in Llama 2's and Mixtral's manner, trained on a user's text.
+
+In: files or folders of text, and the number of tokens. Out: tokenizer.json and tokenizer_config.json. Words begin with
+▁, digits stand alone, and characters that the vocabulary lacks are spelled in bytes, so that no text is lost. As in
+theirs, ids 0, 1 and 2 are <unk>, <s> and </s>, 256 bytes follow, and <s> comes before every text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalkit.errors import DataError, UsageError
+
+_SPACE = "▁"
+_SPECIAL = ("<unk>", "<s>", "</s>")
+_BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
+FEWEST = len(_SPECIAL) + len(_BYTES)
+"""Of a vocabulary that can spell any text."""
+# Spaces before a word's own; letters with their space; single digits; the rest; lines' ends
+_WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
+_ALPHABET_SHARE = 4
+"""One in so many tokens may be a single character; rarer characters are spelled in bytes."""
+
+
+def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
+    """Train on texts and write the tokenizer's files.
+
+    Args:
+        texts: files, or folders whose files are all taken. Of `.jsonl` files each line's "text" is read.
+        size: most tokens.
+        folder: that the files are written to.
+
+    Returns:
+        How many tokens there are: fewer than `size` where the text is too small for it.
+
+    Raises:
+        DataError: a text cannot be read.
+        UsageError: a vocabulary too small for the bytes, or no text.
+    """
+    if size < FEWEST:
+        raise UsageError(f"a vocabulary of {size} cannot hold {FEWEST - 256} special tokens and 256 bytes")
+    from tokenizers import Tokenizer, models, trainers
+
+    files = _files(texts)
+    # The trainer's own choice among characters that are equally frequent differs from run to run
+    alphabet = _alphabet(_lines(files), (size - FEWEST) // _ALPHABET_SHARE)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[*_SPECIAL, *_BYTES],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    learner = _around(Tokenizer(models.BPE()))
+    learner.train_from_iterator(_lines(files), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    tokenizer = _finished(learned["vocab"], learned["merges"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**30,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return int(tokenizer.get_vocab_size())
+
+
+def _finished(vocabulary: dict[str, int], merges: Iterable[Sequence[str]]) -> Any:
+    """The tokenizer that spells in bytes what it does not know, and in whose texts no byte token is a word."""
+    from tokenizers import AddedToken, Tokenizer, models, processors
+
+    # A text full of "<0x0A>" would teach this very word, which is the byte's
+    kept = [(left, right) for left, right in merges if not {left, right, left + right} & set(_BYTES)]
+    model = models.BPE(vocabulary, kept, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = _around(Tokenizer(model))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+def _around(tokenizer: Any) -> Any:
+    """With what surrounds the model: spaces to ▁, words apart, and the way back."""
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def _alphabet(lines: Iterable[str], most: int) -> list[str]:
+    """The most frequent characters, of equally frequent ones the first in Unicode; ▁ is always among them."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line)
+    for space in (" ", _SPACE):
+        counts.pop(space, None)
+    frequent = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted([_SPACE, *frequent[: max(0, most - 1)]])
+
+
+def _files(texts: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for text in texts:
+        if text.is_dir():
+            inside = sorted(path for path in text.rglob("*") if path.is_file() and not path.name.startswith("."))
+            if not inside:
+                raise UsageError(f"--train-tokenizer {text}: the folder holds no files")
+            found += inside
+        else:
+            found.append(text)
+    return found
+
+
+def _lines(files: Iterable[Path]) -> Iterator[str]:
+    for path in files:
+        try:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    yield _text_of(path, number, line) if path.suffix == ".jsonl" else line
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _text_of(path: Path, number: int, line: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except ValueError as error:
+        raise DataError(f"{path} line {number}: not valid JSON ({error})") from error
+    except (KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise DataError(f"{path} line {number}: expected an object with a string under 'text'")
+    return text

@@ -1,0 +1,200 @@
+"""LaTeX: a booktabs table that stands in a paper as it is, or a whole document of one page.
+
+It needs booktabs, graphicx (a table wider than the text is shrunk to it), multirow and, where a page has two columns,
+nothing else. Whatever a label, a caption or a checkpoint's name holds is escaped here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+from evalkit.tables.markup import Span, Text
+from evalkit.tables.table import Cell, Line, Section, Table
+
+PACKAGES = r"\usepackage[T1]{fontenc} \usepackage[utf8]{inputenc} \usepackage{booktabs,graphicx,multirow}"
+
+_WIDE = 9
+"""Columns from which a table spans both columns of a page."""
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    "[": "{[}",  # after \\ a bare one would be read as its argument
+    "]": "{]}",
+    "*": r"{*}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "†": r"\textdagger{}",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+}
+
+# Of Latin-1, what T1 with textcomp sets; other letters have no glyph in the fonts a stock TeX loads
+_TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\xad"}
+
+
+def escape(text: str) -> str:
+    """Any text as LaTeX that prints its characters; those that stock fonts lack by their code, as [U+4E2D]."""
+    escaped = "".join(map(_escaped, unicodedata.normalize("NFC", text)))
+    # What TeX's fonts would join: two hyphens to a dash, two quotes to a quotation mark
+    return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
+
+
+def _escaped(character: str) -> str:
+    if character in _SPECIAL:
+        return _SPECIAL[character]
+    if character.isspace():
+        return " "
+    return character if character in _TYPESET else f"{{[}}U+{ord(character):04X}{{]}}"
+
+
+def latex(table: Table, standalone: bool = False) -> str:
+    """The table environment, or a document that holds it."""
+    body = "\n".join(_environment(table)) + "\n"
+    if not standalone:
+        return f"% needs {PACKAGES}\n{body}"
+    preamble = PACKAGES.replace(" ", "\n")
+    return (
+        f"\\documentclass[11pt]{{article}}\n{preamble}\n\\usepackage[margin=2.5cm]{{geometry}}\n\\usepackage{{times}}\n"
+        f"\\pagestyle{{empty}}\n\\begin{{document}}\n{body}\\end{{document}}\n"
+    )
+
+
+def _environment(table: Table) -> Iterator[str]:
+    kind = "table*" if table.width >= _WIDE else "table"
+    yield rf"\begin{{{kind}}}[ht]"
+    yield r"\centering"
+    yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+    if any(cell.spread or cell.difference for s in table.sections for line in s.lines for cell in line.cells):
+        yield r"\setlength{\tabcolsep}{3pt}%"
+    facts, numbers = len(table.facts), table.width - 1 - len(table.facts)
+    yield rf"\begin{{tabular}}{{l{('c' if numbers else 'l') * facts}{'c' * numbers}}}"
+    yield r"\toprule"
+    yield from _heading(table)
+    widths = _integer_widths(table)
+    for place, section in enumerate(table.sections):
+        yield from _title(section, table.width, first=place == 0)
+        for line in section.lines:
+            yield _line(line, widths)
+    yield r"\bottomrule"
+    yield r"\end{tabular}}"
+    if table.notes:
+        yield r"\par\smallskip\begin{minipage}{\linewidth}\footnotesize\raggedright"
+        yield from (rf"{_text(note)}\par" for note in table.notes)
+        yield r"\end{minipage}"
+    if table.caption:
+        yield rf"\caption{{{_text(table.caption)}}}"
+    yield rf"\label{{tab:{''.join(c for c in table.name if c.isascii() and (c.isalnum() or c in '_-'))}}}"
+    yield rf"\end{{{kind}}}"
+
+
+def _heading(table: Table) -> Iterator[str]:
+    labels = [_text(label) for group in table.columns for label in group.labels]
+    facts = [_text(fact) for fact in table.facts]
+    if not any(group.title for group in table.columns):
+        yield _row([_text(table.corner), *facts, *labels])
+        return
+    titles, rules = [""] * len(facts), []
+    start = 2 + len(facts)
+    for group in table.columns:
+        count = len(group.labels)
+        if group.title:
+            titles.append(rf"\multicolumn{{{count}}}{{c}}{{\textbf{{{_text(group.title)}}}}}")
+            rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
+        else:
+            titles += [""] * count
+        start += count
+    yield _row([rf"\multirow{{2}}{{*}}{{{_text(table.corner)}}}" if table.corner else "", *titles])
+    yield " ".join(rules)
+    yield _row(["", *facts, *labels])
+
+
+def _title(section: Section, width: int, first: bool) -> Iterator[str]:
+    if first or section.style != "heading":
+        yield r"\midrule"
+    if section.title:
+        side = "c" if section.style == "ruled" else "l"
+        yield rf"\multicolumn{{{width}}}{{{side}}}{{{_text(section.title)}}} \\"
+        if section.style == "ruled":
+            yield r"\midrule"
+
+
+def _line(line: Line, widths: list[int]) -> str:
+    label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
+    cells = [_cell(cell, width) for cell, width in zip(line.cells, widths, strict=True)]
+    return _row([label, *map(_text, line.facts), *cells])
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _integer_widths(table: Table) -> list[int]:
+    """Digits before the point of each column's longest number, to which the others are filled up."""
+    lines = [line for section in table.sections for line in section.lines]
+    columns = zip(*(line.cells for line in lines), strict=True)
+    return [max((_integer_digits(cell) for cell in column), default=0) for column in columns]
+
+
+def _integer_digits(cell: Cell) -> int:
+    return len(cell.value.partition(".")[0].rstrip("%").lstrip("-"))
+
+
+def _cell(cell: Cell, width: int) -> str:
+    fill = width - _integer_digits(cell) if cell.value[:1].isdigit() else 0
+    value = escape(cell.value)
+    if cell.bold:
+        value = rf"\textbf{{{value}}}"
+    if cell.underline:
+        value = rf"\underline{{{value}}}"
+    value = (rf"\phantom{{{'0' * fill}}}" if fill else "") + value
+    if cell.significant:
+        value += r"\rlap{$^{\dagger}$}"
+    if cell.spread:
+        value += rf"\,{{\scriptsize$\pm${cell.spread}}}"
+    if not cell.difference:
+        return value
+    difference = rf"{{\scriptsize({_signed(cell.difference)})}}"
+    # Side by side all three would make a table of eight tasks too wide to be read
+    return (
+        rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{value}\\{difference}\end{{tabular}}"
+        if cell.spread
+        else value + difference
+    )
+
+
+def _signed(difference: str) -> str:
+    sign, digits = difference[0], difference[1:]
+    return rf"${sign}${digits}" if sign in "+-" else difference
+
+
+def _text(text: Text) -> str:
+    return "".join(map(_span, text))
+
+
+def _span(span: Span) -> str:
+    if span.superscript:
+        return rf"\textsuperscript{{{escape(span.text)}}}"
+    written = rf"${span.text}$" if span.math else escape(span.text)
+    for on, command in ((span.small_caps, "textsc"), (span.italic, "textit"), (span.bold, "textbf")):
+        if on:
+            written = rf"\{command}{{{written}}}"
+    return written

@@ -1,0 +1,78 @@
+"""The little markup of labels and captions, the same for every format.
+
+    **bold**   *italic*   ~small caps~   $math$   \\* for the character itself
+
+In: a string of a layout file. Out: a `Text`, which each writer renders in its own language. Names that come from
+elsewhere (a checkpoint's, a folder's) never pass through here: `literal` takes them as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from evalkit.errors import TableError
+
+_TOKENS = re.compile(r"\\(.)|(\*\*|\*|~|\$)|([^\\*~$]+|\\)", re.DOTALL)
+_STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}
+
+
+class Span(NamedTuple):
+    """A stretch of text in one style."""
+
+    text: str
+    bold: bool = False
+    italic: bool = False
+    small_caps: bool = False
+    math: bool = False
+    superscript: bool = False
+
+
+Text = tuple[Span, ...]
+
+
+def literal(text: str) -> Text:
+    """Text without any markup."""
+    return (Span(text),) if text else ()
+
+
+def superscript(text: str) -> Text:
+    """A mark that refers to a note."""
+    return (Span(text, superscript=True),)
+
+
+def parse(text: str, where: str) -> Text:
+    """Read markup; `where` names the place in error messages.
+
+    Raises:
+        TableError: a style is begun and not ended.
+    """
+    spans: list[Span] = []
+    on: dict[str, bool] = {}
+    for match in _TOKENS.finditer(text):
+        escaped, style, plain = match.groups()
+        if style:
+            on[style] = not on.get(style, False)
+        else:
+            active = {_STYLES[name]: True for name, value in on.items() if value}
+            spans.append(Span(escaped or plain, **active))
+    if left := [style for style, value in on.items() if value]:
+        raise TableError(
+            f"{where}: '{left[0]}' is begun and not ended in '{text}'; write \\{left[0]} for the character"
+        )
+    return _joined(spans)
+
+
+def plain(text: Text) -> str:
+    """The characters alone."""
+    return "".join(span.text for span in text)
+
+
+def _joined(spans: list[Span]) -> Text:
+    joined: list[Span] = []
+    for span in spans:
+        if joined and joined[-1][1:] == span[1:]:
+            joined[-1] = joined[-1]._replace(text=joined[-1].text + span.text)
+        else:
+            joined.append(span)
+    return tuple(joined)

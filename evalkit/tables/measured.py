@@ -1,0 +1,256 @@
+"""Numbers of one's own: a YAML file that says which runs, or which CSV, fill which rows.
+
+    rule: acc_norm                     # otherwise each run's own, which must then be the same
+    rows:                              # model of the layout → run folder, or the run folders of its seeds
+      vanilla_125m: results/runs/vanilla-…
+      intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
+    values: measured.csv               # numbers of what no run can give; rows and columns named as in the layout
+
+Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
+table is needed. Numbers that were not measured alike do not share a table: another suite, rule, limit, template, number
+of examples or other documents are refused by name, or marked where that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
+from evalkit.runs import Run, load_run
+from evalkit.tables.decimals import mean, of_float
+from evalkit.tables.layout import Layout
+from evalkit.tables.markup import Text, literal
+from evalkit.tables.published import Number, read_numbers
+
+PERCENT = 100
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What fills a table, and what must be said about it."""
+
+    numbers: dict[str, dict[str, Number]]
+    runs: dict[str, tuple[Run, ...]]
+    """By model; several where it was trained with several seeds."""
+    rule: str | None
+    """How answers were chosen; None where no run is in the table."""
+    row_marks: dict[str, str]
+    notes: tuple[Text, ...]
+
+
+@dataclass(frozen=True)
+class RunMapping:
+    """What a YAML file maps."""
+
+    rule: str | None
+    rows: dict[str, tuple[Path, ...]]
+    values: Path | None
+
+
+def read_mapping(path: Path) -> RunMapping:
+    """Read the YAML file.
+
+    Raises:
+        TableError: it cannot be read or is not of the form above; names the key.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TableError(f"mapping of runs {path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TableError(f"mapping of runs {path} is not YAML: {first_line(error)}") from error
+    if not isinstance(raw, dict) or not raw.keys() & {"rows", "values"}:
+        raise TableError(f"mapping of runs {path} must hold 'rows', of models and their run folders, or 'values'")
+    for key in raw:
+        if key not in ("rule", "rows", "values"):
+            raise TableError(f"mapping of runs {path}: {UnknownNameError('key', str(key), ('rule', 'rows', 'values'))}")
+    rows = raw.get("rows") or {}
+    if not isinstance(rows, dict):
+        raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
+    folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
+    rule, values = raw.get("rule"), raw.get("values")
+    return RunMapping(rule and str(rule), folders, Path(str(values)) if values else None)
+
+
+def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
+    listed = given if isinstance(given, list) else [given]
+    if not listed or not all(isinstance(folder, str) and folder for folder in listed):
+        raise TableError(f"mapping of runs {path}, row '{model}': write a run folder, or a list of run folders")
+    return tuple(map(Path, listed))
+
+
+def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
+    """Read what the mapping names.
+
+    Args:
+        layout: the table.
+        mapping: models → run folders.
+        rule: the same for all runs; it wins over the mapping's.
+        mixed: mark what was measured otherwise than the first run, where it would be refused.
+
+    Raises:
+        UnknownNameError: a model that the layout does not have, or a rule that a run does not know.
+        RunError: a folder that is no finished run; names it and the row.
+        UsageError: runs that do not belong into this table, or not into one table.
+        TableError: a CSV that cannot be read.
+    """
+    known = [item.key for item in layout.models]
+    for model in mapping.rows:
+        if model not in known:
+            raise UnknownNameError(f"row of table {layout.name}", model, known)
+    runs = {model: tuple(_open(folder, model) for folder in folders) for model, folders in mapping.rows.items()}
+    rule = rule or mapping.rule
+    numbers: dict[str, dict[str, Number]] = {}
+    for model, seeds in runs.items():
+        for run in seeds:
+            _check_suite(layout, model, run)
+        if len({run.manifest["id"] for run in seeds}) < len(seeds):
+            raise UsageError(f"row '{model}': one run stands there twice; seeds are runs of different checkpoints")
+        numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
+    letters, notes = _differences(runs, rule, mixed)
+    if mapping.values:
+        for model, row in _values(layout, mapping.values, known).items():
+            if model in numbers:
+                raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; give it one of them")
+            numbers[model] = row
+        notes = (*notes, f"Numbers of {mapping.values} as they stand there.")
+    used = rule or next((str(seeds[0].manifest["rule"]) for seeds in runs.values()), None)
+    return Measured(numbers, runs, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
+
+
+def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
+    """Task → (accuracy, standard error), in percent, under a rule (the run's own if none is named).
+
+    Raises:
+        UnknownNameError: the run was not scored for that rule.
+    """
+    by_rule: dict[str, Any] = run.stored.get("rules", {})
+    name = rule or run.manifest["rule"]
+    if name not in by_rule:
+        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    return {
+        task["task"]: (PERCENT * of_float(task["accuracy"]), None if task["stderr"] is None else 100 * task["stderr"])
+        for task in by_rule[name]["tasks"]
+    }
+
+
+def _open(folder: Path, model: str) -> Run:
+    try:
+        run = load_run(folder)
+    except RunError as error:
+        raise RunError(f"row '{model}': {error}") from error
+    if not run.complete:
+        raise RunError(
+            f"row '{model}': run {folder} is still in progress; finish it with its command, or leave the row out"
+        )
+    return run
+
+
+def _check_suite(layout: Layout, model: str, run: Run) -> None:
+    suite = str(run.manifest["specification"]["suite"])
+    if layout.suite is None:
+        raise UsageError(
+            f"row '{model}': table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of "
+            f"suite {suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
+        )
+    if suite != layout.suite:
+        raise UsageError(
+            f"row '{model}': run {run.folder} is of suite {suite}, but table {layout.name} shows suite {layout.suite}; "
+            "name a run of that suite, or a layout of this one"
+        )
+
+
+def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
+    """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
+    found: dict[str, Number] = {}
+    parts = {task: (task,) for task in layout.tasks} | layout.averages
+    for name, tasks in parts.items():
+        if not all(task in seed for seed in seeds for task in tasks):
+            continue
+        means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
+        spread = statistics.stdev(map(float, means)) if len(seeds) > 1 else _error([seeds[0][t][1] for t in tasks])
+        found[name] = Number(mean(means), None if spread is None else of_float(spread))
+    return found
+
+
+def _error(errors: Sequence[float | None]) -> float | None:
+    """Standard error of an unweighted mean over fixed tasks, from the tasks' own: √(Σ SE²) / T."""
+    known = [error for error in errors if error is not None]
+    return math.sqrt(sum(error**2 for error in known)) / len(known) if len(known) == len(errors) else None
+
+
+def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
+    numbers = read_numbers(path)
+    for model, row in numbers.items():
+        if model not in models:
+            raise UnknownNameError(f"row of {path}", model, models)
+        for measure_ in row:
+            if measure_ not in layout.tasks:
+                why = ": averages are computed, never given" if measure_ in layout.averages else ""
+                raise TableError(f"{path}: {UnknownNameError('column', measure_, layout.tasks)}{why}")
+    return numbers
+
+
+def traits(run: Run, rule: str | None) -> dict[str, str]:
+    """What must be alike for two runs to stand in one table, in words."""
+    specification = run.manifest["specification"]
+    limit, shots = specification["limit"], specification.get("num_fewshot", 0)
+    return {
+        "limit": f"the first {limit} documents of each task" if limit else "all documents",
+        "template": f"template {run.manifest['template']['name']}",
+        "examples": f"{shots}-shot",
+        "rule": f"rule {rule or run.manifest['rule']}",
+    }
+
+
+def _differences(
+    runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Letters for rows that were measured otherwise than the first, and what is to be said of each."""
+    flat = [(model, run) for model, seeds in runs.items() for run in seeds]
+    letters: dict[str, str] = {}
+    notes: list[str] = []
+    for model, run in flat:
+        told = _otherwise(flat[0][1], run, rule)
+        if told and not mixed:
+            raise UsageError(
+                f"row '{model}': run {run.folder} was measured with {told[0][0]}, row '{flat[0][0]}' (run "
+                f"{flat[0][1].folder}) with {told[0][1]}; make them alike, or mark such rows with --allow-mixed"
+            )
+        unofficial = [task for task, source in run.manifest["documents"].items() if not source["official"]]
+        says = [here for here, _ in told]
+        says += [f"not the official documents of {', '.join(unofficial)}"] if unofficial else []
+        if says:
+            letter = letters.setdefault(model, chr(ord("a") + len(letters)))
+            notes.append(f"{letter}: {run.folder.name}: {'; '.join(says)}.")
+    return letters, tuple(notes)
+
+
+def _otherwise(first: Run, run: Run, rule: str | None) -> list[tuple[str, str]]:
+    """(this run's, the first's) of everything that differs."""
+    here, there = traits(run, rule), traits(first, rule)
+    found = [(here[name], there[name]) for name in here if here[name] != there[name]]
+    specifications = run.manifest["specification"], first.manifest["specification"]
+    if not found and specifications[0]["template"] != specifications[1]["template"]:
+        found.append(("another text of that template", "the first's"))
+    hashes = [specification["documents"] for specification in specifications]
+    if other := [task for task in hashes[0] if task in hashes[1] and hashes[0][task] != hashes[1][task]]:
+        found.append((f"other documents of {', '.join(other)}", "its own"))
+    return found
+
+
+def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:
+    """How the runs were measured, in a line."""
+    if not runs:
+        return []
+    first = next(iter(runs.values()))[0]
+    suite = first.manifest["specification"]["suite"]
+    return [f"evalkit, suite {suite}, {', '.join(traits(first, rule).values())}."]

@@ -1,0 +1,113 @@
+"""Numbers kept as CSV: the paper's (`results/published/`), or a user's own in the same form.
+
+In: a CSV whose first column names models and whose others name measures. Out: numbers. What the paper printed in cells
+that follow from others (averages), and where it put its marks, stands apart in `printed/` and is read only to show the
+table as it was printed, or to audit it.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+from evalkit.errors import TableError
+from evalkit.tables.decimals import parse_number
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured or published number, in the table's unit (percent for accuracies)."""
+
+    value: Fraction
+    spread: Fraction | None = None
+    """A standard error, or the standard deviation over seeds."""
+
+
+Numbers = Mapping[str, Mapping[str, Number]]
+"""Model → measure → number; a missing one is simply not there."""
+
+
+class Printed(NamedTuple):
+    """What the paper printed, where that does not follow from its numbers."""
+
+    values: dict[tuple[str, str], Fraction]
+    """(model, measure) → the printed mean."""
+    marks: dict[tuple[str, str], frozenset[str]]
+    """(model, measure) → bold, underline."""
+
+
+def read_numbers(path: Path) -> dict[str, dict[str, Number]]:
+    """Read a CSV of numbers.
+
+    Raises:
+        TableError: it cannot be read, names something twice, or holds a cell that is no number; names row and column.
+    """
+    lines = _lines(path)
+    _, header = next(lines, (1, [""]))
+    measures = header[1:]
+    if len(set(measures)) != len(measures) or "" in measures:
+        raise TableError(f"{path}, line 1: every column but the first must have a name of its own")
+    numbers: dict[str, dict[str, Number]] = {}
+    for place, (model, *cells) in lines:
+        if model in numbers:
+            raise TableError(f"{path}, line {place}: row '{model}' stands twice; keep one of them")
+        if len(cells) != len(measures):
+            raise TableError(f"{path}, line {place}, row '{model}': {len(cells)} cells for {len(measures)} columns")
+        numbers[model] = {}
+        for measure, cell in zip(measures, cells, strict=True):
+            if (value := _number(cell, path, model, measure)) is not None:
+                numbers[model][measure] = Number(value)
+    return numbers
+
+
+def read_printed(path: Path) -> Printed:
+    """Read what was printed: lines of model, measure, printed, marks.
+
+    Raises:
+        TableError: it cannot be read, or a line is not of that form.
+    """
+    lines = _lines(path)
+    _, header = next(lines, (1, []))
+    if header != ["model", "measure", "printed", "marks"]:
+        raise TableError(f"{path}, line 1: expected the columns model,measure,printed,marks")
+    found = Printed({}, {})
+    for place, cells in lines:
+        if len(cells) != 4:
+            raise TableError(f"{path}, line {place}: expected 4 cells, found {len(cells)}")
+        model, measure, printed, marks = cells
+        if (value := _number(printed, path, model, measure)) is not None:
+            found.values[model, measure] = value
+        kinds = frozenset(marks.split())
+        if strange := kinds - {"bold", "underline"}:
+            raise TableError(f"{path}, line {place}: mark '{min(strange)}' is neither bold nor underline")
+        if kinds:
+            found.marks[model, measure] = kinds
+    return found
+
+
+def _number(cell: str, path: Path, model: str, measure: str) -> Fraction | None:
+    try:
+        return parse_number(cell)
+    except ValueError as error:
+        raise TableError(
+            f"{path}, row '{model}', column '{measure}': {error}; write digits with a decimal point, "
+            "or leave the cell empty where there is no number"
+        ) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each line that is not empty."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise TableError(f"{path} is not UTF-8 text; save it as CSV in UTF-8") from error
+    reader = csv.reader(text.splitlines())
+    for cells in reader:
+        if any(cells):
+            yield reader.line_num, [cell.strip() for cell in cells]

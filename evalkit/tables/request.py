@@ -1,0 +1,178 @@
+"""What `evalkit table` was asked for → a `Table` → text. The one way through this room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from evalkit.errors import TableError, UsageError
+from evalkit.tables.audit import Audited, as_table, audit
+from evalkit.tables.fill import Filling, fill
+from evalkit.tables.layout import Layout, layout_names, load_layout
+from evalkit.tables.markup import literal
+from evalkit.tables.measured import Measured, measure, read_mapping
+from evalkit.tables.published import Number, Printed, read_numbers, read_printed
+from evalkit.tables.table import Table
+
+LEVEL = 0.05
+"""p-value under which a lead is marked."""
+
+
+@dataclass(frozen=True)
+class TableRequest:
+    """A table as it can be asked for."""
+
+    name: str
+    """Of a layout, or a layout file."""
+    source: str = "published"
+    """published, runs or both."""
+    mapping: Path | None = None
+    """YAML file that maps rows to runs."""
+    rule: str | None = None
+    as_printed: bool = False
+    """The paper's own averages and marks."""
+    spreads: bool = False
+    """Print ±."""
+    significance: bool = False
+    """Mark best numbers whose lead is more than chance."""
+    mixed: bool = False
+    """Mark runs that were measured otherwise, and do not refuse them."""
+
+
+def make(request: TableRequest) -> Table:
+    """Read the layout and what fills it.
+
+    Raises:
+        EvalkitError: whatever is wrong with the layout, the numbers, the runs or the combination of options.
+    """
+    _check(request)
+    layout = load_layout(request.name)
+    if request.source == "published":
+        printed = printed_cells(layout) if request.as_printed else None
+        return fill(layout, Filling(published_numbers(layout), printed=printed))
+    assert request.mapping is not None
+    found = measure(layout, read_mapping(request.mapping), request.rule, request.mixed)
+    both = request.source == "both"
+    notes = (*found.notes, *(literal(text) for text in _legend(request, found)))
+    return fill(
+        layout,
+        Filling(
+            found.numbers,
+            published=published_numbers(layout) if both else None,
+            leads=_Leads(layout, found) if request.significance else None,
+            spreads=request.spreads,
+            row_marks=found.row_marks,
+            notes=notes,
+        ),
+    )
+
+
+def audited(names: Sequence[str]) -> Table:
+    """What was printed otherwise than the numbers say, in these tables; all others are read too, to be compared.
+
+    Raises:
+        EvalkitError: a layout or its numbers cannot be read, or nothing tells how a table was printed.
+    """
+    layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
+    shown = {load_layout(name).name for name in names}
+    findings = audit([Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts])
+    return as_table([finding for finding in findings if finding.table in shown])
+
+
+def write(table: Table, form: str, standalone: bool = False) -> str:
+    """The table as terminal, latex, markdown, csv or html; standalone makes LaTeX and HTML whole documents."""
+    from evalkit.tables import latex, writers
+
+    if form == "latex":
+        return latex.latex(table, standalone)
+    if form == "html":
+        return writers.web(table, standalone)
+    return {"markdown": writers.markdown, "csv": writers.comma_separated, "terminal": writers.terminal}[form](table)
+
+
+def published_numbers(layout: Layout) -> dict[str, dict[str, Number]]:
+    """The layout's published numbers.
+
+    Raises:
+        UsageError: it has none.
+        TableError: they cannot be read, or have a column that the layout's suite does not know.
+    """
+    if not layout.data.is_file():
+        raise UsageError(
+            f"table {layout.name} has no published numbers ({layout.data} does not exist): fill it from runs with "
+            "--source runs, or name a CSV under 'data' in its layout"
+        )
+    numbers = read_numbers(layout.data)
+    columns = {column for row in numbers.values() for column in row}
+    if stored := columns & layout.averages.keys():
+        raise TableError(f"{layout.data}: column '{min(stored)}' is an average, which is computed; take it out")
+    if missing := [task for task in layout.tasks if task not in columns]:
+        raise TableError(f"{layout.data} has no numbers in a column '{missing[0]}', which layout {layout.path} shows")
+    return numbers
+
+
+def printed_cells(layout: Layout) -> Printed:
+    """The averages and marks as they were printed.
+
+    Raises:
+        UsageError: nothing tells how the table was printed.
+        TableError: the file that does cannot be read.
+    """
+    if not layout.printed.is_file():
+        raise UsageError(f"table {layout.name}: nothing tells how it was printed ({layout.printed} does not exist)")
+    return read_printed(layout.printed)
+
+
+def _check(request: TableRequest) -> None:
+    published = request.source == "published"
+    if published and request.mapping is not None:
+        raise UsageError("--runs is for --source runs or both; say which")
+    if not published and request.mapping is None:
+        raise UsageError(
+            f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders"
+        )
+    if request.as_printed and not published:
+        raise UsageError("--as-printed shows the paper's own marks, so it goes with --source published only")
+    runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": bool(request.rule),
+                 "--allow-mixed": request.mixed}  # fmt: skip
+    if published and (given := [name for name, on in runs_only.items() if on]):
+        raise UsageError(f"{given[0]} is for numbers of runs: the published ones come without; add --source runs")
+
+
+def _legend(request: TableRequest, found: Measured) -> list[str]:
+    says = []
+    if request.spreads and found.runs:
+        seeds = {len(runs) > 1 for runs in found.runs.values()}
+        kinds = {False: "standard error over documents", True: "standard deviation over seeds (rows of several runs)"}
+        says.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
+    if request.source == "both":
+        says.append("In brackets: difference from the published number.")
+    if request.significance:
+        says.append(
+            f"†: the lead over the next best is significant (p < {LEVEL:g}, paired on documents, not corrected for the "
+            "number of comparisons; rows of single runs only)."
+        )
+    return says
+
+
+class _Leads:
+    """Tests leads between rows of one run each."""
+
+    def __init__(self, layout: Layout, found: Measured) -> None:
+        self.layout, self.found = layout, found
+        self.p_value = lru_cache(self._p_value)
+
+    def __call__(self, best: str, runner_up: str, measure_: str) -> bool:
+        runs = self.found.runs
+        if any(len(runs.get(model, ())) != 1 for model in (best, runner_up)):
+            return False
+        return self.p_value(best, runner_up, measure_) < LEVEL
+
+    def _p_value(self, best: str, runner_up: str, measure_: str) -> float:
+        from evalkit.tables.significance import lead_p_value
+
+        assert self.found.rule is not None
+        tasks = self.layout.averages.get(measure_, (measure_,))
+        return lead_p_value(self.found.runs[best][0], self.found.runs[runner_up][0], tasks, self.found.rule)

@@ -1,0 +1,106 @@
+"""Finished run folders made of right and wrong answers, without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evalkit.runs import MANIFEST, RESULTS, SCORES, specification_id
+from evalkit.scoring.table import CLUSTER, ScoreRow
+
+CHOICES = 4
+
+
+def scores_of(
+    task: str,
+    right: Sequence[int],
+    *,
+    clusters: Sequence[int] | None = None,
+    subtasks: Sequence[str] | None = None,
+    norm_right: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """A score table of one task whose rule `acc` gets the documents right that `right` says, and `acc_norm` those of
+    `norm_right` (the same ones if that is not given). Gold is choice 0."""
+    n = len(right)
+    names = np.array(subtasks if subtasks is not None else [task] * n, dtype=object)
+    doc_ids = pd.Series(range(n)).groupby(names).cumcount().to_numpy()
+    per_row = {"task": task, "subtask": np.repeat(names, CHOICES), "doc_id": np.repeat(doc_ids, CHOICES)}
+    table = pd.DataFrame(per_row | dict.fromkeys(set(ScoreRow._fields) - per_row.keys(), 0))
+    table["choice"] = np.tile(np.arange(CHOICES), n)
+    table["choices"], table["gold"] = CHOICES, 0
+    for segment in ("special", "instruction", "context", "end", "unconditional"):
+        table[f"ll_{segment}"] = np.nan
+    first, second = (table["choice"] == place for place in (0, 1))
+    # Right: the gold option is the likeliest. Wrong: the second one is, by its sum or by its sum per character
+    good = np.repeat(np.asarray(right, bool), CHOICES)
+    long_good = np.repeat(np.asarray(right if norm_right is None else norm_right, bool), CHOICES)
+    table["ll_continuation"] = np.where(first == good, -2.0, -4.0) * np.where(first | second, 1.0, 10.0)
+    table["n_continuation"] = 1
+    best, other = np.where(good == long_good, 10, 100), 10
+    table["chars"] = np.where(table["ll_continuation"] == -2.0, other, best)
+    table["bytes"] = table["chars"]
+    table[CLUSTER] = np.repeat(doc_ids if clusters is None else np.asarray(clusters), CHOICES)
+    table = table[[*ScoreRow._fields, CLUSTER]]
+    return table.astype({column: "float64" for column in table if column.startswith("ll_")})
+
+
+def make_run(
+    root: Path,
+    tables: Mapping[str, pd.DataFrame],
+    *,
+    model: str = "org/model",
+    groups: Mapping[str, Sequence[str]] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    **specification: Any,
+) -> Path:
+    """Write a finished run.
+
+    Args:
+        root: folder of runs.
+        tables: score tables by task.
+        model: its name; also stands for its weights.
+        groups: averages; one over all tasks if not given.
+        manifest: other entries of it.
+        specification: other entries of the specification.
+    """
+    about = {
+        "scoring": 2,
+        "versions": {"torch": "2"},
+        "checkpoint": {"weights": model},
+        "dtype": "float32",
+        "attention": "auto",
+        "context_extension": None,
+        "limit": None,
+        "suite": "zeroshot8",
+        "documents": {task: f"hash of {task}" for task in tables},
+        "template": "hash of plain",
+        "unconditional": False,
+        "num_fewshot": 0,
+    } | specification
+    named = dict(groups or {"Average": list(tables)})
+    content = {
+        "id": specification_id(about),
+        "specification": about,
+        "rule": "acc",
+        "groups": named,
+        "group_sizes": {name: len(members) for name, members in named.items()},
+        "documents": {task: {"official": True, "source": "made up", "count": 0} for task in tables},
+        "template": {"name": "plain"},
+        "model": model,
+        "revision": None,
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"lm-eval": "0.4.13"},
+    } | dict(manifest or {})
+    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    results = {"tasks": [{"task": task, "seconds": 0.0} for task in tables], "averages": [], "groups": []}
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+    if tables:
+        pd.concat(tables.values()).to_parquet(folder / SCORES, index=False)
+    return folder

@@ -1,0 +1,312 @@
+"""Converted checkpoints give the logits of the code that they come from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import embedding, silu
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCausalLM
+
+from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.convert import convert
+from evalkit.models.init import write_random
+from evalkit.models.locate import locate
+from evalkit.models.variants.settings import Differential
+from tests.models.loading import edit_config, load_folder
+from tests.models.small import small
+from tests.tiny import tiny_tokenizer
+
+IDS = torch.arange(3, 60)[None]
+FIRST = "model.layers.0.self_attn"
+VOCABULARY, HIDDEN, INNER, LAYERS, SIZE = 96, 48, 80, 3, 8
+
+# transformers' DiffLlama
+
+
+def diffllama(folder: Path, *, kv_heads: int = 2, tied: bool = False, zero: bool = False) -> Path:
+    torch.manual_seed(1)
+    model = DiffLlamaForCausalLM(
+        DiffLlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=HIDDEN,
+            intermediate_size=INNER,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=128,
+            initializer_range=0.2,
+            rms_norm_eps=3e-5,
+            tie_word_embeddings=tied,
+        )
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lambda" in name:
+                parameter.normal_(0, 0.0 if zero else 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def both(source: Path, output: Path, dtype: torch.dtype, attention: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of a folder and of its conversion."""
+    models = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
+        for path in (source, output)
+    ]
+    assert [type(model).__name__ for model in models] == ["DiffLlamaForCausalLM", "EvalkitLlamaForCausalLM"]
+    with torch.no_grad():
+        first, second = (model.eval()(IDS).logits for model in models)
+    return first, second
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("kv_heads", "tied"), [(4, True), (2, False)])
+def test_diffllama(tmp_path: Path, kv_heads: int, tied: bool, attention: str) -> None:
+    source = diffllama(tmp_path / "source", kv_heads=kv_heads, tied=tied)
+    convert(locate(str(source)), tmp_path / "out")
+    first, second = both(source, tmp_path / "out", torch.float32, attention)
+    # The same operations in the same order: not a bit is another
+    assert torch.equal(first, second)
+
+
+def test_diffllama_in_double_precision(tmp_path: Path) -> None:
+    for zero, tolerance in ((True, 1e-10), (False, 1e-6)):  # its λ is of float32 even then, ours is not
+        source = diffllama(tmp_path / f"source-{zero}", zero=zero)
+        convert(locate(str(source)), tmp_path / f"out-{zero}")
+        first, second = both(source, tmp_path / f"out-{zero}", torch.float64, "sdpa")
+        assert (first - second).abs().max() <= tolerance * first.abs().max()
+
+
+def test_what_diffllamas_config_leaves_out_is_diffllamas_default(tmp_path: Path) -> None:
+    source = diffllama(tmp_path / "source")
+    edit_config(source, "rms_norm_eps", "max_position_embeddings")
+    convert(locate(str(source)), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["rms_norm_eps"], config["max_position_embeddings"]) == (1e-5, 2048)
+    assert config["diff_subln_eps"] == 1e-5
+    assert "lambda_std_dev" not in config
+    first, second = both(source, tmp_path / "out", torch.float32, "eager")
+    assert torch.equal(first, second)
+
+
+# The authors' layout
+
+
+def authors(folder: Path, *, kv_pairs: int = 3, affine: bool = True, pairs: int = 3) -> Path:
+    """Random weights in the authors' layout."""
+    generator = torch.Generator().manual_seed(5)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    weights = {
+        "model.embed_tokens.weight": random(VOCABULARY, HIDDEN),
+        "model.norm.weight": 1 + random(HIDDEN),
+        "lm_head.weight": random(VOCABULARY, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        attention, at = f"model.layers.{layer}.self_attn", f"model.layers.{layer}"
+        weights |= {
+            f"{attention}.q_proj.weight": random(2 * pairs * SIZE, HIDDEN),
+            f"{attention}.k_proj.weight": random(2 * kv_pairs * SIZE, HIDDEN),
+            f"{attention}.v_proj.weight": random(2 * kv_pairs * SIZE, HIDDEN),
+            f"{attention}.out_proj.weight": random(HIDDEN, 2 * pairs * SIZE),
+            **{f"{attention}.lambda_{name}": 2 * random(SIZE) for name in ("q1", "k1", "q2", "k2")},
+            f"{at}.mlp.gate_proj.weight": random(INNER, HIDDEN),
+            f"{at}.mlp.up_proj.weight": random(INNER, HIDDEN),
+            f"{at}.mlp.down_proj.weight": random(HIDDEN, INNER),
+            f"{at}.input_layernorm.weight": 1 + random(HIDDEN),
+            f"{at}.post_attention_layernorm.weight": 1 + random(HIDDEN),
+        }
+        if affine:
+            weights[f"{attention}.subln.weight"] = 1 + random(2 * SIZE)
+    folder.mkdir(parents=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    # As the authors count them: pairs
+    config = {"model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER,
+              "num_hidden_layers": LAYERS, "num_attention_heads": pairs, "num_key_value_heads": kv_pairs,
+              "rms_norm_eps": 1e-6, "max_position_embeddings": 128, "tie_word_embeddings": False,
+              "rope_theta": 10000.0}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def rms(hidden: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
+    return normed if weight is None else normed * weight
+
+
+def turn(states: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """Rotary embeddings of [tokens, heads, size] as complex numbers: of neighbouring channels, or of two halves."""
+    half = states.shape[-1] // 2
+    pairs = states.unflatten(-1, (half, 2)) if interleaved else states.unflatten(-1, (2, half)).transpose(-1, -2)
+    angles = torch.arange(len(states))[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    real = torch.view_as_real(turned)
+    return (real if interleaved else real.transpose(-1, -2)).flatten(-2)
+
+
+def written_out(weights: dict[str, Any], interleaved: bool, adjacent: bool) -> torch.Tensor:
+    """The authors' formula, a pair at a time; [tokens, vocabulary]."""
+    hidden = embedding(IDS[0], weights["model.embed_tokens.weight"])
+    length = len(hidden)
+    late = torch.full((length, length), -torch.inf).triu(1)
+    for layer in range(LAYERS):
+        own = {
+            name.removeprefix(f"model.layers.{layer}."): weight
+            for name, weight in weights.items()
+            if name.startswith(f"model.layers.{layer}.")
+        }
+        inside = rms(hidden, own["input_layernorm.weight"], 1e-6)
+        query, key, value = (
+            (inside @ own[f"self_attn.{part}_proj.weight"].T).unflatten(-1, (-1, SIZE)) for part in "qkv"
+        )
+        query, key = turn(query, interleaved), turn(key, interleaved)
+        start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        vectors = {name: own[f"self_attn.lambda_{name}"] for name in ("q1", "k1", "q2", "k2")}
+        first, second = ((vectors[f"q{i}"] * vectors[f"k{i}"]).sum().exp() for i in (1, 2))
+        weight = first - second + start
+        pairs, kv_pairs = query.shape[1] // 2, key.shape[1] // 2
+        outs = []
+        for pair in range(pairs):
+            group = pair // (pairs // kv_pairs)
+            mine = (2 * pair, 2 * pair + 1) if adjacent else (pair, pair + pairs)
+            theirs = (2 * group, 2 * group + 1) if adjacent else (group, group + kv_pairs)
+            maps = [
+                (query[:, q] @ key[:, k].T / math.sqrt(SIZE) + late).softmax(-1)
+                for q, k in zip(mine, theirs, strict=True)
+            ]
+            values = torch.cat([value[:, k] for k in theirs], dim=-1)
+            out = rms((maps[0] - weight * maps[1]) @ values, own.get("self_attn.subln.weight"), 1e-5)
+            outs.append(out * (1 - start))
+        hidden = hidden + torch.cat(outs, dim=-1) @ own["self_attn.out_proj.weight"].T
+        inside = rms(hidden, own["post_attention_layernorm.weight"], 1e-6)
+        gate = silu(inside @ own["mlp.gate_proj.weight"].T) * (inside @ own["mlp.up_proj.weight"].T)
+        hidden = hidden + gate @ own["mlp.down_proj.weight"].T
+    return rms(hidden, weights["model.norm.weight"], 1e-6) @ weights["lm_head.weight"].T
+
+
+@pytest.mark.parametrize("rope", ["interleaved", "rotate_half"])
+@pytest.mark.parametrize("pairing", ["adjacent", "halves"])
+@pytest.mark.parametrize(("kv_pairs", "affine"), [(3, True), (1, False)])
+def test_the_authors_layout(tmp_path: Path, kv_pairs: int, affine: bool, pairing: str, rope: str) -> None:
+    source = authors(tmp_path / "source", kv_pairs=kv_pairs, affine=affine)
+    convert(locate(str(source)), tmp_path / "out", rope=rope, pairing=pairing)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        found = model(IDS).logits[0]
+    expected = written_out(load_file(source / "model.safetensors"), rope == "interleaved", pairing == "adjacent")
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    variant = model.config.variant()
+    assert variant.layers == (0, 1, 2)
+    assert variant.settings == Differential("halve", pairing, "affine" if affine else "plain", 1e-5, "absolute")
+
+
+def test_rope_and_pairing_matter(tmp_path: Path) -> None:
+    """Else the test above could not fail."""
+    weights = load_file(authors(tmp_path / "source") / "model.safetensors")
+    expected = written_out(weights, True, True)
+    for other in (written_out(weights, False, True), written_out(weights, True, False)):
+        assert (other - expected).abs().max() > 0.1
+
+
+def test_vanilla_layers_between(tmp_path: Path) -> None:
+    """Layers without λ's vectors stay vanilla, and their heads rotate as the others' do."""
+    source = authors(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    for name in [name for name in weights if ".1.self_attn." in name and ("lambda" in name or "subln" in name)]:
+        del weights[name]
+    weights["model.layers.1.self_attn.o_proj.weight"] = weights.pop("model.layers.1.self_attn.out_proj.weight")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    edit_config(source, num_attention_heads=6, num_key_value_heads=6)
+    convert(locate(str(source)), tmp_path / "half")
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert (config["variant_layers"], config["diff_heads"], config["head_dim"]) == ([0, 2], "halve", 8)
+    # Of heads twice as wide a pair of maps is one
+    edit_config(source, num_attention_heads=3, num_key_value_heads=3)
+    convert(locate(str(source)), tmp_path / "keep")
+    config = json.loads((tmp_path / "keep" / "config.json").read_text())
+    assert (config["variant_layers"], config["diff_heads"], config["head_dim"]) == ([0, 2], "keep", 16)
+    edit_config(source, num_attention_heads=12, num_key_value_heads=12)
+    with pytest.raises(CheckpointError, match="the vanilla layers' heads have 4 channels and lambda_q1 has 8"):
+        convert(locate(str(source)), tmp_path / "neither")
+
+
+# What both have in common
+
+
+def test_the_tokenizer_comes_along_and_evalkit_loads_it(tmp_path: Path) -> None:
+    source = diffllama(tmp_path / "source")
+    said: list[str] = []
+    convert(locate(str(source)), tmp_path / "bare", say=said.append)
+    assert len(said) == 1 and "holds no tokenizer" in said[0] and "--tokenizer" in said[0]
+    tiny_tokenizer(source)
+    model = DiffLlamaForCausalLM.from_pretrained(source)
+    model.resize_token_embeddings(512)
+    model.save_pretrained(source)
+    convert(locate(str(source)), tmp_path / "out", say=said.append)
+    assert len(said) == 1
+    loaded = load_folder(tmp_path / "out")
+    assert loaded.architecture == "EvalkitLlamaForCausalLM"
+    assert (tmp_path / "out" / "generation_config.json").is_file()
+
+
+def test_pickles_only_if_allowed(tmp_path: Path) -> None:
+    source = authors(tmp_path / "source")
+    convert(locate(str(source)), tmp_path / "safe")
+    torch.save(load_file(source / "model.safetensors"), source / "pytorch_model.bin")
+    (source / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="--allow-pickle"):
+        convert(locate(str(source)), tmp_path / "out")
+    convert(locate(str(source), allow_pickle=True), tmp_path / "out")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("safe", "out"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def changed(source: Path, drop: str = "", **add: torch.Tensor) -> None:
+    weights = load_file(source / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if not drop or drop not in name}
+    save_file(kept | add, source / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda at: changed(at, "lambda_q1"), r"neither transformers' DiffLlama .* Expected: model\.embed_tokens"),
+        (lambda at: changed(at, "1.self_attn.lambda_k2"), r"lacks model\.layers\.1\.self_attn\.lambda_k2"),
+        (lambda at: changed(at, "0.self_attn.k_proj"), r"lacks model\.layers\.0\.self_attn\.k_proj\.weight"),
+        (lambda at: changed(at, "1.self_attn.subln"), r"subln\.weight is in 2 of 3 layers"),
+        (lambda at: changed(at, extra=torch.ones(2)), "has no place for: extra"),
+        (lambda at: changed(at, **{"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight \(3,\), not \(48,\)"),
+        (lambda at: changed(at, **{f"{FIRST}.q_proj.weight": torch.ones(41, 48)}), "have 41 and 48 rows"),
+        (lambda at: changed(at, **{f"{FIRST}.lambda_q1": torch.ones(4)}), r"\[4, 8\] channels"),
+        (lambda at: edit_config(at, "rms_norm_eps"), r"config\.json: lacks 'rms_norm_eps'"),
+        (lambda at: edit_config(at, "rope_theta"), r"config\.json: lacks 'rope_theta'"),
+        (lambda at: edit_config(at, tie_word_embeddings=True), "set it to false"),
+        (lambda at: edit_config(at, attention_dropout=0.1, hidden_size="x"), "config.json"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted(tmp_path: Path, damage: Any, words: str) -> None:
+    source = authors(tmp_path / "source")
+    damage(source)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        convert(locate(str(source)), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_needs_no_conversion_or_knows_its_settings(tmp_path: Path) -> None:
+    write_random(
+        small(tmp_path, "differential"), tmp_path / "own", seed=0, tokenizer=str(tiny_tokenizer(tmp_path / "t"))
+    )
+    with pytest.raises(CheckpointError, match="model type 'evalkit_llama' is evalkit's own already"):
+        convert(locate(str(tmp_path / "own")), tmp_path / "out")
+    with pytest.raises(UsageError, match="--rope and --pairing are for the authors' layout"):
+        convert(locate(str(diffllama(tmp_path / "source"))), tmp_path / "out", rope="interleaved")

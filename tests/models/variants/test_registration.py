@@ -1,0 +1,95 @@
+"""transformers' auto classes know the model types after `import evalkit`, whatever was imported before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.models.variants.building import DIFFERENTIAL, causal, model_of
+
+AUTO = "from transformers import AutoConfig, AutoModelForCausalLM\n"
+LOAD = """
+import torch
+model = AutoModelForCausalLM.from_pretrained(folder)
+assert type(model).__name__ == "EvalkitLlamaForCausalLM", type(model)
+given = torch.load(folder + "/given.pt")
+with torch.no_grad():
+    assert torch.equal(model(given["ids"]).logits, given["logits"])
+"""
+BUILD = """
+config = AutoConfig.from_pretrained(folder)
+assert type(config).__name__ == "EvalkitLlamaConfig" and config.variant().name == "differential"
+assert type(AutoModelForCausalLM.from_config(config)).__name__ == "EvalkitLlamaForCausalLM"
+assert AutoConfig.for_model("evalkit_qwen2").model_type == "evalkit_qwen2"
+"""
+ORDERS = {
+    "evalkit first": "import evalkit\n" + AUTO + LOAD + BUILD,
+    "a model class first": "from transformers import LlamaForCausalLM\nimport evalkit\n" + AUTO + BUILD + LOAD,
+    "auto classes first": AUTO + "import evalkit\n" + LOAD + BUILD,
+    "a config made by hand": """
+import evalkit, transformers
+from evalkit.models.variants.configuration import EvalkitLlamaConfig
+config = EvalkitLlamaConfig.from_pretrained(folder)
+model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
+assert type(model).__name__ == "EvalkitLlamaForCausalLM", type(model)
+""",
+    "not at all": """
+from transformers import AutoConfig
+try:
+    AutoConfig.from_pretrained(folder)
+except ValueError as error:
+    assert "evalkit_llama" in str(error)
+else:
+    raise AssertionError("known without evalkit")
+""",
+    "evalkit alone": """
+import sys, evalkit
+heavy = [name for name in ("torch", "transformers", "numpy", "pandas") if name in sys.modules]
+assert not heavy, heavy
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """Side by side, since each spends seconds importing."""
+    folder = tmp_path_factory.mktemp("variant")
+    model = model_of("llama", DIFFERENTIAL)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        torch.save({"ids": causal().ids, "logits": model(causal().ids).logits}, folder / "given.pt")
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", f"folder = {str(folder)!r}\n{code}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        for name, code in ORDERS.items()
+    }
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_import_order(order: str, started: dict[str, subprocess.Popen[str]]) -> None:
+    _, errors = started[order].communicate(timeout=120)
+    assert started[order].returncode == 0, errors
+
+
+def test_registering_twice_is_nothing() -> None:
+    from transformers import AutoConfig
+
+    from evalkit.models.registration import register_models
+
+    register_models()
+    register_models.__wrapped__()
+    assert AutoConfig.for_model("evalkit_qwen2").model_type == "evalkit_qwen2"

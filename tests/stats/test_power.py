@@ -1,0 +1,81 @@
+"""What documents could show, against statsmodels, enumeration and simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+from evalkit.stats.power import POWER, mcnemar_detectable, mcnemar_power, t_detectable, t_power
+from evalkit.stats.significance import mcnemar
+
+
+@pytest.mark.parametrize("n", [5, 30, 100, 5000])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 1.96, 2.8, 4.0])
+def test_power_of_t_is_statsmodels(n: int, shift: float) -> None:
+    assert t_power(shift, n - 1) == pytest.approx(TTestPower().power(shift / math.sqrt(n), n, 0.05), abs=1e-10)
+
+
+@pytest.mark.parametrize("n", [20, 100, 5000])
+def test_the_smallest_difference_is_statsmodels(n: int) -> None:
+    found = t_detectable(0.1 / math.sqrt(n), n - 1)
+    assert found is not None
+    assert TTestPower().power(found / 0.1, n, 0.05) == pytest.approx(POWER, abs=1e-6)
+
+
+def test_the_normal_limit_is_the_textbooks() -> None:
+    expected = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
+    assert t_detectable(0.01, math.inf) == pytest.approx(0.01 * expected, rel=1e-5)
+    assert t_detectable(0.0, math.inf) is None
+    assert t_detectable(0.5, math.inf) is None  # 1.4, more than scores can differ by
+
+
+def enumerated(n: int, discordance: float, difference: float) -> float:
+    """Over every outcome of the three-cell table."""
+    won, lost = (discordance + difference) / 2, (discordance - difference) / 2
+    total = 0.0
+    for wins in range(n + 1):
+        for losses in range(n + 1 - wins):
+            if mcnemar(wins, losses) <= 0.05:
+                total += float(stats.multinomial.pmf([wins, losses, n - wins - losses], n, [won, lost, 1 - won - lost]))
+    return total
+
+
+@pytest.mark.parametrize(("n", "discordance", "difference"), [(20, 0.4, 0.0), (30, 0.5, 0.3), (25, 0.3, 0.3)])
+def test_power_of_mcnemar_is_that_of_every_outcome(n: int, discordance: float, difference: float) -> None:
+    assert mcnemar_power(n, discordance, difference) == pytest.approx(enumerated(n, discordance, difference), abs=1e-8)
+
+
+def test_exact_mcnemar_rejects_no_more_than_it_says() -> None:
+    """Its size without a difference: at most 5 %, and less where few documents are discordant."""
+    sizes = {n: mcnemar_power(n, 0.3, 0.0) for n in (100, 1000, 10_000)}
+    assert all(size <= 0.05 for size in sizes.values())
+    assert sizes[100] < sizes[1000] < sizes[10_000]
+    assert sizes[10_000] > 0.047
+    assert mcnemar_power(100, 0.05, 0.0) < 0.02
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(50, 3000), st.floats(0.02, 0.9))
+def test_the_smallest_difference_has_the_power_that_is_promised(n: int, share: float) -> None:
+    discordant = round(share * n)
+    found = mcnemar_detectable(n, discordant)
+    assert found is not None
+    assert mcnemar_power(n, max(found, discordant / n), found) == pytest.approx(POWER, abs=1e-6)
+
+
+def test_documents_that_can_show_nothing() -> None:
+    assert mcnemar_detectable(5, 5) is None  # five of five is still p = 0.06
+    assert mcnemar_detectable(1, 0) is None
+    # Where the runs agree everywhere, six documents at least would have to be won
+    assert mcnemar_detectable(200, 0) == pytest.approx(_six_of(200), rel=1e-4)
+
+
+def _six_of(n: int) -> float:
+    shares = np.linspace(0.001, 0.2, 200_000)
+    return float(shares[np.argmax(stats.binom.sf(5, n, shares) >= POWER)])

@@ -1,0 +1,130 @@
+"""Exports to the hub's and to Every Eval Ever's forms, held against their own loader and schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
+
+from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
+from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
+from evalkit.export import FORMS, export_run
+from evalkit.runs import LM_EVAL, RESULTS, Run, load_run
+from tests.test_tables_measured import altered
+
+SCHEMA = Member(
+    wheel=Wheel(
+        package="every-eval-ever",
+        version="0.3.0",
+        sha256="564b8bc624c1f822f749a769dc69dc058a736e83d920cbeb147c3a30d3152317",
+        megabytes=1,
+    ),
+    path="every_eval_ever/schemas/eval.schema.json",
+    size=40118,
+    sha256="c9c6195aec8a9dfa0b2aba4924ac1aa8a184c9d8ca97cee778cb531088e39b48",
+)
+"""The schema, out of the wheel of its own package, whose dependencies clash with evalkit's."""
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    try:
+        path = fetch_wheel_member(SCHEMA, "schemas", lambda _: None)
+    except DataError as error:
+        pytest.skip(f"the schema cannot be had: {error}")
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def accuracies(run: Run, rule: str) -> dict[str, float]:
+    return {task.task: task.accuracy for task in run.results(rule).tasks}
+
+
+@pytest.mark.parametrize("rule", [None, "acc_norm"])
+def test_every_eval_ever(finished: Run, tmp_path: Path, schema: dict[str, Any], rule: str | None) -> None:
+    [path] = export_run(finished, "every_eval_ever", rule, tmp_path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator(schema).validate(document)
+    assert document["schema_version"] == schema["version"]
+    assert re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.json", path.name)
+    found = {result["evaluation_name"]: result for result in document["evaluation_results"]}
+    expected = accuracies(finished, rule or "ppl")
+    assert {task: result["score_details"]["score"] for task, result in found.items()} == expected
+    piqa = next(task for task in finished.results(rule).tasks if task.task == "piqa")
+    assert found["piqa"]["score_details"]["uncertainty"] == {
+        "num_samples": piqa.n,
+        "standard_error": {"value": piqa.stderr, "method": "analytic"},
+    }
+    assert found["piqa"]["source_data"]["additional_details"]["official_documents"] == "no"
+
+
+def test_the_schema_would_refuse(finished: Run, tmp_path: Path, schema: dict[str, Any]) -> None:
+    """So that passing it says something."""
+    [path] = export_run(finished, "every_eval_ever", None, tmp_path)
+    for spoil in ("model_info", "evaluation_results"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        del document[spoil]
+        assert not jsonschema.Draft7Validator(schema).is_valid(document)
+
+
+def test_the_same_export_is_the_same_file(finished: Run, tmp_path: Path) -> None:
+    first, again, other = (export_run(finished, "every_eval_ever", rule, tmp_path)[0] for rule in (None, "ppl", "acc"))
+    assert first == again != other
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("rule", [None, "acc"])
+def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
+    card, entries = export_run(finished, "hub", rule, tmp_path)
+    expected = {task: round(100 * value, 4) for task, value in accuracies(finished, rule or "ppl").items()}
+    results = ModelCard.load(card).data.eval_results
+    assert {result.dataset_name: result.metric_value for result in results} == expected
+    by_task = {result.dataset_name: result for result in results}
+    arc = by_task["arc_easy"]
+    assert (arc.dataset_type, arc.dataset_config, arc.dataset_split) == ("allenai/ai2_arc", "ARC-Easy", "test")
+    assert arc.metric_args["rule"] == (rule or "ppl")
+    assert entries == tmp_path / ".eval_results" / "evalkit.yaml"
+    parsed = parse_eval_result_entries(yaml.safe_load(entries.read_text(encoding="utf-8")))
+    assert {entry.task_id: entry.value for entry in parsed} == expected
+    assert {entry.dataset_id for entry in parsed} >= {"allenai/ai2_arc", "cais/mmlu"}
+    assert all("not the official documents" in (entry.notes or "") for entry in parsed)
+
+
+def test_lm_eval_is_what_the_run_wrote(finished: Run, tmp_path: Path) -> None:
+    paths = export_run(finished, "lm_eval", None, tmp_path)
+    own = sorted((finished.folder / "lm_eval").iterdir())
+    assert [path.name for path in paths] == [path.name for path in own]
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in own]
+
+
+def test_without_an_output_it_goes_into_the_run_folder(own_run: Path) -> None:
+    run = load_run(own_run)
+    for form in FORMS:
+        for path in export_run(run, form):
+            assert path.is_file()
+            assert path.is_relative_to(own_run / form)
+    assert load_run(own_run).complete
+
+
+def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="unknown export 'hob': did you mean 'hub'"):
+        export_run(finished, "hob")
+    with pytest.raises(UnknownNameError, match=r"unknown rule of run .*'ac'"):
+        export_run(finished, "hub", "ac")
+    with pytest.raises(UsageError, match="every rule at once"):
+        export_run(finished, "lm_eval", "acc")
+    with pytest.raises(UsageError, match="--to lm_eval"):
+        export_run(load_run(altered(finished, tmp_path / "theirs", suite=LM_EVAL)), "hub")
+    begun = Path(altered(finished, tmp_path / "begun"))
+    (begun / RESULTS).unlink()
+    with pytest.raises(RunError, match="begun is not finished"):
+        export_run(load_run(begun), "hub")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EvalkitError, match=r"file.* cannot be written"):
+        export_run(finished, "hub", None, tmp_path / "file" / "folder")

@@ -1,0 +1,125 @@
+"""LaTeX: what is escaped, and that every table compiles and prints what it should."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.tables.latex import escape, latex
+from evalkit.tables.layout import layout_names
+from evalkit.tables.markup import literal
+from evalkit.tables.request import TableRequest, make, write
+from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table
+
+NASTY = r"my_model-50%_{x}^2~$5 & #1 \input{secret} <a|b> [c] *d* --e ''f'' `g` \\"
+
+needs_tex = pytest.mark.skipif(
+    not (shutil.which("pdflatex") and shutil.which("pdftotext")),
+    reason="pdflatex or pdftotext is not installed (Debian: texlive-latex-extra, poppler-utils)",
+)
+
+# The paper's packages that a table could need, in its order
+PREAMBLE = r"""\documentclass[11pt,twocolumn]{article}
+\usepackage{times}\usepackage{latexsym}\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{microtype}
+\usepackage{graphicx}\usepackage{xcolor}\usepackage{multirow}\usepackage{booktabs}\usepackage{amsmath}
+"""
+
+
+def compiled(folder: Path, document: str) -> str:
+    """The text of the document's pages; fails with TeX's own complaint."""
+    (folder / "it.tex").write_text(document, encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "it.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=120)
+    assert done.returncode == 0, "\n".join(line for line in done.stdout.splitlines() if line.startswith(("!", "l.")))
+    assert not re.search(r"Overfull \\hbox|Missing character", (folder / "it.log").read_text(errors="replace"))
+    shown = subprocess.run(
+        ["pdftotext", "-layout", "it.pdf", "-"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return shown.stdout
+
+
+def one_row(label: str) -> Table:
+    """A table of one number whose row, column, title, note and caption are a foreign name."""
+    name = literal(label)
+    line = Line("x", name, True, (name,), (Cell("1.0", bold=True, underline=True, significant=True),))
+    group = ColumnGroup(name, (name,))
+    return Table("a_b c}%", name, name, (name,), (group,), (Section(name, "ruled", (line,)),), (name,))
+
+
+@given(st.text())
+def test_nothing_special_is_left(text: str) -> None:
+    escaped = escape(text)
+    bare = re.sub(r"\\(text[a-z]+\{\}|[{}$&#%_])|\$\\?[a-z]+\$|\$-\$|\{[\[\]*]\}|-\{\}|'\{\}", "", escaped)
+    assert not set(bare) & set('\\{}$&#%_^~<>|"`[]*\n\r\0'), escaped
+    assert "--" not in escaped.replace(r"-{}-", "")
+
+
+@given(st.text(alphabet=string.ascii_letters + string.digits + " .,:;!?()/+=@"))
+def test_plain_text_stays(text: str) -> None:
+    assert escape(text) == text
+
+
+def test_letters_without_a_glyph_are_told_by_their_code() -> None:
+    assert escape("中") == "{[}U+4E2D{]}"
+    assert escape("é ü ß") == "é ü ß"
+    assert escape("e\u0301") == "é"
+
+
+def test_fragments_say_what_they_need_and_documents_are_whole() -> None:
+    fragment = write(make(TableRequest("main_res")), "latex")
+    assert fragment.startswith("% needs ")
+    assert r"\documentclass" not in fragment
+    whole = latex(make(TableRequest("main_res")), standalone=True)
+    assert whole.startswith(r"\documentclass")
+    assert whole.rstrip().endswith(r"\end{document}")
+    for package in ("booktabs", "graphicx", "multirow"):
+        assert package in fragment.splitlines()[0]
+        assert package in whole
+
+
+@needs_tex
+def test_every_table_compiles_beside_the_papers_packages(tmp_path: Path) -> None:
+    tables = [
+        make(TableRequest(name, as_printed=as_printed)) for name in layout_names() for as_printed in (True, False)
+    ]
+    pages = "\\clearpage\n".join(map(latex, tables))
+    text = compiled(tmp_path, f"{PREAMBLE}\\begin{{document}}\n{pages}\\end{{document}}")
+    for number in ("51.3", "49.6", "19.26", "100%", "38.9"):
+        assert number in text
+
+
+@needs_tex
+@pytest.mark.parametrize("name", ["main_res", "app_long_contx"])
+def test_a_table_compiles_as_it_stands(tmp_path: Path, name: str) -> None:
+    text = compiled(tmp_path, write(make(TableRequest(name)), "latex", standalone=True))
+    first = {"main_res": "VANILLA 51.3 44.3 24.7 29.7 62.8 23.8 57.1 24.9 39.8",
+             "app_long_contx": "Passage Count 2.18 1.04 1.81"}[name]  # fmt: skip
+    assert first in [" ".join(line.split()) for line in text.upper().splitlines()] + [
+        " ".join(line.split()) for line in text.splitlines()
+    ]
+
+
+@needs_tex
+def test_a_nasty_name_is_printed_as_it_is(tmp_path: Path) -> None:
+    """In every place of a table where a name of others can stand."""
+    text = compiled(tmp_path, latex(one_row(NASTY), standalone=True))
+    expected = re.sub(r"\s", "", NASTY).replace("'", "’")
+    assert re.sub(r"\s", "", text).replace("'", "’").count(expected) >= 3, text
+
+
+@needs_tex
+def test_every_latin_letter_compiles(tmp_path: Path) -> None:
+    letters = "".join(map(chr, [*range(0x20, 0x180), 0x2013, 0x2014, 0x2020, 0x4E2D, 0x1F600]))
+    parts = [letters[start : start + 16] for start in range(0, len(letters), 16)]
+    lines = tuple(Line(str(i), literal(part), False, (), (Cell(),)) for i, part in enumerate(parts))
+    table = Table("t", (), (), (), (ColumnGroup((), (literal("a"),)),), (Section((), "line", lines),), ())
+    text = compiled(tmp_path, latex(table, standalone=True))
+    for shown in ("é", "Ø", "ß", "[U+0100]", "[U+4E2D]", "[U+1F600]", "{|}"):
+        assert shown in text

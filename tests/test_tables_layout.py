@@ -1,0 +1,104 @@
+"""Layouts: those that evalkit ships, and files that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evalkit.errors import EvalkitError, TableError, UnknownNameError
+from evalkit.tables.layout import layout_names, load_layout
+from evalkit.tables.markup import plain
+from evalkit.tables.published import read_numbers, read_printed
+
+PAPER = {
+    "main_res", "abl_top_main", "sig_abl_main", "backbone_abl_main", "anly_rank_main", "app_long_contx", "res_intg_app",
+    "sft_abl_app", "abl_top_app", "sig_abl_app", "vanilla_head_app", "backbone_abl_app",
+}  # fmt: skip
+
+WHOLE = {
+    "suite": "zeroshot8",
+    "rows": [{"items": {"mine": "Mine", "yours": None}}],
+    "columns": [{"title": "Reasoning", "items": {"arc_easy": "ARCe"}}, {"items": {"Average": "Avg."}}],
+}
+
+
+def written(folder: Path, **changes: object) -> str:
+    path = folder / "my_table.yaml"
+    path.write_text(yaml.safe_dump(WHOLE | changes, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def test_the_papers_twelve_are_here() -> None:
+    assert set(layout_names()) == PAPER
+
+
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_layouts_and_published_numbers_name_the_same(name: str) -> None:
+    """Every row and every task of a layout has numbers, and nothing computed is stored."""
+    layout = load_layout(name)
+    numbers = read_numbers(layout.data)
+    assert {item.key for item in layout.models} == numbers.keys()
+    assert all(set(layout.tasks) >= row.keys() for row in numbers.values())
+    assert not layout.averages.keys() & {column for row in numbers.values() for column in row}
+    printed = read_printed(layout.printed)
+    averages = {(m.key, x.key) for m in layout.models for x in layout.measures if x.key in layout.averages}
+    assert printed.values.keys() == averages
+    assert plain(layout.caption)
+
+
+def test_a_users_own(tmp_path: Path) -> None:
+    layout = load_layout(written(tmp_path))
+    assert layout.name == "my_table"
+    assert [plain(item.label) for item in layout.models] == ["Mine", "yours"]
+    assert layout.averages["Average"] == (*layout.averages["Reasoning"], *layout.averages["Knowledge"])
+    assert set(layout.tasks) == set(layout.averages["Average"])
+    assert (layout.decimals, layout.models_are_rows, layout.marks) == (1, True, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"columns": [{"items": {"arc_esy": "ARCe"}}]}, ["unknown task 'arc_esy'", "did you mean 'arc_easy'"]),
+        ({"suite": "zeroshot9"}, ["unknown suite 'zeroshot9'"]),
+        ({"suite": "lm_eval"}, ["suite lm_eval", "CSV"]),
+        ({"colums": []}, ["unknown key 'colums'", "did you mean 'columns'"]),
+        ({"rows": []}, ["'rows' must be a list of groups"]),
+        ({"rows": {"mine": "Mine"}}, ["'rows' must be a list of groups"]),
+        ({"rows": [{"items": {}}]}, ["rows[0].items is empty"]),
+        ({"rows": [{"itmes": {"a": "b"}}]}, ["rows[0]", "itmes"]),
+        ({"rows": [{"items": {"a": 1}}, {"items": {"a": 2}}]}, ["'a' stands twice"]),
+        ({"rows": [{"items": {"a": {"labl": "x"}}}]}, ["rows[0].items.a", "labl"]),
+        ({"rows": [{"items": {"a": {"facts": {"size": "1B"}}}}]}, ["unknown fact 'size'"]),
+        ({"rows": [{"style": "rulled", "items": {"a": "b"}}]}, ["rows[0].style", "rulled"]),
+        ({"marks": {"bold": "best"}}, ["marks.bold is 'best'", "highest in section"]),
+        ({"marks": {"italic": "highest in table"}}, ["unknown marks 'italic'"]),
+        ({"decimals": "one"}, ["decimals is 'one'"]),
+        ({"decimals": True}, ["decimals is 'True'"]),
+        ({"models": "lines"}, ["unknown models 'lines'"]),
+        ({"caption": "**no end"}, ["caption", "begun and not ended"]),
+    ],
+)
+def test_layouts_that_cannot_be(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(TableError) as caught:
+        load_layout(written(tmp_path, **changes))
+    for word in ("my_table.yaml", *words):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"), [("a: [", "not YAML"), ("- a", "keys and values"), ("", "keys and values")]
+)
+def test_files_that_are_no_layouts(tmp_path: Path, content: str, word: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(TableError, match=word):
+        load_layout(str(path))
+
+
+def test_names_of_nothing() -> None:
+    with pytest.raises(UnknownNameError, match="unknown table 'main_rse': did you mean 'main_res'"):
+        load_layout("main_rse")
+    with pytest.raises(EvalkitError, match=r"nowhere\.yaml cannot be read"):
+        load_layout("nowhere.yaml")

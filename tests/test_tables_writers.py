@@ -1,0 +1,129 @@
+"""Markdown, CSV, HTML and terminal: read back, they hold the same cells."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit.tables.layout import layout_names
+from evalkit.tables.markup import literal, plain
+from evalkit.tables.request import TableRequest, make, write
+from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table, beside
+
+Row = tuple[str, list[str]]
+
+
+def rows(table: Table) -> list[Row]:
+    """Label and cells of every line, as they should be read from any format."""
+    return [
+        (plain(line.label), [*map(plain, line.facts), *(cell.value + beside(cell) for cell in line.cells)])
+        for section in table.sections
+        for line in section.lines
+    ]
+
+
+def from_csv(text: str) -> list[Row]:
+    _, *lines = csv.reader(io.StringIO(text))
+    return [(label, cells) for _, label, *cells in lines]
+
+
+def from_markdown(text: str) -> list[Row]:
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    found = []
+    for line in lines:
+        label, *cells = [part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if any(cells):
+            found.append((clean(label), [clean(cell) for cell in cells]))
+    return found
+
+
+def clean(text: str) -> str:
+    bare = re.sub(r"(?<!\\)\*+|</?u>|&emsp;", "", text).replace("†", "")
+    return re.sub(r"\\(.)", r"\1", bare)
+
+
+class Cells(html.parser.HTMLParser):
+    """The texts of th and td, row by row of the body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+            self.inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = self.inside and tag not in ("th", "td")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+def from_html(text: str) -> list[Row]:
+    body = text[text.index("<tbody") : text.rindex("</tbody>")]
+    parser = Cells()
+    parser.feed(body)
+    return [(label, [cell.replace("†", "") for cell in cells]) for label, *cells in parser.rows if cells]
+
+
+@pytest.mark.parametrize("name", layout_names())
+def test_every_format_holds_the_same_cells(name: str) -> None:
+    table = make(TableRequest(name))
+    expected = rows(table)
+    assert from_csv(write(table, "csv")) == expected
+    assert from_markdown(write(table, "markdown")) == expected
+    assert from_html(write(table, "html")) == expected
+    shown = [re.sub(r"(?<=\S)[*_]+", "", line).split() for line in write(table, "terminal").splitlines()]
+    for label, cells in expected:
+        assert [*label.split(), *cells] in shown
+
+
+def test_missing_cells_are_dashes_everywhere() -> None:
+    table = make(TableRequest("anly_rank_main"))
+    for read, form in ((from_csv, "csv"), (from_markdown, "markdown"), (from_html, "html")):
+        [(label, cells), *_] = read(write(table, form))
+        assert (label, cells[3:]) == ("Cog", ["-", "-", "-"]), form
+    assert re.search(r"Cog +58% +70% +100% +- +- +-", write(table, "terminal"))
+    assert "58\\% & \\phantom{0}70\\% & 100\\% & - & - & - \\\\" in write(table, "latex")
+
+
+def test_marks_in_every_format() -> None:
+    table = make(TableRequest("backbone_abl_app"))
+    assert "**<u>53.4</u>**" in write(table, "markdown")
+    assert "<strong><u>53.4</u></strong>" in write(table, "html")
+    assert r"\underline{\textbf{53.4}}" in write(table, "latex")
+    assert "53.4*_" in write(table, "terminal")
+    assert "53.4," in write(table, "csv")
+
+
+def test_pages_and_elements() -> None:
+    table = make(TableRequest("main_res"))
+    assert write(table, "html").startswith("<table")
+    page = write(table, "html", standalone=True)
+    assert page.startswith("<!doctype html>")
+    assert write(table, "html") in page
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc", "Zs", "Zl", "Zp")), min_size=1))
+def test_a_foreign_name_breaks_no_format(name: str) -> None:
+    line = Line("x", literal(name), False, (), (Cell("1.0"),))
+    group = ColumnGroup((), (literal("a"),))
+    table = Table("t", (), (), (), (group,), (Section((), "line", (line,)),), ())
+    assert from_csv(write(table, "csv")) == [(name, ["1.0"])]
+    assert from_html(write(table, "html")) == [(name.replace("†", "†"), ["1.0"])]
+    markdown = write(table, "markdown").splitlines()[2]
+    label = markdown.removeprefix("| ").removesuffix(" | 1.0 |")
+    assert re.sub(r"\\(.)", r"\1", label) == name
+    assert not re.search(r"(?<!\\)(\\\\)*[|*_`<]", label)
