@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.models.context import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.quiet import quiet
@@ -42,7 +40,7 @@ _SCALING_KEYS = (
 )
 """What a checkpoint's own stretching has in `rope_parameters`; all else (theta, the share that rotates) stays."""
 _TOLERANCE = 1e-6
-"""Relative: float32 has 6e-8, and transformers computes in it. In bfloat16 it would be 4e-3."""
+"""Of the unstretched frequency: float32 has 6e-8, and transformers computes in it. In bfloat16 it would be 4e-3."""
 _TRIED = 16
 """Tokens of the forward pass that shows whether the layers use the rotary modules."""
 
@@ -97,7 +95,12 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
         # A key that is there and empty is not replaced by transformers' default everywhere
         if getattr(text, "head_dim", 0) is None:
             text.head_dim = text.hidden_size // text.num_attention_heads
-        text.validate_rope()
+        try:
+            text.validate_rope()
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{given}: model type '{text.model_type}' does not take {extension.method} ({first_line(error)})"
+            ) from error
     return Stretched(extension, config, float(own["rope_theta"]), float(own.get("partial_rotary_factor") or 1.0))
 
 
@@ -146,9 +149,11 @@ class _Lengths:
 
     def __call__(self, module: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
         """Raises `ScoringError` past the original window unless one sequence runs whole."""
+        states = args[0] if args else settings["x"]
         positions = settings["position_ids"] if "position_ids" in settings else args[1]
         length = int(positions.max()) + 1
-        if length > self._extension.original and (len(positions) > 1 or int(positions.min()) > 0):
+        # One row of positions may stand for many sequences, some of which are padded
+        if length > self._extension.original and (len(states) > 1 or int(positions.min()) > 0):
             raise ScoringError(
                 f"--context-method {self._extension.method} is for scoring, one whole sequence at a time: past "
                 f"{self._extension.original:,} tokens, frequencies change with each token that is generated; use yarn"
@@ -183,9 +188,10 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
             "such a model cannot be stretched safely: leave out --context"
         )
     expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
-    if (gap := _gap(found, expected)) > _TOLERANCE:
-        plain = stretched.theta ** (-np.arange(0, size, 2) / size)
-        ignored = _gap(found, plain) <= _TOLERANCE
+    plain = stretched.theta ** (-np.arange(0, size, 2) / size)
+    gap = float(np.abs((found - expected) / plain).max())
+    if gap > _TOLERANCE:
+        ignored = float(np.abs(found / plain - 1).max()) <= _TOLERANCE
         why = "are those of the unstretched model: it ignores rope_parameters" if ignored else f"are off by {gap:.1g}"
         raise CheckpointError(
             f"{where}: its rotary frequencies {why}, so {stretched.extension.method} would not do what it says; "
@@ -195,11 +201,6 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
         shown = "none" if own is None else f"{float(own):g}"
         raise CheckpointError(f"{where}: its attention scaling is {shown}, not {scaling:g}; leave out --context")
-
-
-def _gap(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Largest relative difference."""
-    return float(np.abs(found / expected - 1).max())
 
 
 def _check_used(given: str, model: Any, modules: list[Any]) -> None:
