@@ -15,6 +15,7 @@ from transformers import (
     GPT2Config,
     GPTJConfig,
     LlamaConfig,
+    NanoChatConfig,
     Phi3Config,
     PretrainedConfig,
 )
@@ -217,6 +218,16 @@ CANNOT: dict[str, tuple[PretrainedConfig, str]] = {
         "model type 'phi3' does not take yarn",
     ),
 }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_attention_factor_that_is_normalised_away_is_refused(tmp_path: Path, dtype: str) -> None:
+    """NanoChat normalises queries and keys after it has rotated them."""
+    folder = saved(NanoChatConfig(**SHAPE, num_key_value_heads=2), tmp_path / "model")
+    for method in ("yarn", "dynamic-yarn"):
+        with pytest.raises(CheckpointError, match="NanoChatForCausalLM loses yarn's attention factor"):
+            stretched(folder, 8192, method, dtype)
+    assert stretched(folder, 8192, "ntk", dtype).window == 8192
 
 
 @pytest.mark.parametrize("kind", CANNOT)
