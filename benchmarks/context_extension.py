@@ -1,6 +1,7 @@
 """What stretching a checkpoint's context does to its predictions, position by position.
 
     python benchmarks/context_extension.py --text FILE [--model demo] --context 16384 [--original 8192] [--tokens 12288]
+    python benchmarks/context_extension.py --draw A.json B.json --picture curves.svg
 
 The first `--tokens` tokens of each text run through the model at once (float32 sums), under no stretching, linear, ntk
 and YaRN; the table and the picture show the mean negative log-likelihood of a token, in nats, by its position. A window
@@ -31,7 +32,7 @@ COLOURS = {"none": "#888888", "linear": "#d58f00", "ntk": "#3b7dd8", "yarn": "#b
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True, help="plain text, or JSON lines with a 'text' each")
+    parser.add_argument("--text", type=Path, help="plain text, or JSON lines with a 'text' each")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--context", type=int, default=8192)
@@ -41,8 +42,14 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=1024, help="positions averaged together")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
+    parser.add_argument("--draw", type=Path, nargs="+", help="draw these figures and measure nothing")
     parser.add_argument("--picture", type=Path, help="PNG, PDF or SVG of the curves")
     options = parser.parse_args()
+    if options.draw:
+        draw([json.loads(path.read_text(encoding="utf-8")) for path in options.draw], options.picture)
+        return
+    if options.text is None:
+        parser.error("--text is missing: real text of at least as many tokens as the context")
     tokens = options.tokens or options.context
     checkpoint = locate(options.model)
     curves: dict[str, np.ndarray] = {}
@@ -69,14 +76,15 @@ def main() -> None:
         "texts": options.texts,
         "context": options.context,
         "original": window,
+        "bucket": options.bucket,
         "seconds": {method: round(spent, 1) for method, spent in seconds.items()},
         "buckets": {method: by_bucket(curve, options.bucket) for method, curve in curves.items()},
     }
-    print(table(found, options.bucket))
+    print(table(found))
     if options.results:
         options.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.picture:
-        draw([found], options.bucket, options.picture)
+        draw([found], options.picture)
 
 
 def token_windows(tokenizer: object, path: Path, tokens: int, count: int) -> list[np.ndarray]:
@@ -96,8 +104,8 @@ def by_bucket(curve: np.ndarray, bucket: int) -> list[float]:
     return [round(float(np.nanmean(curve[start : start + bucket])), 4) for start in range(0, len(curve), bucket)]
 
 
-def table(found: dict, bucket: int) -> str:
-    methods = list(found["buckets"])
+def table(found: dict) -> str:
+    methods, bucket = list(found["buckets"]), found["bucket"]
     rows = []
     for number, values in enumerate(zip(*found["buckets"].values(), strict=True)):
         past = " *" if number * bucket >= found["original"] else ""
@@ -110,7 +118,7 @@ def table(found: dict, bucket: int) -> str:
     return tabulate(rows, ["positions", *methods], colalign=["left", *["right"] * len(methods)]) + "\n" + note
 
 
-def draw(runs: list[dict], bucket: int, path: Path) -> None:
+def draw(runs: list[dict], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -119,7 +127,7 @@ def draw(runs: list[dict], bucket: int, path: Path) -> None:
     figure, panels = pyplot.subplots(1, len(runs), figsize=(5.2 * len(runs), 3.6), squeeze=False, layout="constrained")
     for panel, run in zip(panels[0], runs, strict=True):
         for method, values in run["buckets"].items():
-            middles = (np.arange(len(values)) + 0.5) * bucket
+            middles = (np.arange(len(values)) + 0.5) * run["bucket"]
             panel.plot(middles, values, marker="o", markersize=3, label=method, color=COLOURS.get(method))
         panel.axvline(run["original"], color="black", linewidth=0.8, linestyle=":")
         panel.set_title(f"stretched from {run['original']:,} to {run['context']:,} tokens", fontsize=10)

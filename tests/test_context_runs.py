@@ -13,6 +13,7 @@ from evalkit.errors import CheckpointError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.lmeval.answers import Answer
+from evalkit.lmeval.harness import Harness
 from evalkit.runs import JOURNAL, Run
 from tests.lmeval.made import made_tasks
 from tests.test_evaluation import Lines
@@ -119,5 +120,7 @@ def test_the_harness_takes_the_same_words(model: Path) -> None:
     assert harness.max_length == 1200
     assert harness.loaded.extension is not None
     assert harness.loaded.extension.describe() == "context stretched from 300 to 1,200 tokens by linear: factor 4"
+    with pytest.raises(UsageError, match="is loaded already"):
+        Harness(harness.loaded, context=2400)
     with pytest.raises(CheckpointError, match=r"does not exist|no such"):
         evalkit.harness(str(model / "nowhere"), context=1200)

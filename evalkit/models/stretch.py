@@ -135,12 +135,20 @@ def finish(given: str, model: Any, stretched: Stretched) -> None:
         _check_module(where, module, stretched, size, length=extension.original)
         if extension.by_length:
             module.register_forward_pre_hook(_Lengths(extension, size, stretched.theta), with_kwargs=True)
-            places = torch.tensor([[0, extension.target - 1]], device=module.inv_freq.device)
-            with torch.no_grad():
-                module(torch.zeros(1, 1, 1, size, device=places.device), places)
+            _run_to(where, module, extension.target - 1, size)
             _check_module(where, module, stretched, size, length=extension.target)
     scaled = extension.method in (YARN, DYNAMIC_YARN)
     _check_used(given, model, [module for _, module in modules], scaled)
+
+
+def _run_to(where: str, module: Any, last: int, size: int) -> None:
+    """Run a rotary module by itself over a sequence that ends at a position."""
+    places = torch.tensor([[0, last]], device=module.inv_freq.device)
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, 1, 1, size, device=places.device), places)
+    except Exception as error:  # an architecture of any kind may fail in any way
+        raise CheckpointError(f"{where}: does not take positions as expected ({first_line(error)})") from error
 
 
 class _Lengths:
