@@ -23,6 +23,7 @@ from evalkit.lmeval.encoding import Pair, encode_pairs
 from evalkit.lmeval.preparation import GENERATION_BATCH
 from evalkit.lmeval.scoring import Wanted, score_batches
 from evalkit.models.context import refuse_generation
+from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
 
@@ -85,8 +86,11 @@ class Harness(HFLM):  # type: ignore[misc]
         say: Callable[[str], None] = say_on_stderr,
     ) -> None:
         loaded = pretrained
-        if not isinstance(loaded, LoadedModel):
-            from evalkit.models.context_settings import context_settings, extension_of
+        settings = context_settings(context, context_method, context_original, context_config)
+        if isinstance(loaded, LoadedModel):
+            if settings is not None:
+                raise UsageError(f"{loaded.name}: is loaded already, and a context is stretched before; give its path")
+        else:
             from evalkit.models.load import load
             from evalkit.models.locate import locate
 
@@ -97,7 +101,6 @@ class Harness(HFLM):  # type: ignore[misc]
                 trust_remote_code=trust_remote_code,
                 say=say,
             )
-            settings = context_settings(context, context_method, context_original, context_config)
             loaded = load(
                 checkpoint,
                 device=device or "auto",

@@ -20,15 +20,18 @@ from transformers import (
 )
 
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.models.load import LoadedModel
+from evalkit.models.context import ContextSettings
+from evalkit.models.context_settings import extension_of
+from evalkit.models.load import LoadedModel, load
+from evalkit.models.locate import locate
 from evalkit.prompts import Prompter
 from evalkit.scoring.engine import Engine, is_out_of_memory
 from evalkit.scoring.forward import Forward, Scores, Trunk
 from evalkit.scoring.pack import plan, smallest_budget
 from evalkit.scoring.tree import Tree
 from evalkit.templates import load_template
-from tests.scoring.conftest import encode, items_of, largest_between, largest_difference, questions, score
-from tests.tiny import VOCABULARY, tiny_tokenizer
+from tests.scoring.conftest import encode, items_of, largest_between, largest_difference, questions, relative, score
+from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 
 Tiny = Callable[..., LoadedModel]
 RELATIVE = 1e-4
@@ -337,3 +340,24 @@ def test_a_head_that_does_what_nobody_knows(tiny: Tiny, dtype: str) -> None:
     assert "its output head does more" in said[0]
     if dtype == "float32":
         assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic-yarn", "ntk", "linear"])
+@pytest.mark.parametrize("original", [16, 48])
+def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, original: int) -> None:
+    """Under "dynamic-yarn" frequencies depend on each sequence's own length past the original window."""
+    checkpoint = locate(str(tiny_checkpoint(tmp_path / "tiny", window=original)))
+    extension = extension_of(checkpoint, ContextSettings(256, method))
+    loaded = load(checkpoint, device="cpu", extension=extension)
+    encoded = list(Prompter(load_template("plain"), loaded.tokenizer, loaded.window).encode(questions()))
+    lengths = [len(s.tokens) for e in encoded for s in e.sequences]
+    assert min(lengths) < original < max(lengths)
+    engine = Engine(loaded.model, BUDGET, lambda line: None)
+    # The longest first: whether a model looks ahead is found out within the original window
+    engine.check(items_of(sorted(encoded, key=lambda one: -len(one.sequences[0].tokens))[:1]))
+    assert engine.shares
+    for batch in plan(items_of(encoded), BUDGET):
+        for item, found in engine.score(batch):
+            for sequence, scores in zip(item.sequences, found, strict=True):
+                alone = Forward(loaded.model).score_alone(sequence).logprobs[1:].sum()
+                assert relative(float(scores.logprobs[1:].sum()), float(alone)) <= RELATIVE

@@ -1,0 +1,305 @@
+"""Stretched models: every rotary module has the formula's frequencies, or the checkpoint is refused and told why."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    GPTJConfig,
+    LlamaConfig,
+    NanoChatConfig,
+    Phi3Config,
+    PretrainedConfig,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from evalkit.errors import CheckpointError, ScoringError
+from evalkit.models.context import METHODS, ContextSettings, Extension, rotary_frequencies
+from evalkit.models.context_settings import extension_of
+from evalkit.models.load import LoadedModel, load
+from evalkit.models.locate import locate
+from evalkit.models.quiet import quiet
+from evalkit.models.stretch import finish, stretched_config
+from evalkit.models.variants.configuration import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
+from tests.models.test_gguf import write_gguf
+from tests.tiny import Family, tiny_checkpoint, tiny_tokenizer
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 2048,
+    "pad_token_id": None,
+}
+INTEGRAL = {
+    "attention_variant": "integral",
+    "signal_rope": "per_signal",
+    "signal_layout": "contiguous",
+    "signal_scale": "signal",
+    "signal_domain": "logits",
+}
+DIFFERENTIAL = {
+    "attention_variant": "differential",
+    "diff_pairing": "adjacent",
+    "diff_subln": "affine",
+    "diff_subln_eps": 1e-5,
+    "lambda_index": "absolute",
+}
+VARIANTS: dict[str, tuple[dict[str, Any], int]] = {
+    "cog": ({"attention_variant": "cog", "cog_keep_last": True}, 64),
+    "integral, 2 signals": (INTEGRAL | {"num_signals": 2}, 32),
+    "integral, 8 signals": (INTEGRAL | {"num_signals": 8}, 8),
+    "integral, whole heads": (INTEGRAL | {"num_signals": 8, "signal_rope": "full_head"}, 64),
+    "differential, heads kept": (DIFFERENTIAL | {"diff_heads": "keep"}, 32),
+    "differential, heads halved": (DIFFERENTIAL | {"diff_heads": "halve"}, 64),
+}
+"""Each with the channels of what rotates as a head of its own, of heads of 64."""
+BACKBONES: dict[str, tuple[type[PretrainedConfig], float]] = {
+    "llama": (EvalkitLlamaConfig, 1.0),
+    "qwen2": (EvalkitQwen2Config, 1.0),
+    "gpt_neox": (EvalkitGPTNeoXConfig, 0.25),
+}
+"""Each with the share of a head that rotates."""
+
+
+def saved(config: PretrainedConfig, folder: Path) -> Path:
+    """A checkpoint of random weights under a config."""
+    tiny_tokenizer(folder)
+    torch.manual_seed(0)
+    with quiet():
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def stretched(folder: Path, target: int = 8192, method: str = "yarn", dtype: str = "auto", **more: Any) -> LoadedModel:
+    checkpoint = locate(str(folder))
+    extension = extension_of(checkpoint, ContextSettings(target, method, **more))
+    return load(checkpoint, device="cpu", dtype=dtype, extension=extension)
+
+
+def rotary_modules(loaded: LoadedModel) -> dict[str, Any]:
+    return {name: module for name, module in loaded.model.named_modules() if hasattr(module, "inv_freq")}
+
+
+def assert_rotates(module: Any, extension: Extension, size: int, theta: float = 1e4) -> None:
+    frequencies, scaling = rotary_frequencies(extension, size, theta)
+    assert module.inv_freq.dtype == torch.float32
+    np.testing.assert_allclose(module.inv_freq.double().numpy(), frequencies, rtol=5e-7)
+    assert module.attention_scaling == pytest.approx(scaling, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["yarn", "linear", "ntk", "none"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])
+def test_frequencies_are_the_formulas(tmp_path: Path, family: Family, method: str, dtype: str) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", family, window=512, hidden=256)
+    loaded = stretched(folder, 2048, method, dtype)
+    assert loaded.extension is not None
+    assert (loaded.window, loaded.dtype, loaded.extension.factor) == (2048, dtype, 1.0 if method == "none" else 4.0)
+    [module] = rotary_modules(loaded).values()
+    size = 16 if family == "gpt_neox" else 64
+    assert_rotates(module, loaded.extension, size)
+    if method in ROPE_INIT_FUNCTIONS:
+        expected, scaling = ROPE_INIT_FUNCTIONS[method](module.config)
+        assert torch.equal(module.inv_freq, expected)
+        assert module.attention_scaling == scaling
+    cos, sin = module(torch.zeros(1, 1), torch.arange(2048)[None])
+    _, scaling = rotary_frequencies(loaded.extension, size, 1e4)
+    assert torch.allclose(cos**2 + sin**2, torch.full_like(cos, scaling**2))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_variants_are_stretched_in_every_layer(tmp_path: Path, backbone: str, variant: str) -> None:
+    """The backbone's module, and that of each layer whose signals or halves rotate by themselves."""
+    config, share = BACKBONES[backbone]
+    keys, size = VARIANTS[variant]
+    layers = [0] if variant == "cog" else [0, 1]
+    shape = SHAPE if backbone == "gpt_neox" else SHAPE | {"num_key_value_heads": 2}
+    folder = saved(config(**shape, **keys, variant_layers=layers), tmp_path / "model")
+    size = int(size * share)
+    loaded = stretched(folder, method="yarn")
+    assert loaded.extension is not None
+    modules = rotary_modules(loaded)
+    own = {name: module for name, module in modules.items() if ".layers." in name}
+    assert len(own) == (0 if size == int(64 * share) else 2)
+    for name, module in modules.items():
+        assert_rotates(module, loaded.extension, size if name in own else int(64 * share))
+
+
+def test_a_short_text_is_read_differently_and_an_unstretched_one_is_not(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", window=64)
+    ids = torch.arange(40)[None]
+    plain = load(locate(str(folder))).model(ids).logits
+    assert torch.equal(stretched(folder, 64).model(ids).logits, plain)
+    assert torch.equal(stretched(folder, 256, "none").model(ids).logits, plain)
+    assert torch.allclose(stretched(folder, 256, "dynamic-yarn").model(ids).logits, plain, atol=1e-5)
+    for method in ("yarn", "linear", "ntk"):
+        assert not torch.allclose(stretched(folder, 256, method).model(ids).logits, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("backbone", ["llama", "gpt_neox"])
+def test_dynamic_yarn_reads_each_length_as_yarn_of_that_length_does(tmp_path: Path, backbone: str) -> None:
+    """In any order: what was read before leaves nothing behind."""
+    config, _ = BACKBONES[backbone]
+    keys = INTEGRAL | {"num_signals": 2}
+    folder = saved(config(**SHAPE | {"max_position_embeddings": 32}, **keys, variant_layers=[0]), tmp_path / "model")
+    dynamic = stretched(folder, 128, "dynamic-yarn")
+    plain = load(locate(str(folder)))
+    for length in (100, 20, 128, 50, 32):
+        ids = torch.arange(length)[None]
+        still = plain if length <= 32 else stretched(folder, length)
+        assert torch.allclose(dynamic.model(ids).logits, still.model(ids).logits, atol=1e-6)
+
+
+def test_dynamic_yarn_does_not_generate_past_the_window(tmp_path: Path) -> None:
+    model = stretched(tiny_checkpoint(tmp_path / "tiny", window=32), 128, "dynamic-yarn").model
+    assert model.generate(torch.arange(8)[None], max_new_tokens=8, do_sample=False).shape == (1, 16)
+    with pytest.raises(ScoringError, match=r"--context-method dynamic-yarn is for scoring.*past 32 tokens"):
+        model.generate(torch.arange(28)[None], max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    with pytest.raises(ScoringError, match="one whole sequence at a time"):
+        model(torch.arange(80).view(2, 40))
+
+
+def test_an_own_stretching_is_replaced_and_theta_kept(tmp_path: Path) -> None:
+    own = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 1024, "rope_theta": 5e5}
+    folder = saved(LlamaConfig(**SHAPE, rope_parameters=own | {"mscale": 2.0, "mscale_all_dim": 1.0}), tmp_path / "m")
+    for method in METHODS[:1] + METHODS[2:]:
+        loaded = stretched(folder, 4096, method, original=1024)
+        assert loaded.extension is not None
+        [module] = rotary_modules(loaded).values()
+        assert_rotates(module, loaded.extension, 64, 5e5)
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    loaded = stretched(tiny_checkpoint(tmp_path / "tiny", window=64), 256, attention_factor=1.25)
+    assert loaded.facts()["window"] == 256
+    assert loaded.facts()["context_extension"] == {
+        "method": "yarn",
+        "target": 256,
+        "original": 64,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.25,
+    }
+    assert "context stretched from 64 to 256 tokens by yarn" in loaded.describe()
+
+
+def test_a_gguf_file_is_stretched_from_its_own_window(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", window=192)
+    loaded = stretched(write_gguf(source, tmp_path / "small.gguf"), 768)
+    assert loaded.extension is not None
+    assert (loaded.window, loaded.extension.original) == (768, 192)
+    [module] = rotary_modules(loaded).values()
+    assert_rotates(module, loaded.extension, 16)
+
+
+SMALL = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": 512}
+CANNOT: dict[str, tuple[PretrainedConfig, str]] = {
+    "GPT-J": (GPTJConfig(**SMALL, rotary_dim=8), "model type 'gptj' has no rope_parameters"),
+    "GPT-2": (GPT2Config(**SMALL), "model type 'gpt2' has no rope_parameters"),
+    "ALiBi": (
+        FalconConfig(**SHAPE | {"hidden_size": 64}, alibi=True),
+        "layers of FalconForCausalLM do not use its rotary modules",
+    ),
+    "Phi-3": (
+        Phi3Config(**SHAPE, num_key_value_heads=2, bos_token_id=0, eos_token_id=1),
+        "model type 'phi3' does not take yarn",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_attention_factor_that_is_normalised_away_is_refused(tmp_path: Path, dtype: str) -> None:
+    """NanoChat normalises queries and keys after it has rotated them."""
+    folder = saved(NanoChatConfig(**SHAPE, num_key_value_heads=2), tmp_path / "model")
+    for method in ("yarn", "dynamic-yarn"):
+        with pytest.raises(CheckpointError, match="NanoChatForCausalLM loses yarn's attention factor"):
+            stretched(folder, 8192, method, dtype)
+    assert stretched(folder, 8192, "ntk", dtype).window == 8192
+
+
+@pytest.mark.parametrize("kind", CANNOT)
+def test_models_that_would_not_be_stretched_are_refused(tmp_path: Path, kind: str) -> None:
+    config, words = CANNOT[kind]
+    with pytest.raises(CheckpointError, match=words) as caught:
+        stretched(saved(config, tmp_path / "model"), 8192)
+    assert "\n" not in str(caught.value)
+
+
+def built(folder: Path, **changes: Any) -> tuple[Any, Any]:
+    """A model that was loaded with a stretched config, and what `finish` is to check it by."""
+    extension = extension_of(locate(str(folder)), ContextSettings(8192))
+    assert extension is not None
+    expected = stretched_config("model", folder, extension)
+    changed = stretched_config("model", folder, extension).config
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return AutoModelForCausalLM.from_pretrained(folder, config=changed, dtype=torch.float32).eval(), expected
+
+
+class Ignoring(torch.nn.Module):
+    """A rotary module that does not look at `rope_parameters`."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.config, self.attention_scaling = inner.config, 1.0
+        self.register_buffer("inv_freq", inner.original_inv_freq * 0 + 1e4 ** (-torch.arange(0, 64, 2) / 64))
+
+
+def test_traps_after_loading_are_found(tmp_path: Path) -> None:
+    """The ways in which a stretching is lost without a word."""
+    folder = saved(LlamaConfig(**SHAPE), tmp_path / "llama")
+    model, expected = built(folder)
+    finish("model", model, expected)
+    with pytest.raises(CheckpointError, match="frequencies are bfloat16, which rounds them"):
+        finish("model", model.to(torch.bfloat16), expected)
+    # Set after loading
+    plain = AutoModelForCausalLM.from_pretrained(folder).eval()
+    plain.config.rope_parameters = expected.config.rope_parameters
+    with pytest.raises(CheckpointError, match=r"model\.rotary_emb: .* those of the unstretched model"):
+        finish("model", plain, expected)
+    # The right frequencies, but queries and keys not multiplied
+    model, _ = built(folder)
+    model.model.rotary_emb.attention_scaling = 1.0
+    with pytest.raises(CheckpointError, match=r"attention scaling is 1, not 1\.138"):
+        finish("model", model, expected)
+    # The window that is stretched from left out: a ramp for 8,192
+    parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "original_max_position_embeddings"}
+    model, _ = built(folder, rope_parameters=parameters)
+    with pytest.raises(CheckpointError, match="frequencies are off by"):
+        finish("model", model, expected)
+    model, _ = built(folder)
+    model.model.rotary_emb = Ignoring(model.model.rotary_emb)
+    with pytest.raises(CheckpointError, match="it ignores rope_parameters"):
+        finish("model", model, expected)
+
+
+def test_a_lost_share_of_partial_rotary_embeddings_is_found(tmp_path: Path) -> None:
+    """Replaced instead of merged, GPT-NeoX would rotate all channels of a head without a word."""
+    folder = tiny_checkpoint(tmp_path / "neox", "gpt_neox", window=512, hidden=256)
+    _, expected = built(folder)
+    parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "partial_rotary_factor"}
+    model, _ = built(folder, rope_parameters=parameters)
+    with pytest.raises(CheckpointError, match=r"rotates 64 channels of a head, where config\.json gives 16"):
+        finish("model", model, expected)
+
+
+def test_a_model_without_rotary_modules_is_refused(tmp_path: Path) -> None:
+    folder = saved(LlamaConfig(**SHAPE), tmp_path / "llama")
+    _, expected = built(folder)
+    shutil.rmtree(folder)
+    model = AutoModelForCausalLM.from_config(GPTJConfig(**SMALL, rotary_dim=8))
+    with pytest.raises(CheckpointError, match="GPTJForCausalLM has no rotary module"):
+        finish("model", model, expected)
