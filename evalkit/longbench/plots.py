@@ -39,7 +39,7 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
 
     Raises:
         DataError: a row cannot be scored.
-        UsageError: another kind of file, or matplotlib is not installed.
+        UsageError: another kind of file.
         RunError: the file cannot be written.
     """
     figure = _figure(path, (10, 5.6))
@@ -72,7 +72,7 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
         path: .png or .pdf.
 
     Raises:
-        UsageError: the shapes do not agree, another kind of file, or matplotlib is not installed.
+        UsageError: the shapes do not agree, or another kind of file.
         RunError: the file cannot be written.
     """
     if scores.shape != (len(depths), len(lengths)) or not scores.size:
@@ -121,12 +121,10 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
 def _figure(path: Path, size: tuple[float, float]) -> Figure:
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"{path}: pictures are drawn as .png or .pdf")
-    try:
-        # Agg without pyplot: no screen is looked for, and no figure outlives its function
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("pictures need matplotlib: pip install 'evalkit[plots]'") from None
+    # Agg without pyplot: no screen is looked for, and no figure outlives its function
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
