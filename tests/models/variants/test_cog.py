@@ -197,16 +197,16 @@ def test_the_gradient_of_a_row_that_sees_nothing() -> None:
 
 
 def test_bfloat16() -> None:
-    """Within four of its roundings, 2^-8 each, of numbers below 4; the shares themselves are taken in float32."""
-    given_ = tuple(part.detach().bfloat16() for part in case(queries=30, keys=30))
-    expected = literal(*(part.double() for part in given_), causal_rows(2, 30, 30), 0.7)
-    for found in (
-        signed_attention(*given_, None, 0.7),
-        signed_map(*given_[:2], None, 0.7) @ given_[2].repeat_interleave(2, 1),
-    ):
+    """In the norm of the output: 0.6 % by the product, whose shares are float32 (measured 0.53 %; in bfloat16, 0.71 %).
+
+    0.8 % by the map, which is rounded as it is handed out. What is left is the logits' own rounding, 2^-8 = 0.4 % each.
+    """
+    given_ = tuple(part.detach().bfloat16() for part in case(queries=200, keys=200))
+    expected = literal(*(part.double() for part in given_), causal_rows(2, 200, 200), 0.7)
+    whole = signed_map(*given_[:2], None, 0.7) @ given_[2].repeat_interleave(2, 1)
+    for found, most in ((signed_attention(*given_, None, 0.7), 0.006), (whole, 0.008)):
         assert found.dtype == torch.bfloat16
-        # A logit that is rounded across zero changes sign; none of these is so small
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=4 * 2**-8)
+        assert (found.double() - expected).norm() <= most * expected.norm()
 
 
 class TestMaskOfKeys:
