@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 def test_every_backbone_and_mask(family: str, scene: str) -> None:
     """float64: 1e-12 of the largest output, some thousand roundings (measured 1e-15); asked for: 1e-10.
 
-    float32: 1e-6, some eight roundings (measured 7e-7).
+    float32: 1e-6, some eight roundings (measured 5e-7).
     """
     for implementation in ("sdpa",) if scene == "boolean tree" else ("sdpa", "eager"):
         maps = implementation == "eager"
@@ -90,7 +90,7 @@ def as_mask(seen: Tensor, kind: str) -> Tensor | None:
 def test_blocks(shape: tuple[int, int, int], lengths: tuple[int, int], kind: str, block: int, seed: int) -> None:
     """Forward and backward are those of the formula, for any mask, grouping, cache and size of block.
 
-    float64: 1e-12 for numbers near 1, some thousand roundings; measured 5e-15.
+    float64: 1e-12 for numbers near 1, some thousand roundings; measured 3e-15.
     """
     batch, groups, members = shape
     queries, before = lengths
@@ -197,16 +197,16 @@ def test_the_gradient_of_a_row_that_sees_nothing() -> None:
 
 
 def test_bfloat16() -> None:
-    """Within four of its roundings, 2^-8 each, of numbers below 4; the shares themselves are taken in float32."""
-    given_ = tuple(part.detach().bfloat16() for part in case(queries=30, keys=30))
-    expected = literal(*(part.double() for part in given_), causal_rows(2, 30, 30), 0.7)
-    for found in (
-        signed_attention(*given_, None, 0.7),
-        signed_map(*given_[:2], None, 0.7) @ given_[2].repeat_interleave(2, 1),
-    ):
+    """In the norm of the output: 0.6 % by the product, whose shares are float32 (measured 0.53 %; in bfloat16, 0.71 %).
+
+    0.8 % by the map, which is rounded as it is handed out. What is left is the logits' own rounding, 2^-8 = 0.4 % each.
+    """
+    given_ = tuple(part.detach().bfloat16() for part in case(queries=200, keys=200))
+    expected = literal(*(part.double() for part in given_), causal_rows(2, 200, 200), 0.7)
+    whole = signed_map(*given_[:2], None, 0.7) @ given_[2].repeat_interleave(2, 1)
+    for found, most in ((signed_attention(*given_, None, 0.7), 0.006), (whole, 0.008)):
         assert found.dtype == torch.bfloat16
-        # A logit that is rounded across zero changes sign; none of these is so small
-        torch.testing.assert_close(found.double(), expected, rtol=0, atol=4 * 2**-8)
+        assert (found.double() - expected).norm() <= most * expected.norm()
 
 
 class TestMaskOfKeys:

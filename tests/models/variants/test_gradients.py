@@ -55,7 +55,7 @@ def test_finite_differences(family: str, variant: str, masked: bool, monkeypatch
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eager_has_the_same_gradients(family: str, variant: str) -> None:
     """float32: 1e-4 of a tensor's largest gradient. λ's, a sum over all tokens and channels of which most cancels, is
-    the worst with 4e-5.
+    the worst with 3e-5.
     """
     ids = random_ids(2, 11)
     gradients = []

@@ -22,10 +22,10 @@ with torch.no_grad():
     assert torch.equal(model(given["ids"]).logits, given["logits"])
 """
 BUILD = """
+assert AutoConfig.for_model("evalkit_qwen2").model_type == "evalkit_qwen2"
 config = AutoConfig.from_pretrained(folder)
 assert type(config).__name__ == "EvalkitLlamaConfig" and config.variant().name == "differential"
 assert type(AutoModelForCausalLM.from_config(config)).__name__ == "EvalkitLlamaForCausalLM"
-assert AutoConfig.for_model("evalkit_qwen2").model_type == "evalkit_qwen2"
 """
 ORDERS = {
     "evalkit first": "import evalkit\n" + AUTO + LOAD + BUILD,
