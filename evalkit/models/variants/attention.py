@@ -4,7 +4,8 @@ In: what a backbone's projections give. Out: [batch, tokens, heads × size], and
 effective map [batch, heads, queries, keys]. Integral and differential attention are calls of whatever implementation
 transformers has been told to use (sdpa, eager, flash, evalkit's tree); cog attention has its own, `signed.py`.
 
-Keys are cached rotated and values as projected, of the backbone's sizes; only the order of heads may differ.
+Keys are cached rotated and values as projected, as many numbers as the backbone's; heads may stand in another order,
+and be twice as many of half the size.
 """
 
 from __future__ import annotations

@@ -29,8 +29,11 @@ class _VariantConfig:
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            rotary_share=(config.rope_parameters or {}).get("partial_rotary_factor", 1.0),
+            rotary_share=self._rotary_share(),
         )
+
+    def _rotary_share(self) -> float:
+        return 1.0
 
 
 class EvalkitLlamaConfig(_VariantConfig, LlamaConfig):  # type: ignore[misc]
@@ -49,3 +52,6 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
     """GPT-NeoX (Pythia) with another attention."""
 
     model_type = "evalkit_gpt_neox"
+
+    def _rotary_share(self) -> float:
+        return float(self.rope_parameters["partial_rotary_factor"])

@@ -61,9 +61,10 @@ class Differential:
     """softmax(Q₁K₁ᵀ) − λ softmax(Q₂K₂ᵀ), then a norm over each pair of heads."""
 
     heads: str
-    """"halve": a pair is two of the backbone's heads; "keep": it is one, its channels in two halves."""
+    """"halve": maps as wide as the backbone's heads, half as many pairs; "keep": half as wide, a pair for each head."""
     pairing: str
-    """"adjacent": (2i, 2i + 1); "halves": (i, i + half of them)."""
+    """Which maps make a pair, in the order of the projections' rows: "adjacent" (2i, 2i + 1), which under "keep" are
+    the two halves of a head; "halves" (i, i + half of them)."""
     subln: str
     """"affine": RMSNorm with a weight, × (1 − λ_init); "plain": without a weight; "none": neither norm nor factor."""
     subln_eps: float
@@ -268,7 +269,7 @@ def _number(config: Mapping[str, Any], key: str) -> float:
     value = config.get(key)
     if value is None:
         raise _missing(key, DIFFERENTIAL)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{key} is {value!r}; expected a positive number")
     return float(value)
 
