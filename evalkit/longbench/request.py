@@ -14,7 +14,7 @@ from typing import Any
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.longbench.data import Rows, load_rows
 from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
-from evalkit.models.context import WINDOW_KEYS
+from evalkit.models.context import WINDOW_KEYS, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.locate import Checkpoint, Say, silent
 from evalkit.request import Request, circumstances, context_extension, locate_checkpoint, numerics
@@ -142,11 +142,7 @@ def _context(request: LongBenchRequest, checkpoint: Checkpoint) -> int:
     """Tokens that the model takes at once: the stretched window, or the checkpoint's own."""
     extension = context_extension(request.common, checkpoint)
     if extension is not None:
-        if extension.by_length:
-            raise UsageError(
-                f"--context-method {extension.method} changes the keys of earlier tokens as a text grows, so it cannot "
-                "generate from stored ones; use yarn"
-            )
+        refuse_generation(extension, "longbench")
         return extension.target
     config = config_of(checkpoint, silent)
     inner = config.get("text_config")
