@@ -34,6 +34,8 @@ class Generation:
     """Why: "end" token, "enough" read, or "length"."""
     reused: int
     """Tokens of the prompt whose keys and values were another prompt's."""
+    prompt_seconds: float
+    """Until its first token."""
     seconds: float
     """Of its prompt, and its share of the steps that it was part of."""
 
@@ -102,7 +104,7 @@ class Generator:
             reused, logits = self._prefill(batch, prompts, number)
             row = _Row(number, prompt, reused)
             row.take(_first(logits, prompt))
-            row.seconds = time.perf_counter() - started
+            row.seconds = row.prompt_seconds = time.perf_counter() - started
             rows.append(row)
         batch.rows = rows
         while batch.drop_ended():
@@ -165,7 +167,7 @@ class _Row:
         self.prompt = prompt
         self.tokens: list[int] = []
         self.ended = ""
-        self.seconds = 0.0
+        self.prompt_seconds = self.seconds = 0.0
         self._reused = reused
 
     def take(self, token: int) -> None:
@@ -178,7 +180,7 @@ class _Row:
             self.ended = "length"
 
     def generation(self) -> Generation:
-        return Generation(self.tokens, self.ended, self._reused, self.seconds)
+        return Generation(self.tokens, self.ended, self._reused, self.prompt_seconds, self.seconds)
 
 
 class _Batch:

@@ -1,0 +1,117 @@
+"""evalkit's generation beside transformers' own `generate`, on the same LongBench prompts, in one run.
+
+    python benchmarks/longbench_generation.py --data-dir DOCUMENTS --tasks trec,lcc --rows 6 --window 3500
+
+Both get the same token ids, in float32 and greedily. transformers runs as the official code does, a prompt at a time to
+the task's full length; evalkit in batches, until the scorer would read no more. Prints Markdown: seconds of each, the
+ratio, evalkit's milliseconds for 1,000 prompt tokens and for a generated one, and on how many rows the two score alike
+and write the same tokens as far as evalkit's go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evalkit.generation.batches import Prompt, plan_batches
+from evalkit.generation.greedy import Generation, Generator
+from evalkit.generation.room import Room
+from evalkit.longbench.data import load_rows
+from evalkit.longbench.metrics import score_prediction
+from evalkit.longbench.prompts import prompt
+from evalkit.longbench.protocol import Task, find_task
+from evalkit.longbench.rows import Row
+from evalkit.longbench.stops import stops_of
+from evalkit.longbench.truncation import fit
+from evalkit.models.load import LoadedModel, load
+from evalkit.models.locate import locate
+
+SHORT = "multifieldqa_en,hotpotqa,trec,triviaqa,passage_count,lcc"
+
+
+def main() -> None:
+    """Time every task and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--tasks", default=SHORT)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--window", type=int, default=7500)
+    parser.add_argument("--dtype", default="float32")
+    options = parser.parse_args()
+    loaded = load(locate(options.model), dtype=options.dtype)
+    generator = Generator(loaded.model)
+    print(
+        "| task | rows | prompt tokens | transformers, s | evalkit, s | ratio | ms / 1,000 prompt | ms / new | alike |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    totals = [0.0, 0.0]
+    for name in options.tasks.split(","):
+        task = find_task(name)
+        rows = load_rows(task, options.data_dir, options.rows).rows
+        prompts = prompts_of(task, rows, loaded, options.window)
+        theirs, slow = transformers_generations(task, prompts, loaded)
+        ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)
+        totals = [totals[0] + slow, totals[1] + fast]
+        tokens, new = sum(len(p.tokens) for p in prompts), sum(len(g.tokens) for g in ours)
+        alike = sum(same(task, row, a, b, loaded) for row, a, b in zip(rows, ours, theirs, strict=True))
+        speeds = f"{1e6 * prefill / tokens:.0f}", f"{1e3 * steps / max(1, new):.0f}"
+        times = f"{slow:.1f}", f"{fast:.1f}", f"{slow / fast:.2f}"
+        cells = (name, len(rows), f"{tokens:,}", *times, *speeds, f"{alike} of {len(rows)}")
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    print(f"| all | | | {totals[0]:.1f} | {totals[1]:.1f} | {totals[0] / totals[1]:.2f} | | | |")
+
+
+def prompts_of(task: Task, rows: tuple[Row, ...], loaded: LoadedModel, window: int) -> list[Prompt]:
+    """The rows' prompts as evalkit feeds them."""
+    stops = stops_of(task, loaded.model, loaded.tokenizer)
+    room = loaded.window - task.max_new_tokens
+    fitted = [fit(loaded.tokenizer, prompt(task, row), window, room, chat=False, label=row.id) for row in rows]
+    return [
+        Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
+        for number, one in enumerate(fitted)
+    ]
+
+
+def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedModel) -> tuple[list[list[int]], float]:
+    """Token ids of each row by `generate`, one at a time, and seconds."""
+    found = []
+    started = time.perf_counter()
+    for one in prompts:
+        ids = torch.from_numpy(one.tokens[None])
+        settings: dict[str, Any] = {"max_new_tokens": one.max_new_tokens, "do_sample": False, "pad_token_id": 0}
+        if task.newline_ends:
+            settings |= {"eos_token_id": sorted(one.ends), "min_new_tokens": 1}
+        with torch.inference_mode():
+            out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+        found.append(out[0, len(one.tokens) :].tolist())
+    return found, time.perf_counter() - started
+
+
+def evalkit_generations(
+    prompts: list[Prompt], loaded: LoadedModel, generator: Generator
+) -> tuple[list[Generation], float, float, float]:
+    """Generations in the rows' order, seconds of all, of the prompts and of the steps after them."""
+    room = Room(loaded.model, generator, None)
+    found: dict[int, Generation] = {}
+    started = time.perf_counter()
+    for batch in plan_batches(prompts, room.tokens, generator.chunk, room.most_rows):
+        found |= {one.index: made for one, made in zip(batch, generator.generate(batch), strict=True)}
+    seconds = time.perf_counter() - started
+    prefill = sum(made.prompt_seconds for made in found.values())
+    return [found[one.index] for one in prompts], seconds, prefill, seconds - prefill
+
+
+def same(task: Task, row: Row, ours: Generation, theirs: list[int], loaded: LoadedModel) -> bool:
+    """Whether the tokens agree as far as ours go, and the scores altogether."""
+    texts = [loaded.tokenizer.decode(ids, skip_special_tokens=True) for ids in (ours.tokens, theirs)]
+    one, other = (score_prediction(task, text, row.answers, row.all_classes) for text in texts)
+    return ours.tokens == theirs[: len(ours.tokens)] and one == other
+
+
+if __name__ == "__main__":
+    main()
