@@ -24,7 +24,7 @@ from .settings import Cog, Differential, Integral, Variant, lambda_init, read_va
 from .signed import signed_attention, signed_map
 
 Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""A backbone's `apply_rotary_pos_emb(query, key, cos, sin)`."""
+"""A backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
 
 LAMBDA_STD = 0.1
 """Of the normal distribution that λ's vectors begin with; arXiv 2410.05258's code."""
@@ -98,10 +98,12 @@ class VariantAttention(nn.Module):
         """
         settings = self.variant.settings
         if isinstance(settings, Differential):
-            query, key, value = (self._firsts_then_seconds(part, settings) for part in states)
-        else:
-            query, key, value = (part.transpose(1, 2) for part in states)
-        query, key = self._rotated(query, key, positions)
+            states = [part.flatten(2).unflatten(2, (-1, settings.size(self.head_size))) for part in states]
+        # Rotated before the heads are brought to the front, where rows lie whole in memory
+        turned = (*self._rotated(states[0], states[1], positions), states[2])
+        query, key, value = (part.transpose(1, 2) for part in turned)
+        if isinstance(settings, Differential) and settings.pairing == "adjacent":
+            query, key, value = (_firsts_then_seconds(part) for part in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         if isinstance(settings, Integral):
@@ -182,16 +184,16 @@ class VariantAttention(nn.Module):
         return out, seen
 
     def _rotated(self, query: Any, key: Any, positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary embeddings on [batch, heads, tokens, size], for signals within each head."""
+        """Rotary embeddings on [batch, tokens, heads, size], for signals within each head."""
         (cos, sin), ids = positions
         if self.rotary_emb is not None:
             cos, sin = self.rotary_emb(query, ids)
         settings = self.variant.settings
         if not (isinstance(settings, Integral) and settings.rope == "per_signal"):
-            return self._rotate(query, key, cos, sin)
-        # Signals stand between tokens and channels: [batch, heads, tokens, signals, size]
-        parts = (_signals(query, settings), _signals(key, settings))
-        query, key = (_whole(part, settings) for part in self._rotate(*parts, cos[:, :, None], sin[:, :, None]))
+            return self._rotate(query, key, cos, sin, unsqueeze_dim=2)
+        # Signals stand between heads and channels: [batch, tokens, heads, signals, size]
+        parts = (_signals(query, settings), _signals(key, settings), cos[:, :, None], sin[:, :, None])
+        query, key = (_whole(part, settings) for part in self._rotate(*parts, unsqueeze_dim=2))
         return query, key
 
     def _signal_heads(self, states: Any, integral: Integral) -> Any:
@@ -199,19 +201,17 @@ class VariantAttention(nn.Module):
         parts = _signals(states, integral).movedim(3, 1).flatten(1, 2)
         return nn.functional.pad(parts, (0, states.shape[-1] - parts.shape[-1]))
 
-    def _firsts_then_seconds(self, states: Any, differential: Differential) -> Any:
-        """[batch, tokens, heads, size] → [batch, 2 × pairs, tokens, size], firsts of the pairs, then seconds."""
-        parts = states.flatten(2).unflatten(2, (-1, differential.size(self.head_size))).transpose(1, 2)
-        if differential.pairing == "halves":
-            return parts
-        return parts.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
-
     def _lambda(self, dtype: torch.dtype) -> torch.Tensor:
         """λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init; in float32 at least."""
         wide = torch.promote_types(dtype, torch.float32)
         one = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
         two = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
         return one - two + self.lambda_init
+
+
+def _firsts_then_seconds(states: Any) -> Any:
+    """[batch, 2 × pairs, tokens, size] of adjacent pairs → the first of each pair before all second ones."""
+    return states.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
 
 
 def _signals(states: Any, integral: Integral) -> Any:
