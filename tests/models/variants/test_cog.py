@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from evalkit.models.variants import signed
 from evalkit.models.variants.attention import _mask_of_keys
@@ -233,3 +234,25 @@ class TestMaskOfKeys:
         assert model.config._attn_implementation == "flash_attention_2"
         for scene in (causal(), left_padded()):
             assert largest_error(model, scene) <= 1e-12
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_tensor_is_as_large_as_the_map(backward: bool) -> None:
+    """Of 8 heads and 1,024 tokens a map has 8 Mi numbers; a block has 1 Mi, forward and backward."""
+
+    class Largest(TorchDispatchMode):
+        numbers = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            for part in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(part, torch.Tensor):
+                    self.numbers = max(self.numbers, part.numel())
+            return out
+
+    query, key, value = (torch.randn(1, 8, 1024, 16, requires_grad=backward) for _ in range(3))
+    with Largest() as largest:
+        out = signed_attention(query, key, value, None, 0.25)
+        if backward:
+            out.sum().backward()  # type: ignore[no-untyped-call]
+    assert largest.numbers <= signed._CPU_BLOCK < 8 * 1024**2 / 4
