@@ -1,0 +1,42 @@
+"""The paper's attentions through the engine: by tiles, with the same scores as one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evalkit.scoring.engine import FLOAT32_TOLERANCE, Engine
+from evalkit.scoring.pack import Item, plan
+from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY, model_of
+
+
+def items() -> list[Item]:
+    """Questions with four choices each, after one instruction that is long enough to be a trunk."""
+    rng = np.random.default_rng(0)
+    instruction = rng.integers(0, VOCABULARY, 40)
+    made = []
+    for index in range(12):
+        context = np.concatenate((instruction, rng.integers(0, VOCABULARY, int(rng.integers(5, 30)))))
+        sequences = tuple(
+            np.concatenate((context, rng.integers(0, VOCABULARY, int(rng.integers(1, 9))))).astype(np.int32)
+            for _ in range(4)
+        )
+        wanted = tuple(np.arange(len(s)) >= len(context) for s in sequences)
+        made.append(Item(index, f"question {index}", "task", sequences, wanted))
+    return made
+
+
+@pytest.mark.parametrize("kernel", ["tiles", "dense"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_scores_are_those_of_each_sequence_by_itself(family: str, variant: str, kernel: str) -> None:
+    engine = Engine(model_of(family, VARIANTS[variant]), 200, pytest.fail, kernels=(kernel,))
+    engine.check(items())
+    assert engine.describe() == {"shares": True, "why_not": "", "kernel": kernel, "dropped": []}
+    batches = plan(items(), engine.budget)
+    assert any(len(batch.trunk) for batch in batches) and len(batches) > 1
+    for batch in batches:
+        for item, members in engine.score(batch):
+            for sequence, wanted, scores in zip(item.sequences, item.wanted, members, strict=True):
+                alone = engine._forward.score_alone(sequence).logprobs[wanted]
+                assert abs(scores.logprobs[wanted].sum() - alone.sum()) <= FLOAT32_TOLERANCE * abs(alone.sum())
