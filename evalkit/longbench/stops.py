@@ -38,8 +38,9 @@ def stops_of(task: Task, model: Any, tokenizer: Any) -> Stops:
     ends = _end_tokens(model, tokenizer)
     barred: frozenset[int] = frozenset()
     if task.newline_ends:
-        ends |= {tokenizer("\n", add_special_tokens=False).input_ids[-1]}
-        barred = ends
+        # The official code names the tokenizer's end token here, in place of those that the model names
+        own = ends if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
+        ends = barred = own | frozenset(tokenizer("\n", add_special_tokens=False).input_ids[-1:])
 
     def read(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))

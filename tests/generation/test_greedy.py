@@ -56,15 +56,11 @@ def test_any_chunk(chunk: int, implementation: str) -> None:
 
 def test_a_sliding_window() -> None:
     """Its masks are by position too, though all keys are kept."""
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "eos_token_id": None,
-    }
     config = MistralConfig(
-        **sizes,
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         sliding_window=9,
