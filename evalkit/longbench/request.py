@@ -119,11 +119,14 @@ def window_of(asked: int | None, context: int, most_new: int) -> int:
     Raises:
         UsageError: the longest answer would not fit behind such a prompt.
     """
-    window = asked or _OFFICIAL_WINDOWS.get(context, context - _MARGIN)
-    if window < 2 or window + most_new > context:
+    window = _OFFICIAL_WINDOWS.get(context, context - _MARGIN) if asked is None else asked
+    least = 2
+    if context - most_new < least:
+        raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
+    if not least <= window <= context - most_new:
         raise UsageError(
-            f"--window {window}: with up to {most_new} tokens of an answer that is {window + most_new}, and the model "
-            f"takes {context}; give a --window of at most {context - most_new}, or a longer --context"
+            f"--window {window}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --window of {least} to {context - most_new}, or another --context"
         )
     return window
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, first_line
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import Task
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from evalkit.generation.batches import Prompt
     from evalkit.generation.greedy import Generation, Generator
+    from evalkit.generation.room import Room
     from evalkit.longbench.scores import LongBenchResults
     from evalkit.longbench.truncation import Fitted
     from evalkit.models.load import LoadedModel
@@ -57,6 +58,15 @@ class Prediction(NamedTuple):
     seconds: float
 
 
+class _Plan(NamedTuple):
+    """Of one task."""
+
+    fitted: list[Fitted]
+    """Prompts of all its rows."""
+    batches: list[list[Prompt]]
+    """Of those rows that are missing."""
+
+
 def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
     """Run LongBench on a checkpoint; resume or open the run if it was begun or finished before.
 
@@ -68,7 +78,7 @@ def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
 
 def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
     """Generate what is missing of a prepared run, write its results and open it."""
-    if (prepared.folder / RESULTS).is_file():
+    if all((prepared.folder / name).is_file() for name in (RESULTS, GENERATIONS)):
         return load_run(prepared.folder)
     with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
         _Session(prepared, writer, progress).complete()
@@ -92,7 +102,8 @@ def load_generations(run: Run) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{path} is damaged ({error}); delete it and results.json and give the run's command again"
+            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
+            "from the journal"
         ) from error
 
 
@@ -117,48 +128,54 @@ class _Session:
 
     def complete(self) -> None:
         """Generate what is missing and write every result file."""
-        missing = {
-            task: rows
+        if tasks := [
+            task
             for task, found in self._prepared.rows.items()
-            if (rows := [row for row in found.rows if (task.name, row.id) not in self._done])
-        }
-        if missing:
-            self._generate(missing)
+            if not all(self._is_done(task, row) for row in found.rows)
+        ]:
+            self._generate(tasks)
         self._write_results()
+
+    def _is_done(self, task: Task, row: Row) -> bool:
+        return (task.name, row.id) in self._done
 
     def _keep(self, task: str, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
             self._done.setdefault((task, prediction.id), prediction)
 
-    def _generate(self, missing: dict[Task, list[Row]]) -> None:
+    def _generate(self, tasks: Sequence[Task]) -> None:
         from evalkit.evaluation import load_model
-        from evalkit.generation.batches import plan_batches
         from evalkit.generation.greedy import Generator
         from evalkit.generation.room import Room
 
-        common = self._prepared.request.common
+        common, manifest = self._prepared.request.common, self._writer.manifest
         loaded = load_model(self._prepared.checkpoint, common, self._progress)
         generator = Generator(loaded.model)
-        room = Room(loaded.model, generator, common.token_budget)
-        self._writer.manifest |= {"loaded": loaded.facts(), "token_budget": room.tokens}
-        self._writer.save_json(MANIFEST, self._writer.manifest)
-        self._progress.say(f"{sum(map(len, missing.values()))} prompts of {len(missing)} tasks are tokenised")
-        ready = {task: self._prompts(task, rows, loaded) for task, rows in missing.items()}
-        prompts = [prompt for _, members in ready.values() for prompt in members]
+        # A run that goes on has the batches that it was begun with, unless the user wants others
+        room = Room(
+            loaded.model, generator, common.token_budget or (manifest.get("token_budget") if self._done else None)
+        )
+        manifest |= {"loaded": loaded.facts(), "token_budget": room.tokens}
+        self._writer.save_json(MANIFEST, manifest)
+        self._progress.say(f"the prompts of {len(tasks)} task{'s' if len(tasks) > 1 else ''} are tokenised")
+        plans = {task: self._plan(task, loaded, generator, room) for task in tasks}
+        prompts = [prompt for plan in plans.values() for batch in plan.batches for prompt in batch]
         self._progress.say(room.estimate(prompts))
         self._progress.start(sum(map(room.work, prompts)), 0.0)
-        for task, (fitted, members) in ready.items():
+        for task, plan in plans.items():
             self._progress.task(task.name)
-            for batch in plan_batches(members, room.tokens, generator.chunk, room.most_rows):
-                self._finish(task, missing[task], fitted, batch, loaded, generator)
+            for batch in plan.batches:
+                self._finish(task, plan.fitted, batch, loaded, generator)
                 self._progress.advance(sum(map(room.work, batch)), len(batch))
 
-    def _prompts(self, task: Task, rows: Sequence[Row], loaded: LoadedModel) -> tuple[list[Fitted], list[Prompt]]:
-        from evalkit.generation.batches import Prompt
+    def _plan(self, task: Task, loaded: LoadedModel, generator: Generator, room: Room) -> _Plan:
+        """The batches of a task, and what is missing of them."""
+        from evalkit.generation.batches import Prompt, plan_batches
         from evalkit.longbench.prompts import prompt
         from evalkit.longbench.stops import stops_of
         from evalkit.longbench.truncation import fit
 
+        rows = self._prepared.rows[task].rows
         stops = stops_of(task, loaded.model, loaded.tokenizer)
         window = self._prepared.manifest["specification"]["window"]
         fitted = [
@@ -172,21 +189,25 @@ class _Session:
             )
             for row in rows
         ]
-        return fitted, [
+        prompts = [
             Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
             for number, one in enumerate(fitted)
         ]
+        # Of all rows, so that what an earlier session left are whole batches
+        planned = plan_batches(prompts, room.tokens, generator.chunk, room.most_rows)
+        left = [[one for one in batch if not self._is_done(task, rows[one.index])] for batch in planned]
+        return _Plan(fitted, [batch for batch in left if batch])
 
     def _finish(
         self,
         task: Task,
-        rows: Sequence[Row],
         fitted: Sequence[Fitted],
         batch: Sequence[Prompt],
         loaded: LoadedModel,
         generator: Generator,
     ) -> None:
         """Generate a batch and put it into the journal."""
+        rows = self._prepared.rows[task].rows
         started = time.perf_counter()
         found = generator.generate(batch, self._progress.say)
         predictions = [
