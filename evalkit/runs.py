@@ -84,6 +84,14 @@ class Run:
         """Whether lm-eval's per-document files are all written."""
         return bool(self.stored.get("samples"))
 
+    def refuse_generated(self) -> None:
+        """Raise a `UsageError` where the run's texts are generated, so that there is nothing to choose between."""
+        if self.manifest["rule"] in GENERATED:
+            raise UsageError(
+                f"run {self.folder} holds generated texts, which are no choices between answers; "
+                f"see evalkit {self.manifest['rule']} --help"
+            )
+
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
@@ -94,11 +102,7 @@ class Run:
         path = self.folder / SCORES
         if not self.complete:
             raise RunError(f"run {self.folder} is not finished; give its command again")
-        if self.manifest["rule"] in GENERATED:
-            raise UsageError(
-                f"run {self.folder} holds generated texts, which are no choices between answers; "
-                f"see evalkit {self.manifest['rule']} --help"
-            )
+        self.refuse_generated()
         if not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         try:

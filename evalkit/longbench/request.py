@@ -97,7 +97,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
         "rule": "longbench",
         "groups": {},
         "group_sizes": {},
-        "template": "chat" if request.chat else "plain",
+        "template": {"name": "chat" if request.chat else "plain"},
         "context": context,
         "documents": {
             task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
