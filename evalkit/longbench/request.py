@@ -80,7 +80,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
             say(f"{task.name} is left out: {error}")
     if not rows:
         raise next(iter(trouble.values()))
-    context = _context(request, checkpoint)
+    context = context_of(common, checkpoint)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(common, checkpoint, say),
@@ -141,9 +141,13 @@ def _chosen(request: LongBenchRequest) -> list[Task]:
     return [task for name, task in known.items() if not request.tasks or name in request.tasks]
 
 
-def _context(request: LongBenchRequest, checkpoint: Checkpoint) -> int:
-    """Tokens that the model takes at once: the stretched window, or the checkpoint's own."""
-    extension = context_extension(request.common, checkpoint)
+def context_of(request: Request, checkpoint: Checkpoint) -> int:
+    """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
+
+    Raises:
+        UsageError: it is not told, or stretched in a way that cannot generate.
+    """
+    extension = context_extension(request, checkpoint)
     if extension is not None:
         if extension.by_length:
             raise UsageError(

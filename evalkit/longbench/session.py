@@ -11,25 +11,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.errors import RunError, first_line
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
-from evalkit.longbench.protocol import Task
+from evalkit.longbench.protocol import Task, find_task
 from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench
 from evalkit.longbench.rows import Row
 from evalkit.progress import Progress
-from evalkit.runs import MANIFEST, RESULTS, Run, RunWriter, load_run, open_run
+from evalkit.runs import RESULTS, Run, RunWriter, load_run, open_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.generation.batches import Prompt
-    from evalkit.generation.greedy import Generation, Generator
-    from evalkit.generation.room import Room
+    from evalkit.generation.greedy import Generation
     from evalkit.longbench.scores import LongBenchResults
     from evalkit.longbench.truncation import Fitted
     from evalkit.models.load import LoadedModel
@@ -56,15 +54,6 @@ class Prediction(NamedTuple):
     ended: str
     """"end" token, "enough" read, or "length"."""
     seconds: float
-
-
-class _Plan(NamedTuple):
-    """Of one task."""
-
-    fitted: list[Fitted]
-    """Prompts of all its rows."""
-    batches: list[list[Prompt]]
-    """Of those rows that are missing."""
 
 
 def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
@@ -122,6 +111,7 @@ class _Session:
         self._prepared = prepared
         self._writer = writer
         self._progress = progress
+        self._fitted: dict[str, list[Fitted]] = {}
         self._done: dict[tuple[str, str], Prediction] = {}
         for entry in writer.journal.read():
             self._keep(entry.task, [Prediction(*row) for row in entry.rows])
@@ -145,32 +135,24 @@ class _Session:
 
     def _generate(self, tasks: Sequence[Task]) -> None:
         from evalkit.evaluation import load_model
-        from evalkit.generation.greedy import Generator
-        from evalkit.generation.room import Room
+        from evalkit.generation.runner import Runner
 
-        common, manifest = self._prepared.request.common, self._writer.manifest
+        common = self._prepared.request.common
         loaded = load_model(self._prepared.checkpoint, common, self._progress)
-        generator = Generator(loaded.model)
-        # A run that goes on has the batches that it was begun with, unless the user wants others
-        room = Room(
-            loaded.model, generator, common.token_budget or (manifest.get("token_budget") if self._done else None)
-        )
-        manifest |= {"loaded": loaded.facts(), "token_budget": room.tokens}
-        self._writer.save_json(MANIFEST, manifest)
+        runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
         self._progress.say(f"the prompts of {len(tasks)} task{'s' if len(tasks) > 1 else ''} are tokenised")
-        plans = {task: self._plan(task, loaded, generator, room) for task in tasks}
-        prompts = [prompt for plan in plans.values() for batch in plan.batches for prompt in batch]
-        self._progress.say(room.estimate(prompts))
-        self._progress.start(sum(map(room.work, prompts)), 0.0)
-        for task, plan in plans.items():
-            self._progress.task(task.name)
-            for batch in plan.batches:
-                self._finish(task, plan.fitted, batch, loaded, generator)
-                self._progress.advance(sum(map(room.work, batch)), len(batch))
+        prompts = {task: self._prompts(task, loaded) for task in tasks}
+        runner.run(
+            {task.name: runner.plan(found, self._in_journal(task)) for task, found in prompts.items()},
+            lambda task, batch, found: self._finish(find_task(task), batch, found, loaded.tokenizer),
+        )
 
-    def _plan(self, task: Task, loaded: LoadedModel, generator: Generator, room: Room) -> _Plan:
-        """The batches of a task, and what is missing of them."""
-        from evalkit.generation.batches import Prompt, plan_batches
+    def _in_journal(self, task: Task) -> Callable[[Prompt], bool]:
+        rows = self._prepared.rows[task].rows
+        return lambda prompt: self._is_done(task, rows[prompt.index])
+
+    def _prompts(self, task: Task, loaded: LoadedModel) -> list[Prompt]:
+        from evalkit.generation.batches import Prompt
         from evalkit.longbench.prompts import prompt
         from evalkit.longbench.stops import stops_of
         from evalkit.longbench.truncation import fit
@@ -178,7 +160,7 @@ class _Session:
         rows = self._prepared.rows[task].rows
         stops = stops_of(task, loaded.model, loaded.tokenizer)
         window = self._prepared.manifest["specification"]["window"]
-        fitted = [
+        fitted = self._fitted[task.name] = [
             fit(
                 loaded.tokenizer,
                 prompt(task, row),
@@ -189,34 +171,21 @@ class _Session:
             )
             for row in rows
         ]
-        prompts = [
+        return [
             Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
             for number, one in enumerate(fitted)
         ]
-        # Of all rows, so that what an earlier session left are whole batches
-        planned = plan_batches(prompts, room.tokens, generator.chunk, room.most_rows)
-        left = [[one for one in batch if not self._is_done(task, rows[one.index])] for batch in planned]
-        return _Plan(fitted, [batch for batch in left if batch])
 
-    def _finish(
-        self,
-        task: Task,
-        fitted: Sequence[Fitted],
-        batch: Sequence[Prompt],
-        loaded: LoadedModel,
-        generator: Generator,
-    ) -> None:
-        """Generate a batch and put it into the journal."""
-        rows = self._prepared.rows[task].rows
-        started = time.perf_counter()
-        found = generator.generate(batch, self._progress.say)
+    def _finish(self, task: Task, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
+        """Put a batch into the journal."""
+        rows, fitted = self._prepared.rows[task].rows, self._fitted[task.name]
         predictions = [
-            _prediction(task, rows[one.index], fitted[one.index], generation, loaded.tokenizer)
+            _prediction(task, rows[one.index], fitted[one.index], generation, tokenizer)
             for one, generation in zip(batch, found, strict=True)
         ]
         # A row is generated once, so its number in the file names the batch in every session
         number = rows[batch[0].index].index
-        seconds = round(time.perf_counter() - started, 4)
+        seconds = round(sum(generation.seconds for generation in found), 4)
         self._writer.journal.append(Entry(task.name, number, seconds, [list(row) for row in predictions]))
         self._keep(task.name, predictions)
 

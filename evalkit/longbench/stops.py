@@ -35,7 +35,7 @@ def stops_of(task: Task, model: Any, tokenizer: Any) -> Stops:
         model: whose generation config names its end tokens, as `generate` would take them.
         tokenizer: of the model.
     """
-    ends = _end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     barred: frozenset[int] = frozenset()
     if task.newline_ends:
         # The official code names the tokenizer's end token here, in place of those that the model names
@@ -65,7 +65,8 @@ def has_code_line(text: str) -> bool:
     return bool(newline) and (bool(code_line(whole)) or "" in whole.split("\n"))
 
 
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end a text, as `generate` would take them."""
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id

@@ -51,7 +51,7 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
             half = limit // 2
             parts = (ids[:half], ids[len(ids) - half :])
             cut = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-        tokens = _as_message(tokenizer, cut) if chat else tokenizer(cut, verbose=False).input_ids if truncated else ids
+        tokens = as_message(tokenizer, cut) if chat else tokenizer(cut, verbose=False).input_ids if truncated else ids
         if len(tokens) <= room:
             return Fitted(np.asarray(tokens, np.int64), before, truncated)
         truncated = True
@@ -60,7 +60,12 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
             raise DataError(f"{label}: no room for its prompt in {room} tokens; raise --context")
 
 
-def _as_message(tokenizer: Any, text: str) -> list[int]:
+def as_message(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text as one user message, up to where the answer begins.
+
+    Raises:
+        TemplateError: there is no chat template, or it fails.
+    """
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     try:
