@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.errors import ScoringError
+from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
 from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
@@ -45,9 +45,17 @@ class Generator:
     Args:
         model: a Hugging Face causal language model in evaluation mode, with a cache of keys and values.
         chunk: tokens of a prompt at a time.
+
+    Raises:
+        CheckpointError: the model keeps a state in place of keys and values.
     """
 
     def __init__(self, model: Any, chunk: int = CHUNK) -> None:
+        if getattr(model, "_is_stateful", False):
+            raise CheckpointError(
+                f"{type(model).__name__} keeps a state in place of each token's keys and values (as Mamba does), and "
+                "evalkit generates from those alone"
+            )
         # Frequencies that depend on the longest position of what is computed are those of the whole prompt, by itself
         self.alone = bool(rotary_lengths(model.config))
         """Whether prompts go through the model one by one and in one piece."""

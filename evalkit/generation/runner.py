@@ -32,6 +32,11 @@ class Runner:
         self._progress = progress
         stored = writer.manifest.get("token_budget") if resumed else None
         self._room = Room(loaded.model, self._generator, budget or stored)
+        before = (writer.manifest.get("loaded") or {}).get("device") if resumed else None
+        if before not in (None, loaded.device):
+            progress.say(
+                f"warning: this run was begun on {before}; by rounding, texts made on {loaded.device} may differ"
+            )
         writer.manifest |= {"loaded": loaded.facts(), "token_budget": self._room.tokens}
         writer.save_json(MANIFEST, writer.manifest)
 

@@ -73,6 +73,14 @@ def test_a_sliding_window() -> None:
     assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stretched_context(family: str) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
+    model = model_of(family, VARIANTS["integral"], max_position_embeddings=64, rope_parameters=rope)
+    many = tokens(40, 21, 49, 7, beginning=5)
+    assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+
+
 def test_frequencies_that_depend_on_the_length() -> None:
     """In chunks, or beside a longer prompt, they would be another prompt's."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}
