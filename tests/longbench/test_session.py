@@ -160,6 +160,20 @@ def test_what_is_missing_is_generated(
     assert any("1 damaged line(s) dropped" in line for line in said.said)
 
 
+def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
+    for name in (RESULTS, GENERATIONS):
+        (folder / name).unlink()
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:-1]))
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    manifest["loaded"]["device"] = "cuda"
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    said = Lines()
+    evaluate_longbench(request(model, rows, tmp_path), said)
+    assert "warning: this run was begun on cuda; by rounding, texts made on cpu may differ" in said.said
+
+
 def test_a_finished_run_needs_no_model(
     generated: Run, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
