@@ -43,6 +43,9 @@ _MAKE_ANEW = "delete it and run its command again, which makes it anew from the 
 LM_EVAL = "lm_eval"
 """The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
 
+GENERATED = ("longbench", "needle")
+"""Rules of runs whose texts are generated: also the commands that made them."""
+
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
 
@@ -81,6 +84,14 @@ class Run:
         """Whether lm-eval's per-document files are all written."""
         return bool(self.stored.get("samples"))
 
+    def refuse_generated(self) -> None:
+        """Raise a `UsageError` where the run's texts are generated, so that there is nothing to choose between."""
+        if self.manifest["rule"] in GENERATED:
+            raise UsageError(
+                f"run {self.folder} holds generated texts, which are no choices between answers; "
+                f"see evalkit {self.manifest['rule']} --help"
+            )
+
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
@@ -91,6 +102,7 @@ class Run:
         path = self.folder / SCORES
         if not self.complete:
             raise RunError(f"run {self.folder} is not finished; give its command again")
+        self.refuse_generated()
         if not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         try:

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import CONTEXT, DATA_DIR, FOLDER, OUTPUT, RUN, Commands, comma_separated, option, read_config
+from evalkit.cli.options import (
+    CONTEXT,
+    DATA_DIR,
+    FOLDER,
+    OUTPUT,
+    RUN,
+    Commands,
+    comma_separated,
+    option,
+    picture,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from evalkit.longbench.metrics import EditVariant
@@ -19,7 +30,9 @@ EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rap
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
 LONGBENCH_FORMAT = option("--format", "form", type=click.Choice(["table", "markdown", "latex", "json", "csv"]),
                           default="table", help="Of the result.")  # fmt: skip
-PLOT = option("--plot", type=FOLDER, help="Also draw the scores by input length, into a .png or .pdf file.")
+PLOT = option(
+    "--plot", type=FOLDER, callback=picture, help="Also draw the scores by input length, into a .png or .pdf file."
+)
 
 
 @click.group(cls=Commands, invoke_without_command=True)

@@ -68,6 +68,13 @@ def comma_separated(_: click.Context, __: click.Parameter, value: str | None) ->
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
 
 
+def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """A picture's file, known to be one before hours of work."""
+    if path is not None and path.suffix.lower() not in (".png", ".pdf"):
+        raise UsageError(f"--plot {path}: name a file that ends in .pdf or .png")
+    return path
+
+
 FOLDER = click.Path(path_type=Path)
 RUN = click.argument("run", type=FOLDER)
 FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")

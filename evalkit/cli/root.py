@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import click
 
-from evalkit.cli import comparing, longbench, looking, models, scoring, tables
+from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
@@ -37,6 +37,7 @@ for command in (
     scoring.run,
     scoring.rescore,
     longbench.longbench,
+    needle.needle,
     comparing.compare,
     tables.table,
     tables.integrity,

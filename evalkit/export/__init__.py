@@ -28,6 +28,7 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
         raise UnknownNameError("export", form, FORMS)
     if not run.complete:
         raise RunError(f"run {run.folder} is not finished; give its command again")
+    run.refuse_generated()
     folder = output or run.folder / form
     if form == "lm_eval":
         files = {path.name: path.read_bytes() for path in sorted((run.folder / "lm_eval").glob("*.json*"))}

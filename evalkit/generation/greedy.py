@@ -7,6 +7,7 @@ have ended leave the batch.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.errors import ScoringError
+from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
-from evalkit.scoring.engine import is_out_of_memory
+from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
 
 CHUNK = 512
 """Tokens of a prompt that go through the model at a time."""
@@ -46,10 +47,21 @@ class Generator:
     Args:
         model: a Hugging Face causal language model in evaluation mode, with a cache of keys and values.
         chunk: tokens of a prompt at a time.
+
+    Raises:
+        CheckpointError: the model keeps a state in place of keys and values.
     """
 
     def __init__(self, model: Any, chunk: int = CHUNK) -> None:
-        self.chunk = chunk
+        if getattr(model, "_is_stateful", False):
+            raise CheckpointError(
+                f"{type(model).__name__} keeps a state in place of each token's keys and values (as Mamba does), and "
+                "evalkit generates from those alone"
+            )
+        # Frequencies that depend on the longest position of what is computed are those of the whole prompt, by itself
+        self.alone = bool(rotary_lengths(model.config))
+        """Whether prompts go through the model one by one and in one piece."""
+        self.chunk = sys.maxsize if self.alone else chunk
         self._model = model
         self._base = model.base_model
         self._layers = int(model.config.get_text_config().num_hidden_layers)
@@ -76,6 +88,8 @@ class Generator:
         Raises:
             ScoringError: out of memory on a single prompt.
         """
+        if self.alone and len(prompts) > 1:
+            return [one for prompt in prompts for one in self.generate([prompt], say)]
         try:
             return self._generate(prompts)
         except (RuntimeError, MemoryError) as error:

@@ -9,12 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
 from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import Generator
+from evalkit.generation.greedy import CHUNK, Generator
 
 _SHARE = 0.5
 """Of the free memory, what keys and values may take."""
@@ -38,7 +37,7 @@ class Room:
         free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
         self.tokens = budget or max(1, int(free * _SHARE / self._bytes))
         """Most tokens of keys and values at a time."""
-        self.most_rows = _GPU_ROWS if on_gpu else _CPU_ROWS
+        self.most_rows = 1 if generator.alone else _GPU_ROWS if on_gpu else _CPU_ROWS
         config = model.config.get_text_config()
         embedding = model.get_input_embeddings().weight.numel()
         # Of each token: two for every weight that it meets, and four for every channel of every earlier token
@@ -52,14 +51,15 @@ class Room:
 
     def estimate(self, prompts: Sequence[Prompt]) -> str:
         """One line: how much there is to do, how long that takes, what it needs."""
-        probe = Prompt(-1, np.resize(prompts[0].tokens, self._generator.chunk), 1)
+        longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+        probe = Prompt(-1, longest.tokens[:CHUNK], 1)
         self._generator.generate([probe])
         started = time.perf_counter()
         self._generator.generate([probe])
         seconds = (time.perf_counter() - started) / self.work(probe) * sum(map(self.work, prompts))
         tokens, new = sum(len(prompt.tokens) for prompt in prompts), sum(prompt.max_new_tokens for prompt in prompts)
-        longest = max(prompt.columns for prompt in prompts)
-        held = max(longest, min(self.tokens, longest * self.most_rows)) * self._bytes / 2**30
+        most = max(prompt.columns for prompt in prompts)
+        held = max(most, min(self.tokens, most * self.most_rows)) * self._bytes / 2**30
         return (
             f"{tokens:,} prompt tokens and up to {new:,} generated ones: about {max(1, round(seconds / 60))} min, "
             f"and up to {held:.1f} GiB beside the model"

@@ -80,7 +80,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
             say(f"{task.name} is left out: {error}")
     if not rows:
         raise next(iter(trouble.values()))
-    context = _context(request, checkpoint)
+    context = context_of(common, checkpoint)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(common, checkpoint, say),
@@ -97,7 +97,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
         "rule": "longbench",
         "groups": {},
         "group_sizes": {},
-        "template": "chat" if request.chat else "plain",
+        "template": {"name": "chat" if request.chat else "plain"},
         "context": context,
         "documents": {
             task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
@@ -119,11 +119,14 @@ def window_of(asked: int | None, context: int, most_new: int) -> int:
     Raises:
         UsageError: the longest answer would not fit behind such a prompt.
     """
-    window = asked or _OFFICIAL_WINDOWS.get(context, context - _MARGIN)
-    if window < 2 or window + most_new > context:
+    window = _OFFICIAL_WINDOWS.get(context, context - _MARGIN) if asked is None else asked
+    least = 2
+    if context - most_new < least:
+        raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
+    if not least <= window <= context - most_new:
         raise UsageError(
-            f"--window {window}: with up to {most_new} tokens of an answer that is {window + most_new}, and the model "
-            f"takes {context}; give a --window of at most {context - most_new}, or a longer --context"
+            f"--window {window}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --window of {least} to {context - most_new}, or another --context"
         )
     return window
 
@@ -138,9 +141,13 @@ def _chosen(request: LongBenchRequest) -> list[Task]:
     return [task for name, task in known.items() if not request.tasks or name in request.tasks]
 
 
-def _context(request: LongBenchRequest, checkpoint: Checkpoint) -> int:
-    """Tokens that the model takes at once: the stretched window, or the checkpoint's own."""
-    extension = context_extension(request.common, checkpoint)
+def context_of(request: Request, checkpoint: Checkpoint) -> int:
+    """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
+
+    Raises:
+        UsageError: it is not told, or stretched in a way that cannot generate.
+    """
+    extension = context_extension(request, checkpoint)
     if extension is not None:
         refuse_generation(extension, "longbench")
         return extension.target

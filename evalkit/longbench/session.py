@@ -11,24 +11,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, first_line
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
-from evalkit.longbench.protocol import Task
+from evalkit.longbench.protocol import Task, find_task
 from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench
 from evalkit.longbench.rows import Row
 from evalkit.progress import Progress
-from evalkit.runs import MANIFEST, RESULTS, Run, RunWriter, load_run, open_run
+from evalkit.runs import RESULTS, Run, RunWriter, load_run, open_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.generation.batches import Prompt
-    from evalkit.generation.greedy import Generation, Generator
+    from evalkit.generation.greedy import Generation
     from evalkit.longbench.scores import LongBenchResults
     from evalkit.longbench.truncation import Fitted
     from evalkit.models.load import LoadedModel
@@ -68,7 +67,7 @@ def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
 
 def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
     """Generate what is missing of a prepared run, write its results and open it."""
-    if (prepared.folder / RESULTS).is_file():
+    if all((prepared.folder / name).is_file() for name in (RESULTS, GENERATIONS)):
         return load_run(prepared.folder)
     with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
         _Session(prepared, writer, progress).complete()
@@ -92,7 +91,8 @@ def load_generations(run: Run) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{path} is damaged ({error}); delete it and results.json and give the run's command again"
+            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
+            "from the journal"
         ) from error
 
 
@@ -111,57 +111,56 @@ class _Session:
         self._prepared = prepared
         self._writer = writer
         self._progress = progress
+        self._fitted: dict[str, list[Fitted]] = {}
         self._done: dict[tuple[str, str], Prediction] = {}
         for entry in writer.journal.read():
             self._keep(entry.task, [Prediction(*row) for row in entry.rows])
 
     def complete(self) -> None:
         """Generate what is missing and write every result file."""
-        missing = {
-            task: rows
+        if tasks := [
+            task
             for task, found in self._prepared.rows.items()
-            if (rows := [row for row in found.rows if (task.name, row.id) not in self._done])
-        }
-        if missing:
-            self._generate(missing)
+            if not all(self._is_done(task, row) for row in found.rows)
+        ]:
+            self._generate(tasks)
         self._write_results()
+
+    def _is_done(self, task: Task, row: Row) -> bool:
+        return (task.name, row.id) in self._done
 
     def _keep(self, task: str, predictions: Sequence[Prediction]) -> None:
         for prediction in predictions:
             self._done.setdefault((task, prediction.id), prediction)
 
-    def _generate(self, missing: dict[Task, list[Row]]) -> None:
+    def _generate(self, tasks: Sequence[Task]) -> None:
         from evalkit.evaluation import load_model
-        from evalkit.generation.batches import plan_batches
-        from evalkit.generation.greedy import Generator
-        from evalkit.generation.room import Room
+        from evalkit.generation.runner import Runner
 
         common = self._prepared.request.common
         loaded = load_model(self._prepared.checkpoint, common, self._progress)
-        generator = Generator(loaded.model)
-        room = Room(loaded.model, generator, common.token_budget)
-        self._writer.manifest |= {"loaded": loaded.facts(), "token_budget": room.tokens}
-        self._writer.save_json(MANIFEST, self._writer.manifest)
-        self._progress.say(f"{sum(map(len, missing.values()))} prompts of {len(missing)} tasks are tokenised")
-        ready = {task: self._prompts(task, rows, loaded) for task, rows in missing.items()}
-        prompts = [prompt for _, members in ready.values() for prompt in members]
-        self._progress.say(room.estimate(prompts))
-        self._progress.start(sum(map(room.work, prompts)), 0.0)
-        for task, (fitted, members) in ready.items():
-            self._progress.task(task.name)
-            for batch in plan_batches(members, room.tokens, generator.chunk, room.most_rows):
-                self._finish(task, missing[task], fitted, batch, loaded, generator)
-                self._progress.advance(sum(map(room.work, batch)), len(batch))
+        runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
+        self._progress.say(f"the prompts of {len(tasks)} task{'s' if len(tasks) > 1 else ''} are tokenised")
+        prompts = {task: self._prompts(task, loaded) for task in tasks}
+        runner.run(
+            {task.name: runner.plan(found, self._in_journal(task)) for task, found in prompts.items()},
+            lambda task, batch, found: self._finish(find_task(task), batch, found, loaded.tokenizer),
+        )
 
-    def _prompts(self, task: Task, rows: Sequence[Row], loaded: LoadedModel) -> tuple[list[Fitted], list[Prompt]]:
+    def _in_journal(self, task: Task) -> Callable[[Prompt], bool]:
+        rows = self._prepared.rows[task].rows
+        return lambda prompt: self._is_done(task, rows[prompt.index])
+
+    def _prompts(self, task: Task, loaded: LoadedModel) -> list[Prompt]:
         from evalkit.generation.batches import Prompt
         from evalkit.longbench.prompts import prompt
         from evalkit.longbench.stops import stops_of
         from evalkit.longbench.truncation import fit
 
+        rows = self._prepared.rows[task].rows
         stops = stops_of(task, loaded.model, loaded.tokenizer)
         window = self._prepared.manifest["specification"]["window"]
-        fitted = [
+        fitted = self._fitted[task.name] = [
             fit(
                 loaded.tokenizer,
                 prompt(task, row),
@@ -172,30 +171,21 @@ class _Session:
             )
             for row in rows
         ]
-        return fitted, [
+        return [
             Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
             for number, one in enumerate(fitted)
         ]
 
-    def _finish(
-        self,
-        task: Task,
-        rows: Sequence[Row],
-        fitted: Sequence[Fitted],
-        batch: Sequence[Prompt],
-        loaded: LoadedModel,
-        generator: Generator,
-    ) -> None:
-        """Generate a batch and put it into the journal."""
-        started = time.perf_counter()
-        found = generator.generate(batch, self._progress.say)
+    def _finish(self, task: Task, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
+        """Put a batch into the journal."""
+        rows, fitted = self._prepared.rows[task].rows, self._fitted[task.name]
         predictions = [
-            _prediction(task, rows[one.index], fitted[one.index], generation, loaded.tokenizer)
+            _prediction(task, rows[one.index], fitted[one.index], generation, tokenizer)
             for one, generation in zip(batch, found, strict=True)
         ]
         # A row is generated once, so its number in the file names the batch in every session
         number = rows[batch[0].index].index
-        seconds = round(time.perf_counter() - started, 4)
+        seconds = round(sum(generation.seconds for generation in found), 4)
         self._writer.journal.append(Entry(task.name, number, seconds, [list(row) for row in predictions]))
         self._keep(task.name, predictions)
 

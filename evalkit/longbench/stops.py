@@ -35,11 +35,12 @@ def stops_of(task: Task, model: Any, tokenizer: Any) -> Stops:
         model: whose generation config names its end tokens, as `generate` would take them.
         tokenizer: of the model.
     """
-    ends = _end_tokens(model, tokenizer)
+    ends = end_tokens(model, tokenizer)
     barred: frozenset[int] = frozenset()
     if task.newline_ends:
-        ends |= {tokenizer("\n", add_special_tokens=False).input_ids[-1]}
-        barred = ends
+        # The official code names the tokenizer's end token here, in place of those that the model names
+        own = ends if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
+        ends = barred = own | frozenset(tokenizer("\n", add_special_tokens=False).input_ids[-1:])
 
     def read(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -64,7 +65,8 @@ def has_code_line(text: str) -> bool:
     return bool(newline) and (bool(code_line(whole)) or "" in whole.split("\n"))
 
 
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end a text, as `generate` would take them."""
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id

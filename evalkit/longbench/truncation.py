@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import DataError
+from evalkit.errors import DataError, TemplateError, first_line
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
 
     Raises:
         DataError: the chat template alone takes more than there is room for.
+        TemplateError: there is no chat template, or it fails.
     """
-    ids = tokenizer(text).input_ids
+    ids = tokenizer(text, verbose=False).input_ids  # it would warn of lengths that are cut here
     before, cut, limit = len(ids), text, window
     truncated = before > window
     while True:
@@ -50,7 +51,7 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
             half = limit // 2
             parts = (ids[:half], ids[len(ids) - half :])
             cut = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-        tokens = _as_message(tokenizer, cut) if chat else tokenizer(cut).input_ids if truncated else ids
+        tokens = as_message(tokenizer, cut) if chat else tokenizer(cut, verbose=False).input_ids if truncated else ids
         if len(tokens) <= room:
             return Fitted(np.asarray(tokens, np.int64), before, truncated)
         truncated = True
@@ -59,8 +60,18 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
             raise DataError(f"{label}: no room for its prompt in {room} tokens; raise --context")
 
 
-def _as_message(tokenizer: Any, text: str) -> list[int]:
-    found = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
-    )
+def as_message(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text as one user message, up to where the answer begins.
+
+    Raises:
+        TemplateError: there is no chat template, or it fails.
+    """
+    if not tokenizer.chat_template:
+        raise TemplateError("the tokenizer has no chat template; leave out --chat")
+    try:
+        found = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except Exception as error:  # a Jinja template may raise anything
+        raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
     return list(found["input_ids"])

@@ -305,10 +305,18 @@ def _longest_shared(config: Any) -> int | None:
     kinds = getattr(text, "layer_types", None)
     if kinds is None or any("sliding" in kind or "chunked" in kind for kind in kinds):
         lengths.append(getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None))
+    lengths += rotary_lengths(config)
+    return min((int(length) for length in lengths if length), default=None)
+
+
+def rotary_lengths(config: Any) -> list[int | None]:
+    """Lengths that rotary embeddings were trained with, of those that depend on the longest position of a batch."""
+    text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     # Some have one set for each kind of layer
-    for parameters in rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]:
-        if parameters.get("rope_type") in ("longrope", "dynamic", BY_LENGTH_TYPE):
-            trained = parameters.get("original_max_position_embeddings")
-            lengths.append(trained or getattr(text, "max_position_embeddings", None))
-    return min((int(length) for length in lengths if length), default=None)
+    sets = rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]
+    return [
+        parameters.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+        for parameters in sets
+        if parameters.get("rope_type") in ("longrope", "dynamic", BY_LENGTH_TYPE)
+    ]

@@ -1,0 +1,79 @@
+"""`evalkit needle`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from evalkit.cli.options import CONTEXT, FOLDER, FORMAT, OUTPUT, comma_separated, option, read_config
+from evalkit.errors import UsageError
+
+
+@click.command()
+@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
+              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
+@option("--revision", help="Branch, tag or commit of a hub model.")
+@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@CONTEXT
+@option("--lengths", callback=comma_separated, help="Tokens of the prompts, separated by commas.  [default: 1000,2000,"
+        "4000,… as far as the context goes]")  # fmt: skip
+@option("--depths", callback=comma_separated, default="0,25,50,75,100", help="Where the needle lies, in percent of the "
+        "text.")  # fmt: skip
+@option("--repeats", type=int, default=3, help="Texts for each length and depth.")
+@option("--text", type=FOLDER, help="Text file to hide needles in.  [default: sentences made by evalkit]")
+@option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+@OUTPUT
+@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
+@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
+@option("--attention", default="auto", help="auto, sdpa or eager.")
+@option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
+@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
+@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@FORMAT
+def needle(
+    model: str,
+    lengths: tuple[str, ...],
+    depths: tuple[str, ...],
+    repeats: int,
+    text: Path | None,
+    chat: bool,
+    form: str,
+    **options: Any,
+) -> None:
+    """A needle in a haystack: is a number found wherever it lies in a long text?
+
+    The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes what was interrupted.
+
+    \b
+    evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
+    evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
+    """
+    import json
+
+    from evalkit.needle.request import NeedleRequest, prepare_needle
+    from evalkit.needle.session import run_needle
+    from evalkit.needle.view import needle_table
+    from evalkit.progress import Progress
+    from evalkit.request import request_of
+
+    whole = tuple(int(length) for length in _numbers("--lengths", lengths, whole=True))
+    asked = NeedleRequest(request_of(model, options), whole, _numbers("--depths", depths), repeats, text, chat)
+    with Progress() as progress:
+        finished = run_needle(prepare_needle(asked, progress.say), progress)
+    if form == "json":
+        about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
+        click.echo(json.dumps(about | finished.stored, indent=2))
+        return
+    click.echo(needle_table(finished))
+    click.echo(f"\n{finished.folder}")
+
+
+def _numbers(flag: str, given: tuple[str, ...], whole: bool = False) -> tuple[float, ...]:
+    try:
+        return tuple(int(text) if whole else float(text) for text in given)
+    except ValueError:
+        kind = "whole numbers" if whole else "numbers"
+        raise UsageError(f"{flag} {','.join(given)}: expected {kind}, separated by commas") from None

@@ -1,0 +1,203 @@
+"""A prepared needle test, to a finished run folder.
+
+    needles.parquet            a row for each length, depth and repeat: secret, answer, whether it was found
+    heatmap.png, heatmap.pdf   how often, by depth and length
+    results.json               the same as numbers
+
+Each batch is in the journal before the next one starts; a resumed run generates what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from evalkit.errors import RunError, first_line
+from evalkit.journal import Entry
+from evalkit.needle.request import MAX_NEW_TOKENS, NEEDLE, NeedleRequest, PreparedNeedle, prepare_needle
+from evalkit.needle.text import is_found
+from evalkit.progress import Progress
+from evalkit.runs import RESULTS, Run, RunWriter, load_run, open_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.generation.batches import Prompt
+    from evalkit.generation.greedy import Generation
+    from evalkit.models.load import LoadedModel
+
+NEEDLES = "needles.parquet"
+PICTURES = ("heatmap.png", "heatmap.pdf")
+
+
+class Answer(NamedTuple):
+    """What the journal keeps of a cell."""
+
+    number: int
+    """Of the cell, in the order of lengths, depths and repeats."""
+    tokens_sha256: str
+    """Of the prompt's token ids, as 64-bit integers."""
+    tokens: int
+    """Of the prompt."""
+    reused: int
+    """Tokens of it whose keys and values were another prompt's."""
+    answer: str
+    """Generated text, special tokens apart; ends where the secret is complete."""
+    new_tokens: int
+    ended: str
+    """"end" token, "enough" read, or "length"."""
+    seconds: float
+
+
+def evaluate_needle(request: NeedleRequest, progress: Progress) -> Run:
+    """Run a needle test on a checkpoint; resume or open the run if it was begun or finished before.
+
+    Raises:
+        EvalkitError: whatever is wrong, in one line.
+    """
+    return run_needle(prepare_needle(request, progress.say), progress)
+
+
+def run_needle(prepared: PreparedNeedle, progress: Progress) -> Run:
+    """Generate what is missing of a prepared run, write its results and open it."""
+    if all((prepared.folder / name).is_file() for name in (RESULTS, NEEDLES, *PICTURES)):
+        return load_run(prepared.folder)
+    with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
+        _Session(prepared, writer, progress).complete()
+    return load_run(prepared.folder)
+
+
+def load_needles(run: Run) -> pd.DataFrame:
+    """The table of a finished needle test.
+
+    Raises:
+        RunError: it is no needle test, not finished, or its table is damaged.
+    """
+    import pandas as pd
+
+    path = run.folder / NEEDLES
+    if run.manifest["rule"] != NEEDLE:
+        raise RunError(f"{run.folder} is not a needle test")
+    if not path.is_file():
+        raise RunError(f"run {run.folder} is not finished; give its command again")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
+            "from the journal"
+        ) from error
+
+
+class _Session:
+    """The part of a run that one process does."""
+
+    def __init__(self, prepared: PreparedNeedle, writer: RunWriter, progress: Progress) -> None:
+        self._prepared = prepared
+        self._writer = writer
+        self._progress = progress
+        self._done: dict[int, Answer] = {}
+        for entry in writer.journal.read():
+            self._keep([Answer(*row) for row in entry.rows])
+
+    def complete(self) -> None:
+        """Generate what is missing and write every result file."""
+        if len(self._done) < len(self._prepared.cells):
+            self._generate()
+        self._write_results()
+
+    def _keep(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self._done.setdefault(answer.number, answer)
+
+    def _generate(self) -> None:
+        from evalkit.evaluation import load_model
+        from evalkit.generation.runner import Runner
+
+        common = self._prepared.request.common
+        loaded = load_model(self._prepared.checkpoint, common, self._progress)
+        runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
+        plan = runner.plan(self._prompts(loaded), lambda prompt: prompt.index in self._done)
+        runner.run({NEEDLE: plan}, lambda _, batch, found: self._finish(batch, found, loaded.tokenizer))
+
+    def _prompts(self, loaded: LoadedModel) -> list[Prompt]:
+        from evalkit.generation.batches import Prompt
+        from evalkit.longbench.stops import end_tokens
+        from evalkit.longbench.truncation import as_message
+
+        tokenizer, chat = loaded.tokenizer, self._prepared.request.chat
+        size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))
+        ends = end_tokens(loaded.model, tokenizer)
+
+        def encode(text: str) -> list[int]:
+            return as_message(tokenizer, text) if chat else list(tokenizer(text, verbose=False).input_ids)
+
+        prompts = []
+        for number, cell in enumerate(self._prepared.cells):
+            tokens = self._prepared.haystack.prompt(cell, encode, size, cue=not chat)
+
+            def enough(ids: list[int], cell: Any = cell) -> bool:
+                # A digit may still follow
+                return is_found(cell, str(tokenizer.decode(ids[:-1], skip_special_tokens=True)))
+
+            prompts.append(Prompt(number, tokens, MAX_NEW_TOKENS, ends, enough=enough))
+        return prompts
+
+    def _finish(self, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
+        """Put a batch into the journal."""
+        answers = [
+            Answer(
+                number=prompt.index,
+                tokens_sha256=hashlib.sha256(prompt.tokens.astype("<i8").tobytes()).hexdigest(),
+                tokens=len(prompt.tokens),
+                reused=generation.reused,
+                answer=tokenizer.decode(generation.tokens, skip_special_tokens=True),
+                new_tokens=len(generation.tokens),
+                ended=generation.ended,
+                seconds=round(generation.seconds, 4),
+            )
+            for prompt, generation in zip(batch, found, strict=True)
+        ]
+        seconds = round(sum(answer.seconds for answer in answers), 4)
+        # A cell is asked once, so its number names the batch in every session
+        self._writer.journal.append(Entry(NEEDLE, batch[0].index, seconds, [list(answer) for answer in answers]))
+        self._keep(answers)
+
+    def _write_results(self) -> None:
+        from evalkit.longbench.plots import needle_heatmap
+
+        table = self._table()
+        buffer = io.BytesIO()
+        table.to_parquet(buffer, index=False)
+        self._writer.save_bytes(NEEDLES, buffer.getvalue())
+        found = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
+        depths, lengths = [float(depth) for depth in found.index], [int(length) for length in found.columns]
+        for name in PICTURES:
+            needle_heatmap(found.to_numpy(float), depths, lengths, self._writer.folder / name)
+        share = float(table["found"].mean())
+        # Last, since its presence says that the run is complete
+        self._writer.save_json(
+            RESULTS,
+            {
+                "tasks": [{"task": NEEDLE, "n": len(table), "found": int(table["found"].sum())}],
+                "averages": [{"name": "needles found", "accuracy": share, "stderr": None}],
+                "depths": depths,
+                "lengths": lengths,
+                "repeats": self._prepared.request.repeats,
+                "found": found.to_numpy(float).tolist(),
+            },
+        )
+
+    def _table(self) -> pd.DataFrame:
+        """A row for each cell."""
+        import pandas as pd
+
+        rows = []
+        for number, cell in enumerate(self._prepared.cells):
+            answer = self._done[number]
+            about = {"length": cell.length, "depth": cell.depth, "repeat": cell.repeat, "secret": cell.secret}
+            rows.append(about | answer._asdict() | {"found": is_found(cell, answer.answer)})
+        return pd.DataFrame(rows).drop(columns="number")

@@ -1,0 +1,31 @@
+"""A needle test on a terminal. In: a finished run. Out: a table, how often needles were found by depth and length."""
+
+from __future__ import annotations
+
+from evalkit.runs import Run
+
+
+def needle_table(run: Run) -> str:
+    """Needles found, in percent; one row a depth, one column a length."""
+    from tabulate import tabulate
+
+    stored = run.stored
+    lengths, found = stored["lengths"], stored["found"]
+    rows = [
+        [f"{depth:g} %", *(f"{100 * share:.0f}" for share in shares)]
+        for depth, shares in zip(stored["depths"], found, strict=True)
+    ]
+    means = [sum(column) / len(column) for column in zip(*found, strict=True)]
+    rows.append(["all", *(f"{100 * mean:.0f}" for mean in means)])
+    table = tabulate(
+        rows,
+        ["depth", *(f"{length:,}" for length in lengths)],
+        colalign=("left", *("right" for _ in lengths)),
+        disable_numparse=True,
+    )
+    [task] = stored["tasks"]
+    n, texts = task["n"], stored["repeats"]
+    return (
+        f"{table}\n\nneedles found in %, by tokens of the prompt and depth in it; {task['found']} of {n} in all, "
+        f"{texts} text{'s' if texts > 1 else ''} a cell\ntext: {run.manifest['documents']['needle']['source']}"
+    )

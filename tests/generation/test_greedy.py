@@ -1,0 +1,190 @@
+"""Batches, chunks, copied beginnings and compaction change no token: held to transformers' own greedy `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, MistralConfig
+
+from evalkit.errors import ScoringError
+from evalkit.generation.batches import Prompt
+from evalkit.generation.greedy import Generator
+from tests.generation.made import NEW, by_transformers, prompts, tokens
+from tests.models.variants.building import FAMILIES, VANILLA, VARIANTS, VOCABULARY, model_of
+
+LENGTHS = (7, 40, 1, 23, 39, 24)
+ATTENTIONS = {"vanilla": VANILLA} | VARIANTS
+
+
+def ids_of(found: Any) -> list[list[int]]:
+    return [one.tokens for one in found]
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_gives_what_transformers_gives_one_by_one(family: str, attention: str) -> None:
+    model = model_of(family, ATTENTIONS[attention])
+    many = tokens(*LENGTHS)
+    found = Generator(model, chunk=16).generate(prompts(many))
+    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
+    assert {(one.ended, one.reused) for one in found} == {("length", 0)}
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_beginnings_are_computed_once(family: str, attention: str) -> None:
+    """Twenty common tokens are two chunks of eight, and four that are computed again."""
+    model = model_of(family, ATTENTIONS[attention])
+    many = tokens(37, 21, 60, 22, beginning=20)
+    found = Generator(model, chunk=8).generate(prompts(many))
+    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
+    assert [one.reused for one in found] == [0, 16, 16, 16]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("chunk", [1, 3, 16, 17, 512])
+def test_any_chunk(chunk: int, implementation: str) -> None:
+    model = model_of("llama", VARIANTS["integral"], implementation=implementation)
+    many = tokens(*LENGTHS, seed=1)
+    assert ids_of(Generator(model, chunk).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+
+
+def test_a_sliding_window() -> None:
+    """Its masks are by position too, though all keys are kept."""
+    config = MistralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=9,
+        initializer_range=0.2,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    many = tokens(*LENGTHS, 37, beginning=1)
+    assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stretched_context(family: str) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 5000.0}
+    model = model_of(family, VARIANTS["integral"], max_position_embeddings=64, rope_parameters=rope)
+    many = tokens(40, 21, 49, 7, beginning=5)
+    assert ids_of(Generator(model, chunk=8).generate(prompts(many))) == [by_transformers(model, ids) for ids in many]
+
+
+def test_frequencies_that_depend_on_the_length() -> None:
+    """In chunks, or beside a longer prompt, they would be another prompt's."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}
+    model = model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope)
+    many = tokens(40, 21, 60, 7, beginning=5)
+    found = Generator(model, chunk=8).generate(prompts(many))
+    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
+
+
+@pytest.mark.parametrize("barred", [False, True])
+def test_end_tokens(barred: bool) -> None:
+    """Each row ends where its own tokens do, with the end token kept; a barred one cannot come first."""
+    model = model_of("gpt_neox", VANILLA)
+    many = tokens(*range(3, 43, 2), seed=2)
+    free = [by_transformers(model, ids) for ids in many]
+    # The commonest tokens, so that rows leave the batch at all times, some at once
+    counts = np.bincount(np.concatenate(free), minlength=VOCABULARY)
+    ends = frozenset([int(np.argmax(counts)), free[3][0], free[7][4]])
+    found = Generator(model, chunk=16).generate(prompts(many, ends=ends, barred_first=ends if barred else frozenset()))
+    assert ids_of(found) == [by_transformers(model, ids, ends=sorted(ends), barred=barred) for ids in many]
+    assert {len(one.tokens) for one in found} >= {2 if barred else 1, NEW}
+    for one in found:
+        assert (one.ended == "end") == (one.tokens[-1] in ends)
+        assert not (barred and one.tokens[0] in ends)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
+def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
+    """Each row has its own number of new tokens; whoever leaves, the others go on as if alone."""
+    model = _SMALL
+    many = tokens(*(length for length, _ in rows), seed=seed)
+    batch = [Prompt(n, ids, most) for n, (ids, (_, most)) in enumerate(zip(many, rows, strict=True))]
+    together = Generator(model, chunk=8).generate(batch)
+    alone = [Generator(model, chunk=8).generate([prompt])[0] for prompt in batch]
+    assert ids_of(together) == ids_of(alone)
+    assert [len(one.tokens) for one in together] == [most for _, most in rows]
+
+
+_SMALL = model_of("llama", VANILLA)
+
+
+def test_enough_is_asked_after_every_token() -> None:
+    model = model_of("qwen2", VANILLA)
+    many = tokens(9, 30, 12)
+    seen: list[list[int]] = []
+
+    def third(ids: list[int]) -> bool:
+        seen.append(list(ids))
+        return len(ids) == 3
+
+    batch = [Prompt(0, many[0], NEW), Prompt(1, many[1], NEW, enough=third), Prompt(2, many[2], NEW)]
+    found = Generator(model).generate(batch)
+    full = [by_transformers(model, ids) for ids in many]
+    assert ids_of(found) == [full[0], full[1][:3], full[2]]
+    assert [one.ended for one in found] == ["length", "enough", "length"]
+    assert seen == [full[1][:length] for length in (1, 2, 3)]
+
+
+class Narrow(Generator):
+    """Has memory for a few prompts, as far as its caller can tell."""
+
+    def __init__(self, model: Any, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
+        super().__init__(model, chunk=8)
+        self._most, self._error = most, error
+        self.tried: list[int] = []
+
+    def _generate(self, batch: Any) -> Any:
+        self.tried.append(len(batch))
+        if len(batch) > self._most:
+            raise self._error("out of memory: cannot alloc")
+        return super()._generate(batch)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
+def test_batches_are_parted_where_memory_runs_out(error: type[Exception]) -> None:
+    many = tokens(5, 12, 9, 30, 2)
+    narrow, said = Narrow(_SMALL, 2, error), []
+    found = narrow.generate(prompts(many), said.append)
+    assert ids_of(found) == [by_transformers(_SMALL, ids) for ids in many]
+    assert narrow.tried == [5, 2, 3, 1, 2]
+    assert said == [
+        "out of memory on 5 prompts: going on with 2",
+        "out of memory on 3 prompts: going on with 1",
+    ]
+
+
+def test_a_single_prompt_too_many_is_told() -> None:
+    with pytest.raises(ScoringError, match="a prompt of 12 tokens is more than memory holds"):
+        Narrow(_SMALL, 0).generate(prompts(tokens(12)))
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    class Broken(Narrow):
+        def _generate(self, batch: Any) -> Any:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        Broken(_SMALL, 1).generate(prompts(tokens(12, 3)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "heads"), [("llama", 4), ("gpt_neox", 8)])
+def test_bytes_of_a_token(family: str, heads: int, dtype: torch.dtype) -> None:
+    """Keys and values of three layers, heads of 16."""
+    generator = Generator(model_of(family, VANILLA, dtype=dtype))
+    assert generator.token_bytes() == 2 * 3 * heads * 16 * (4 if dtype == torch.float32 else 2)

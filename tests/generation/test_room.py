@@ -1,0 +1,52 @@
+"""What a batch may hold, and what a run is said to take."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+import pytest
+
+from evalkit.generation.batches import Prompt
+from evalkit.generation.greedy import Generator
+from evalkit.generation.room import Room
+from tests.generation.made import prompts, tokens
+from tests.models.variants.building import VANILLA, model_of
+
+BYTES = 2 * 3 * 4 * 16 * 4
+"""Of a token: keys and values, three layers, four heads of 16, float32."""
+
+
+def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama", VANILLA)
+    free = psutil.virtual_memory()._replace(available=2000 * BYTES + 1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    room = Room(model, Generator(model), None)
+    assert (room.tokens, room.most_rows) == (1000, 16)
+    assert Room(model, Generator(model), 77).tokens == 77
+
+
+def test_work_is_that_of_weights_and_pairs() -> None:
+    model = model_of("llama", VANILLA, tie_word_embeddings=False)
+    room = Room(model, Generator(model), None)
+    weights = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+    width = model.config.hidden_size
+    assert room.work(Prompt(0, tokens(90)[0], 10)) == 2 * weights * 100 + 4 * 3 * width * 100**2 / 2
+
+
+def test_the_estimate_says_what_there_is_to_do() -> None:
+    model = model_of("llama", VANILLA)
+    room = Room(model, Generator(model), None)
+    said = room.estimate(prompts(tokens(700, 20, 9), most=5))
+    found = re.fullmatch(r"(\d+) prompt tokens and up to (\d+) generated ones: about 1 min, and up to ([\d.]+) GiB "
+                         r"beside the model", said)  # fmt: skip
+    assert found is not None
+    assert found.groups()[:2] == ("729", "15")
+
+
+def test_prompts_shorter_than_a_chunk_are_not_stretched_for_it() -> None:
+    """A model without rotary embeddings has no position beyond its window."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=64)).eval()
+    Room(model, Generator(model), None).estimate(prompts(tokens(20, 9), most=5))

@@ -1,0 +1,122 @@
+"""Generation that ends early changes no score; samsum's newline is transformers' own rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from evalkit.generation.batches import Prompt
+from evalkit.generation.greedy import Generator
+from evalkit.longbench.metrics import code_line, first_line, score_prediction
+from evalkit.longbench.protocol import TASKS
+from evalkit.longbench.stops import has_code_line, has_first_line, stops_of
+from tests.generation.made import by_transformers, tokens
+from tests.models.variants.building import VANILLA, model_of
+from tests.tiny import tiny_tokenizer
+
+CUT = ("trec", "triviaqa", "samsum", "lcc", "repobench-p")
+LINES = st.text(alphabet="ab#`/ \n", max_size=30)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def model_with(ends: int | list[int] | None) -> Any:
+    return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
+
+
+def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
+    """As many pieces as generation goes on for."""
+    return next((pieces[:end] for end in range(1, len(pieces)) if enough(pieces[:end])), pieces)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokenizer: Any) -> None:
+    task = TASKS[name]
+    enough = stops_of(task, model_with(1), tokenizer).enough
+    assert enough is not None
+    has_all = has_first_line if task.first_line_only else has_code_line
+    saved = 0
+    for line in (golden / f"{name}.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n"):
+        row = json.loads(line)
+        whole = row["pred"]
+        by_letter = "".join(cut(list(whole), lambda letters: has_all("".join(letters))))
+        ids = tokenizer(whole, add_special_tokens=False).input_ids
+        by_token = tokenizer.decode(cut(ids, enough), skip_special_tokens=True)
+        scores = {
+            score_prediction(task, text, row["answers"], row["all_classes"] or ())
+            for text in (whole, by_letter, by_token)
+        }
+        assert len(scores) == 1, row
+        saved += len(by_token) < len(whole)
+    # Llama2-7B-chat began no second line on samsum, where newlines ended its predictions too
+    assert (saved > 50) == (name != "samsum")
+
+
+@given(LINES, LINES)
+def test_what_is_read_stays_what_it_is(text: str, more: str) -> None:
+    if has_first_line(text):
+        assert first_line(text + more) == first_line(text)
+    if has_code_line(text):
+        assert code_line(text + more) == code_line(text)
+
+
+@given(LINES)
+def test_nothing_is_waited_for_once_it_is_there(text: str) -> None:
+    """Where any continuation reads the same, that is known, but for a line that lacks its end."""
+    whole = text.lstrip("\n")
+    if "\n" in whole:
+        assert has_first_line(text) or first_line(text + "\n") == whole.rstrip("\n")
+        kept = [line for line in whole.split("\n")[:-1] if not any(mark in line for mark in ("`", "#", "//"))]
+        assert has_code_line(text) == bool(kept)
+
+
+def test_other_tasks_are_read_to_their_end(tokenizer: Any) -> None:
+    assert {name for name, task in TASKS.items() if stops_of(task, model_with(1), tokenizer).enough} == set(CUT)
+
+
+@pytest.mark.parametrize(("named", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, {1})])
+def test_end_tokens_are_those_that_generate_takes(
+    named: int | list[int] | None, ends: set[int], tokenizer: Any
+) -> None:
+    assert tokenizer.eos_token_id == 1
+    stops = stops_of(TASKS["qasper"], model_with(named), tokenizer)
+    assert (stops.ends, stops.barred_first) == (ends, frozenset())
+
+
+def test_a_tokenizer_without_an_end_token(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, eos=None))
+    assert stops_of(TASKS["qasper"], model_with(None), tokenizer).ends == frozenset()
+    newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
+    assert stops_of(TASKS["samsum"], model_with(None), tokenizer).ends == {newline}
+
+
+def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> None:
+    """`eos_token_id=[eos, newline]` with a least length of one token, as the official code asks for."""
+    stops = stops_of(TASKS["samsum"], model_with([7, 9]), tokenizer)
+    newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
+    assert stops.ends == stops.barred_first == {tokenizer.eos_token_id, newline}
+    model = model_of("llama", VANILLA, vocab_size=512)
+    many = tokens(*range(4, 40, 3))
+    # A random model hardly says a newline by itself: its output head says them often instead
+    with_newlines = sorted(stops.ends)
+    head = model.get_output_embeddings().weight.data
+    free = [by_transformers(model, ids) for ids in many]
+    common = np.bincount(np.concatenate([one[1:] for one in free])).argmax()
+    head[with_newlines] = head[[free[0][0], common]] * 1.01
+    batch = [Prompt(n, ids, 14, stops.ends, stops.barred_first, stops.enough) for n, ids in enumerate(many)]
+    found = [one.tokens for one in Generator(model, chunk=16).generate(batch)]
+    assert found == [by_transformers(model, ids, ends=with_newlines, barred=True) for ids in many]
+    assert sum(one[-1] in stops.ends for one in found) > 2
+    assert any(by_transformers(model, ids, ends=with_newlines)[0] in stops.ends for ids in many)

@@ -1,0 +1,173 @@
+"""`evalkit longbench` through its real entry point: runs, kills, bad input, what other commands make of its runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evalkit.longbench.session import load_generations
+from evalkit.runs import JOURNAL, load_run
+from tests.longbench.made import record, write
+from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
+from tests.test_kills import batches_in, journal_of, wait_for
+from tests.tiny import TRAINING_TEXT, tiny_checkpoint
+
+__all__ = ["_no_settings", "evalkit"]  # fixtures
+
+TASKS = ("qasper", "trec", "lcc")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny", window=1024)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for task in TASKS:
+        records = [record(task, n, context="\n".join(TRAINING_TEXT) * (1 + n % 3)) for n in range(6)]
+        write(tmp_path / "rows" / f"{task}.jsonl", records)
+    return tmp_path / "rows"
+
+
+@pytest.fixture
+def longbench(evalkit: Command, model: Path, rows: Path) -> Command:
+    """`evalkit longbench` on the made-up rows; options given later win over these."""
+    common = ["--model", model, "--data-dir", rows, "--tasks", ",".join(TASKS), "--window", 400, "--limit", 2,
+              "--output", "runs"]  # fmt: skip
+    return lambda *more: evalkit("longbench", *common, *more)
+
+
+def test_a_run(longbench: Command) -> None:
+    first = longbench()
+    assert first.code == 0
+    lines = first.out.splitlines()
+    assert load_run(lines[-1]).complete
+    assert [line.split()[0] for line in lines if line.startswith(("Qasper", "TREC", "LCC"))] == [
+        "Qasper*", "TREC*", "LCC*"]  # fmt: skip
+    assert "Mean of groups (3 of 16 tasks)" in first.out
+    assert "about 1 min, and up to 0.0 GiB beside the model" in first.err
+    # Finished: the same at once, with nothing to say
+    assert longbench() == Outcome(0, first.out, "")
+
+
+def test_looking_at_a_run(longbench: Command, evalkit: Command) -> None:
+    folder = Path(longbench().out.splitlines()[-1])
+    listed = evalkit("ls", "runs", "--output", "runs")
+    [line] = [line for line in listed.out.splitlines() if folder.name in line]
+    assert "limit 2" in line
+    assert "mean of groups (3 of 16 tasks)" in line
+    assert line.endswith("(longbench)")
+    table = evalkit("longbench", "rescore", folder)
+    assert table.code == 0
+    assert "Mean of groups (3 of 16 tasks)" in table.out
+    found = json.loads(evalkit("longbench", "rescore", folder, "--format", "json").out)
+    assert [task["task"] for task in found["tasks"]] == list(TASKS)
+    drawn = evalkit("longbench", "rescore", folder, "--plot", "lengths.png", "--format", "csv")
+    assert drawn.code == 0
+    assert Path("lengths.png").stat().st_size > 1000
+    pytest.importorskip("rapidfuzz")
+    other = evalkit("longbench", "rescore", folder, "--format", "json", "--edit-similarity", "rapidfuzz")
+    assert json.loads(other.out)["edit_similarity"] == "rapidfuzz"
+
+
+def test_commands_that_choose_between_answers_refuse_it(longbench: Command, evalkit: Command) -> None:
+    one, two = (Path(longbench("--limit", limit).out.splitlines()[-1]) for limit in (1, 2))
+    words = ("holds generated texts, which are no choices between answers", "see evalkit longbench --help")
+    complains(evalkit("rescore", one), 2, *words)
+    complains(evalkit("rescore", one, "--rule", "acc"), 2, *words)
+    complains(evalkit("compare", one, two), 2, *words)
+    complains(evalkit("integrity", one), 2, "is of suite longbench; the published numbers are of suite zeroshot8")
+    complains(evalkit("export", one, "--to", "hub", "--output", "exported"), 2, *words)
+    complains(evalkit("export", one, "--to", "lm_eval", "--output", "exported"), 2, *words)
+
+
+def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
+    with (rows / "trec.jsonl").open("ab") as file:
+        file.write(b'{"torn')
+    outcome = longbench("--limit", 10)
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"evalkit: left out: data-dir {rows / 'trec.jsonl'}, line 7 (trec): expected one JSON")
+    assert "Mean of groups (2 of 16 tasks)" in outcome.out
+    run = load_run(outcome.out.splitlines()[-1])
+    assert set(load_generations(run)["task"]) == {"qasper", "lcc"}
+    # Given again: the same, at once
+    again = longbench("--limit", 10)
+    assert (again.code, again.out) == (1, outcome.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--window", "1000"], 2, ["--window 1000: the model takes 1024 tokens", "give a --window of 2 to 896"]),
+        (["--window", "0"], 2, ["--window 0"]),
+        (["--context", "4096", "--context-method", "dynamic-yarn"], 2, ["dynamic-yarn", "use yarn"]),
+        (["--tasks", "narativeqa"], 2, ["unknown longbench task 'narativeqa': did you mean 'narrativeqa'?"]),
+        (["--suite", "longbench-e", "--tasks", "qmsum"], 2, ["unknown longbench-e task 'qmsum'"]),
+        (["--tasks", "qmsum"], 1, ["no documents for qmsum", "the hub does not serve", "--data-dir"]),
+        (["--data-dir", "nowhere"], 1, ["--data-dir nowhere: expected a folder"]),
+        (["--chat"], 1, ["the tokenizer has no chat template; leave out --chat"]),
+        (["--model", "nowhere"], 1, ["nowhere"]),
+        (["--device", "abacus"], 2, ["--device abacus: not a device"]),
+        (["--token-budget", "few"], 2, ["--token-budget is 'few'; it must be a whole number"]),
+        (["--format", "xml"], 2, ["xml"]),
+        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: name a file that ends in .pdf or .png"]),
+    ],
+)
+def test_bad_input(longbench: Command, options: list[str], code: int, words: list[str]) -> None:
+    complains(longbench(*options), code, *words)
+
+
+def test_no_documents_at_all(evalkit: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    outcome = evalkit("longbench", "--model", model, "--tasks", "qasper")
+    complains(outcome, 1, "no documents for qasper", "Unpack data.zip of the dataset THUDM/LongBench", "--data-dir")
+
+
+def test_help(evalkit: Command) -> None:
+    assert "evalkit longbench rescore RUN" in evalkit("longbench").out
+    complains(evalkit("longbench", "rescor", "x"), 2, "unknown command 'rescor'")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_the_command_is_killed_and_given_again(
+    longbench: Command, model: Path, rows: Path, kind: signal.Signals
+) -> None:
+    """The table is that of a run that nobody disturbed, and nothing is generated twice."""
+    budget = ["--token-budget", "1100", "--limit", "6"]
+    expected = load_generations(load_run(longbench(*budget, "--output", "undisturbed").out.splitlines()[-1]))
+    batches, output = batches_in(Path("undisturbed")), Path("disturbed")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalkit", "longbench", "--model", str(model), "--data-dir", str(rows), "--tasks",
+         ",".join(TASKS), "--window", "400", *budget, "--output", str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    wait_for(lambda: batches_in(output) >= 2 or process.poll() is not None, 120)
+    process.send_signal(kind)
+    out, err = process.communicate()
+    assert out == ""
+    assert "Traceback" not in err
+    assert process.returncode == (130 if kind == signal.SIGINT else -signal.SIGKILL)
+    assert 2 <= batches_in(output) < batches
+    kept = journal_of(output).read_bytes()
+    again = longbench(*budget, "--output", output)
+    assert again.code == 0
+    run = load_run(again.out.splitlines()[-1])
+    pd.testing.assert_frame_equal(
+        load_generations(run).drop(columns="seconds"), expected.drop(columns="seconds"), check_exact=True
+    )
+    assert (run.folder / JOURNAL).read_bytes().startswith(kept.rpartition(b"\n")[0])
+    assert batches_in(output) == batches
