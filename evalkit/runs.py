@@ -43,6 +43,9 @@ _MAKE_ANEW = "delete it and run its command again, which makes it anew from the 
 LM_EVAL = "lm_eval"
 """The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
 
+LONGBENCH = "longbench"
+"""What stands for a rule in runs of LongBench, whose tasks each have a metric of their own."""
+
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
 
@@ -75,6 +78,17 @@ class Run:
     def of_lm_eval(self) -> bool:
         """Whether it is a run of lm-eval's tasks; its own results are in `stored`, its score table may be absent."""
         return bool(self.manifest["specification"]["suite"] == LM_EVAL)
+
+    @property
+    def of_longbench(self) -> bool:
+        """Whether it is a run of LongBench: generated answers with a score each, no score table and no rules."""
+        return bool(self.manifest["rule"] == LONGBENCH)
+
+    @property
+    def template(self) -> str:
+        """The name of how its prompts are written."""
+        template = self.manifest["template"]
+        return str(template.get("name", "?") if isinstance(template, dict) else template)
 
     @property
     def has_samples(self) -> bool:
@@ -140,6 +154,18 @@ def load_run(folder: Path | str) -> Run:
     ]:
         raise RunError(f"{folder / MANIFEST} is damaged (it lacks '{missing[0]}'); {_BEGIN_ANEW}")
     return Run(folder, manifest)
+
+
+def load_finished(folder: Path | str) -> Run:
+    """Open a run folder whose results are to be read.
+
+    Raises:
+        RunError: it is no run folder, it is damaged, or the run is still in progress.
+    """
+    run = load_run(folder)
+    if not run.complete:
+        raise RunError(f"run {run.folder} is not finished; wait for it, or give its command again")
+    return run
 
 
 def list_runs(root: Path) -> list[Run]:

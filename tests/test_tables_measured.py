@@ -165,7 +165,7 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
 def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
-    with pytest.raises(RunError, match=r"row 'one': run .*begun is still in progress"):
+    with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
         measured(layout, tmp_path, rows={"one": str(begun)})
     with pytest.raises(RunError, match="row 'one': nowhere is not a run folder"):
         measured(layout, tmp_path, rows={"one": "nowhere"})

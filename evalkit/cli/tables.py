@@ -72,10 +72,10 @@ def integrity(
     evalkit integrity results/runs/RUN --tokens 128B
     """
     from evalkit.integrity import check
-    from evalkit.runs import load_run
+    from evalkit.runs import load_finished
     from evalkit.tables.request import write
 
-    _deliver(write(check(load_run(run), rule, tokens), form, standalone), output)
+    _deliver(write(check(load_finished(run), rule, tokens), form, standalone), output)
 
 
 @click.command()
@@ -91,9 +91,9 @@ def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
     evalkit export results/runs/RUN --to hub
     """
     from evalkit.export import export_run
-    from evalkit.runs import load_run
+    from evalkit.runs import load_finished
 
-    for path in export_run(load_run(run), form, rule, output):
+    for path in export_run(load_finished(run), form, rule, output):
         click.echo(path)
 
 

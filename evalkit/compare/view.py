@@ -20,7 +20,8 @@ from evalkit.compare.comparison import (
     Difference,
 )
 from evalkit.compare.curves import Curve
-from evalkit.compare.writers import Page, Table
+from evalkit.decimals import percent
+from evalkit.page import Page, Table
 from evalkit.results import LABELS
 from evalkit.rules import RULES
 from evalkit.view import SHORT
@@ -94,14 +95,14 @@ def curve_page(curves: Sequence[Curve]) -> Page:
     for one in curves:
         first, last = one.average[0], one.average[-1]
         lead.append(
-            f"{one.name}: average {_percent(first.accuracy)} at step {first.step:,}, {_percent(last.accuracy)} at step "
+            f"{one.name}: average {percent(first.accuracy)} at step {first.step:,}, {percent(last.accuracy)} at step "
             f"{last.step:,} ({len(one.average)} checkpoints, {len(one.tasks)} task{'s' * (len(one.tasks) > 1)})"
         )
         rows = tuple(
             (
                 f"{point.step:,}",
-                *(_percent(points[place].accuracy) for points in one.tasks.values()),
-                _percent(point.accuracy),
+                *(percent(points[place].accuracy) for points in one.tasks.values()),
+                percent(point.accuracy),
                 _error(point.stderr),
             )
             for place, point in enumerate(one.average)
@@ -127,7 +128,7 @@ def label(task: str) -> str:
 
 def points(fraction: float) -> str:
     """A difference in points, signed; nothing is not negative."""
-    return f"{round(100 * fraction, 1) + 0.0:+.1f}"
+    return percent(fraction, signed=True)
 
 
 def p_text(p: float | None) -> str:
@@ -155,7 +156,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
             f"{task.won:,}",
             f"{task.lost:,}",
             f"{task.same:,}",
-            "–" if task.detectable is None else f"{100 * task.detectable:.1f}",
+            "–" if task.detectable is None else percent(task.detectable),
             "" if task.verdict == UNDECIDED else task.verdict,
         )
         for task in found.tasks
@@ -171,7 +172,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
 
 def _common(one: Difference) -> tuple[str, ...]:
     reach = f"{points(one.low)} to {points(one.high)}"
-    return _percent(one.score_a), _percent(one.score_b), points(one.difference), reach, _error(one.stderr)
+    return percent(one.score_a), percent(one.score_b), points(one.difference), reach, _error(one.stderr)
 
 
 def _spreads(found: Comparison, a: str, b: str) -> Table:
@@ -238,9 +239,5 @@ def _root(variance: float) -> float:
     return math.sqrt(variance) if variance >= 0 else math.nan
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
-
-
 def _error(stderr: float | None) -> str:
-    return "–" if stderr is None or math.isnan(stderr) else f"{100 * stderr:.2f}"
+    return "–" if stderr is None or math.isnan(stderr) else percent(stderr, 2)

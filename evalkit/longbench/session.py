@@ -84,7 +84,7 @@ def load_generations(run: Run) -> pd.DataFrame:
     import pandas as pd
 
     path = run.folder / GENERATIONS
-    if run.manifest["rule"] != "longbench":
+    if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
     if not path.is_file():
         raise RunError(f"run {run.folder} is not finished; give its command again")

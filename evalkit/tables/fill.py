@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from evalkit.tables.decimals import half_up, mean, to_text
+from evalkit.decimals import half_up, mean, to_text
 from evalkit.tables.layout import Group, Item, Layout
 from evalkit.tables.marks import best_marks
 from evalkit.tables.markup import Text, superscript

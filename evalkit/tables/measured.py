@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml
 
+from evalkit.decimals import mean, of_float
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
-from evalkit.runs import Run, load_run
-from evalkit.tables.decimals import mean, of_float
+from evalkit.runs import Run, load_finished
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
@@ -144,14 +144,9 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
 
 def _open(folder: Path, model: str) -> Run:
     try:
-        run = load_run(folder)
+        return load_finished(folder)
     except RunError as error:
         raise RunError(f"row '{model}': {error}") from error
-    if not run.complete:
-        raise RunError(
-            f"row '{model}': run {folder} is still in progress; finish it with its command, or leave the row out"
-        )
-    return run
 
 
 def _check_suite(layout: Layout, model: str, run: Run) -> None:
@@ -205,7 +200,7 @@ def traits(run: Run, rule: str | None) -> dict[str, str]:
     limit, shots = specification["limit"], specification.get("num_fewshot", 0)
     return {
         "limit": f"the first {limit} documents of each task" if limit else "all documents",
-        "template": f"template {run.manifest['template']['name']}",
+        "template": f"template {run.template}",
         "examples": f"{shots}-shot",
         "rule": f"rule {rule or run.manifest['rule']}",
     }
