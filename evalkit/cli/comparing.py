@@ -58,10 +58,11 @@ def compare(
         return 0
     from evalkit.compare.comparison import compare as compare_sides
     from evalkit.compare.decision import exit_code
-    from evalkit.compare.pairing import Graded, pair
+    from evalkit.compare.graded import Generated, Graded
+    from evalkit.compare.pairing import pair
 
     baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Graded] = {}
+    graded: dict[str, Graded | Generated] = {}
     found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
     _print(found, form)
     if plot:

@@ -25,7 +25,11 @@ _FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @option("--runs", "mapping", type=FOLDER, help="YAML file that maps the table's rows to run folders.")
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
-@option("--significance", is_flag=True, help="Mark best numbers whose lead is more than chance.")
+@option(
+    "--significance",
+    is_flag=True,
+    help="Mark best numbers whose lead is more than chance (as compare tests).",
+)
 @option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
 @option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
 @option("--audit", is_flag=True, help="List what the paper printed otherwise than its numbers say.")

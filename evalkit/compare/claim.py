@@ -51,6 +51,7 @@ def settings(run: Run) -> dict[str, str]:
     found = {
         "template": run.template,
         "template's text": str(specification.get("template", ""))[:12],
+        "device": str(specification.get("device")),  # only LongBench keeps it: a last bit may change a text
         "solved examples": str(specification.get("num_fewshot") or 0),
         "examples' content": " ".join(text[:12] for text in specification.get("examples", {}).values()),
         "dtype": str(specification.get("dtype")),

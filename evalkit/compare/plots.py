@@ -101,7 +101,8 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         for text in legend.get_texts():
             text.set_parse_math(False)
     figure.supxlabel("step", fontsize=9, color=_INK)
-    figure.supylabel("accuracy, % (dotted: chance)", fontsize=9, color=_INK)
+    scale = "accuracy, % (dotted: chance)" if any(one.chance for one in found) else "score, %"
+    figure.supylabel(scale, fontsize=9, color=_INK)
     _save(figure, path)
 
 

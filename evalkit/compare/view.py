@@ -21,9 +21,12 @@ from evalkit.compare.comparison import (
 )
 from evalkit.compare.curves import Curve
 from evalkit.decimals import percent
+from evalkit.longbench.protocol import LABELS as LONGBENCH_LABELS
 from evalkit.page import Page, Table
 from evalkit.results import LABELS
 from evalkit.rules import RULES
+from evalkit.runs import LONGBENCH
+from evalkit.stats.significance import DRAWS
 from evalkit.view import SHORT
 
 
@@ -107,10 +110,9 @@ def curve_page(curves: Sequence[Curve]) -> Page:
             )
             for place, point in enumerate(one.average)
         )
-        headers = ("step", *(SHORT.get(task, task) for task in one.tasks), "Avg.", "± SE")
+        headers = ("step", *(SHORT.get(task) or label(task) for task in one.tasks), "Avg.", "± SE")
         tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
-    rule = curves[0].rule
-    return Page(tuple(lead), (), tuple(tables), (f"accuracy in %; rule {rule}: {RULES[rule].description}",))
+    return Page(tuple(lead), (), tuple(tables), (_measured_by(curves[0].rule),))
 
 
 def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
@@ -123,7 +125,7 @@ def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 def label(task: str) -> str:
     """How a task is printed."""
-    return LABELS.get(task, task)
+    return LABELS.get(task) or LONGBENCH_LABELS.get(task, task)
 
 
 def points(fraction: float) -> str:
@@ -149,7 +151,7 @@ def _average_words(average: Difference) -> str:
 def _differences(found: Comparison, a: str, b: str) -> Table:
     rows = [
         (
-            label(task.name) + "†" * (task.test == SIGN_FLIP) + "*" * (not task.official),
+            label(task.name) + "†" * (task.sources < task.n) + "*" * (not task.official),
             f"{task.n:,}",
             *_common(task),
             p_text(task.p_holm),
@@ -210,15 +212,22 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
-    yield f"rule {found.rule}: {RULES[found.rule].description}; accuracy in %, differences in points"
+    yield f"{_measured_by(found.rule)}; differences in points"
     if any(task.test == SEEDS for task in found.tasks):
         yield "p: t over runs and documents, which are crossed; Holm over the tasks, averages as they are"
     else:
-        yield "p: exact McNemar, Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
+        if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.rule == LONGBENCH]:
+            every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
+            test = f"sign flips ({DRAWS:,} drawn where there are more patterns than can be counted){every}"
+        else:
+            test = "exact McNemar"
+        yield f"p: {test}; Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
     yield f"won, lost: documents that {b} scores higher on, and {a}; intervals are each row's own, not corrected"
-    if clustered := [task for task in found.tasks if task.test == SIGN_FLIP]:
+    if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(task.name)} {task.sources:,}" for task in clustered)
-        yield f"†: documents share sources ({listed}): clustered error, exact sign flips of whole sources"
+        exact = "exact " * (found.rule != LONGBENCH)
+        tested = "" if clustered[0].test == SEEDS else f", {exact}sign flips of whole sources"
+        yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"
     yield "could show: the smallest true difference that so many documents find in four cases of five, before Holm"
@@ -233,6 +242,12 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"not compared ({reason}): {', '.join(tasks)}"
     if any(not task.official for task in found.tasks):
         yield "*: not the official documents of the task"
+
+
+def _measured_by(rule: str) -> str:
+    if rule == LONGBENCH:
+        return "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+    return f"rule {rule}: {RULES[rule].description}; accuracy in %"
 
 
 def _root(variance: float) -> float:
