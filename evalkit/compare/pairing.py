@@ -149,27 +149,33 @@ def _content(task: str, run: Run) -> dict[str, Any]:
 def _paired(graded: tuple[Graded | Generated, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [_of_task(one.documents, task) for one in graded]
-        keys = [table.set_index(["subtask", "doc_id"]).index for table in tables]
-        common = keys[0]
-        for key in keys[1:]:
-            if not key.equals(common):
-                common = common[common.isin(key)]
-        if not len(common):
+        places, dropped = _places(tables)
+        if not len(places[0]):
             raise UsageError(f"task {task}: the runs have no document in common")
-        places = [
-            np.arange(len(key)) if key.equals(common) else np.asarray(key.get_indexer(common), np.int64) for key in keys
-        ]
         chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
         _refuse_other_answers(task, graded, chosen)
-        every = keys[0].append(keys[1:]).unique() if any(len(key) != len(common) for key in keys) else common
         yield PairedTask(
             task=task,
             clusters=_clusters(chosen[0]),
             strata=_strata(chosen[0]),
             rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
-            dropped=len(every) - len(common),
+            dropped=dropped,
             official=all(one.run.manifest["documents"][task]["official"] for one in graded),
         )
+
+
+def _places(tables: list[pd.DataFrame]) -> tuple[list[Codes], int]:
+    """Where each table has the documents that all have, in the first one's order; how many only some have."""
+    names = ["subtask", "doc_id"]
+    first, *others = ([table[name].to_numpy() for name in names] for table in tables)
+    if all(map(np.array_equal, first * len(others), chain(*others))):
+        return [np.arange(len(table)) for table in tables], 0
+    keys = [table.set_index(names).index for table in tables]
+    common = keys[0]
+    for key in keys[1:]:
+        common = common[common.isin(key)]
+    every = keys[0].append(keys[1:]).unique()
+    return [np.asarray(key.get_indexer(common), np.int64) for key in keys], len(every) - len(common)
 
 
 def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
