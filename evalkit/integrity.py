@@ -62,7 +62,7 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
     rows = {f"{name}, {own}": _values(layout, run, {"default": own})}
     rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(beliefs)}
-    table = fill(layout, Filling(published_numbers(layout), printed=None))
+    table = fill(layout, Filling(published_numbers(layout)))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
     notes = [*_differences(layout, run, beliefs), *_protocol(run, own, beliefs)]
     return table._replace(

@@ -90,7 +90,7 @@ def latex(page: Page) -> str:
     for table in page.tables:
         body = [
             *([f"% {table.title}"] if table.title else []),
-            SHRUNK,
+            r"\medskip\noindent" + SHRUNK,
             rf"\begin{{tabular}}{{l{'r' * (len(table.headers) - 1)}}}",
             r"\toprule",
             line(table.headers),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from evalkit.errors import RunError, UsageError, first_line
+from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
 from evalkit.journal import Journal, replace_file
 
 if TYPE_CHECKING:
@@ -135,6 +135,23 @@ class Run:
         if not isinstance(stored, dict) or not {"tasks", "averages"} <= stored.keys():
             raise RunError(f"{path} is damaged (it holds no results); {_MAKE_ANEW}")
         return stored
+
+
+def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
+    """What results.json holds under a rule (the run's own if none is named).
+
+    Raises:
+        UnknownNameError: the run was not scored for that rule.
+        RunError: the file is damaged.
+    """
+    name = rule or run.manifest["rule"]
+    by_rule = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules")
+    if not by_rule:
+        raise RunError(f"{run.folder / RESULTS} is damaged (it holds no results by rule); {_MAKE_ANEW}")
+    if name not in by_rule:
+        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    found: dict[str, Any] = by_rule[name]
+    return found
 
 
 def load_run(folder: Path | str) -> Run:

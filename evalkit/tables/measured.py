@@ -26,7 +26,7 @@ import yaml
 
 from evalkit.decimals import mean, of_float
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
-from evalkit.runs import LONGBENCH, Run, load_finished
+from evalkit.runs import Run, load_finished, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
@@ -134,16 +134,13 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     Raises:
         UnknownNameError: the run was not scored for that rule.
     """
-    name = rule or run.manifest["rule"]
-    by_rule: Mapping[str, Any] = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules", {})
-    if name not in by_rule:
-        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    tasks = stored_under(run, rule)["tasks"]
     if run.of_longbench:
         # Rounded to two decimals there, as LongBench's own code prints them; no standard error is among them
-        return {task["task"]: (of_float(task["all"]["score"]), None) for task in run.stored["tasks"]}
+        return {task["task"]: (of_float(task["all"]["score"]), None) for task in tasks}
     return {
         task["task"]: (PERCENT * of_float(task["accuracy"]), None if task["stderr"] is None else 100 * task["stderr"])
-        for task in by_rule[name]["tasks"]
+        for task in tasks
     }
 
 

@@ -142,7 +142,9 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
     says = []
     if request.spreads and found.runs:
         seeds = {len(runs) > 1 for runs in found.runs.values()}
-        kinds = {False: "standard error over documents", True: "standard deviation over seeds (rows of several runs)"}
+        one = next(iter(found.runs.values()))[0]
+        error = "not stored by single runs of LongBench" if one.of_longbench else "standard error over documents"
+        kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
         says.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
     if request.source == "both":
         says.append("In brackets: difference from the published number.")
