@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from evalkit.errors import RunError, UsageError
+from evalkit.decimals import half_up, mean, to_text
+from evalkit.errors import UsageError
 from evalkit.resources import resource
 from evalkit.runs import Run
-from evalkit.tables.decimals import half_up, mean, to_text
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import AVERAGE, Layout, load_layout
 from evalkit.tables.markup import literal
@@ -50,13 +50,10 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
         tokens: what it was trained on, to be printed.
 
     Raises:
-        RunError: the run is not finished.
         UsageError: it is of another suite.
         UnknownNameError: it was not scored for the rule.
     """
     layout = load_layout(LAYOUT)
-    if not run.complete:
-        raise RunError(f"run {run.folder} is still in progress; finish it with its command")
     suite = run.manifest["specification"]["suite"]
     if suite != layout.suite:
         raise UsageError(f"run {run.folder} is of suite {suite}; the published numbers are of suite {layout.suite}")
@@ -65,7 +62,7 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
     rows = {f"{name}, {own}": _values(layout, run, {"default": own})}
     rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(beliefs)}
-    table = fill(layout, Filling(published_numbers(layout), printed=None))
+    table = fill(layout, Filling(published_numbers(layout)))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
     notes = [*_differences(layout, run, beliefs), *_protocol(run, own, beliefs)]
     return table._replace(
@@ -152,7 +149,7 @@ def _protocol(run: Run, rule: str, beliefs: list[Published]) -> Iterator[str]:
     yield f"Your run: {', '.join(told.values())}."
     for belief in beliefs:
         yield f"{belief.name}: believed scored by {_in_words(belief.rules)}: {belief.why}."
-    template = run.manifest["template"]["name"]
+    template = run.template
     if other := [belief.name for belief in beliefs if belief.prompts != template]:
         prompts = {belief.prompts for belief in beliefs if belief.prompts != template}
         yield f"Prompts differ: template {template} here; {' and '.join(other)} as {' or '.join(sorted(prompts))}."

@@ -7,6 +7,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from evalkit.data import EXAMPLES, TASKS, Library
+from evalkit.decimals import percent
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.results import LABELS
 from evalkit.rules import RULES
@@ -74,8 +75,8 @@ def _run_state(run: Run) -> str:
         average = run.stored["averages"][-1]
     except RunError:
         return "damaged: evalkit rescore says where"
-    error = "" if average["stderr"] is None else f" ± {100 * average['stderr']:.1f}"
-    return f"{average['name'].lower()} {100 * average['accuracy']:.1f}{error} ({run.manifest['rule']})"
+    error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
+    return f"{average['name'].lower()} {percent(average['accuracy'])}{error} ({run.manifest['rule']})"
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from evalkit.errors import RunError, UsageError, first_line
+from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
 from evalkit.journal import Journal, replace_file
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ _MAKE_ANEW = "delete it and run its command again, which makes it anew from the 
 LM_EVAL = "lm_eval"
 """The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
 
-GENERATED = ("longbench", "needle")
-"""Rules of runs whose texts are generated: also the commands that made them."""
+LONGBENCH = "longbench"
+"""What stands for a rule in runs of LongBench, whose tasks each have a metric of their own."""
+GENERATED = (LONGBENCH, "needle")
+"""The same of all runs whose texts are generated: also the commands that made them."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
@@ -78,6 +80,17 @@ class Run:
     def of_lm_eval(self) -> bool:
         """Whether it is a run of lm-eval's tasks; its own results are in `stored`, its score table may be absent."""
         return bool(self.manifest["specification"]["suite"] == LM_EVAL)
+
+    @property
+    def of_longbench(self) -> bool:
+        """Whether it is a run of LongBench: generated answers with a score each, no score table and no rules."""
+        return bool(self.manifest["rule"] == LONGBENCH)
+
+    @property
+    def template(self) -> str:
+        """The name of how its prompts are written."""
+        template = self.manifest["template"]
+        return str(template.get("name", "?") if isinstance(template, dict) else template)
 
     @property
     def has_samples(self) -> bool:
@@ -135,6 +148,23 @@ class Run:
         return stored
 
 
+def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
+    """What results.json holds under a rule (the run's own if none is named).
+
+    Raises:
+        UnknownNameError: the run was not scored for that rule.
+        RunError: the file is damaged.
+    """
+    name = rule or run.manifest["rule"]
+    by_rule = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules")
+    if not by_rule:
+        raise RunError(f"{run.folder / RESULTS} is damaged (it holds no results by rule); {_MAKE_ANEW}")
+    if name not in by_rule:
+        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    found: dict[str, Any] = by_rule[name]
+    return found
+
+
 def load_run(folder: Path | str) -> Run:
     """Open a run folder.
 
@@ -152,6 +182,18 @@ def load_run(folder: Path | str) -> Run:
     ]:
         raise RunError(f"{folder / MANIFEST} is damaged (it lacks '{missing[0]}'); {_BEGIN_ANEW}")
     return Run(folder, manifest)
+
+
+def load_finished(folder: Path | str) -> Run:
+    """Open a run folder whose results are to be read.
+
+    Raises:
+        RunError: it is no run folder, it is damaged, or the run is still in progress.
+    """
+    run = load_run(folder)
+    if not run.complete:
+        raise RunError(f"run {run.folder} is not finished; wait for it, or give its command again")
+    return run
 
 
 def list_runs(root: Path) -> list[Run]:

@@ -13,6 +13,7 @@ import click
 import pandas as pd
 from tabulate import tabulate
 
+from evalkit.decimals import percent
 from evalkit.models.context import Extension
 from evalkit.prompts import EncodedQuestion
 from evalkit.results import LABELS, Results, summarise_all
@@ -56,9 +57,9 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
                 [
                     LABELS.get(name, name) + mark,
                     task.n,
-                    _percent(task.accuracy),
+                    percent(task.accuracy),
                     _plus_minus(task.stderr),
-                    _percent(task.chance),
+                    percent(task.chance),
                     task.ties or "",
                     task.truncated or "",
                     f"{seconds.get(name, 0.0):.1f}",
@@ -107,9 +108,9 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         rows.append(
             [
                 f"{name} <" if name == rule else name,
-                *(_percent(task.accuracy) for task in results.tasks),
-                _percent(results.average.accuracy),
-                "" if name == rule else f"{round(100 * moved, 1) + 0.0:+.1f}",
+                *(percent(task.accuracy) for task in results.tasks),
+                percent(results.average.accuracy),
+                "" if name == rule else percent(moved, signed=True),
             ]
         )
     headers = ["rule", *(SHORT.get(task, task) for task in tasks), "Avg.", "moves by"]
@@ -128,7 +129,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
 def subtask_table(results: Results, task: str) -> str:
     """The subjects of one task."""
     rows = [
-        [part.task.removeprefix(f"{task}_"), part.n, _percent(part.accuracy), _plus_minus(part.stderr)]
+        [part.task.removeprefix(f"{task}_"), part.n, percent(part.accuracy), _plus_minus(part.stderr)]
         for part in results.subtasks[task]
     ]
     return tabulate(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"], disable_numparse=True)
@@ -166,12 +167,8 @@ def _sources(documents: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _average_cells(average: Any) -> list[str]:
-    return [_percent(average.accuracy), _plus_minus(average.stderr)]
+    return [percent(average.accuracy), _plus_minus(average.stderr)]
 
 
 def _plus_minus(stderr: float | None) -> str:
-    return "–" if stderr is None else f"± {_percent(stderr)}"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
+    return "–" if stderr is None else f"± {percent(stderr)}"

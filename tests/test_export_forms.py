@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.export import FORMS, export_run
-from evalkit.runs import LM_EVAL, RESULTS, Run, load_run
+from evalkit.runs import LM_EVAL, RESULTS, Run, load_finished, load_run
 from tests.test_tables_measured import altered
 
 SCHEMA = Member(
@@ -124,7 +124,7 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match="begun is not finished"):
-        export_run(load_run(begun), "hub")
+        export_run(load_finished(begun), "hub")
     (tmp_path / "file").write_text("")
     with pytest.raises(EvalkitError, match=r"file.* cannot be written"):
         export_run(finished, "hub", None, tmp_path / "file" / "folder")

@@ -11,7 +11,7 @@ from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.integrity import check, read_beliefs
 from evalkit.resources import resource
 from evalkit.rules import RULES
-from evalkit.runs import RESULTS, Run, load_run
+from evalkit.runs import RESULTS, Run, load_finished, load_run
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.request import TableRequest, make, write
@@ -87,5 +87,5 @@ def test_runs_that_cannot_be(finished: Run, tmp_path: Path) -> None:
         check(finished, "pmi")
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
-    with pytest.raises(RunError, match="still in progress"):
-        check(load_run(begun))
+    with pytest.raises(RunError, match="begun is not finished"):
+        check(load_finished(begun))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.decimals import half_up
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited, Finding, audit, audit_averages, audit_marks, audit_rows
-from evalkit.tables.decimals import half_up
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.marks import best_marks

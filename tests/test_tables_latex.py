@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.tables.latex import escape, latex
+from evalkit.escape import in_latex as escape
+from evalkit.tables.latex import latex
 from evalkit.tables.layout import layout_names
 from evalkit.tables.markup import literal
 from evalkit.tables.request import TableRequest, make, write

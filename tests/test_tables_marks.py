@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.tables.decimals import to_text
+from evalkit.decimals import to_text
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import Layout, load_layout
 from evalkit.tables.marks import best_marks

@@ -18,7 +18,6 @@ from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.significance import lead_p_value
 from evalkit.tables.table import Table
 
 OWN = {
@@ -165,7 +164,7 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
 def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
-    with pytest.raises(RunError, match=r"row 'one': run .*begun is still in progress"):
+    with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
         measured(layout, tmp_path, rows={"one": str(begun)})
     with pytest.raises(RunError, match="row 'one': nowhere is not a run folder"):
         measured(layout, tmp_path, rows={"one": "nowhere"})
@@ -179,10 +178,8 @@ def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None
 
 
 def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) -> None:
-    with pytest.raises(
-        UsageError, match=r"row 'intg_1b': table app_long_contx shows multifieldqa_en.*values: FILE\.csv"
-    ):
-        measured("app_long_contx", tmp_path, rows={"intg_1b": str(finished.folder)})
+    with pytest.raises(UsageError, match=r"row 'intg': table anly_rank_main shows .*values: FILE\.csv"):
+        measured("anly_rank_main", tmp_path, rows={"intg": str(finished.folder)})
     values = tmp_path / "mine.csv"
     values.write_text("model,passage_count,trec\nintg_1b,3.5,\n", encoding="utf-8")
     path = mapped(tmp_path, values=str(values))
@@ -223,11 +220,6 @@ def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> Non
 
 
 # Significance
-
-
-def test_a_lead_over_oneself_is_chance(finished: Run) -> None:
-    assert lead_p_value(finished, finished, ["piqa"], "acc") == 1.0
-    assert lead_p_value(finished, finished, ["piqa", "boolq"], "acc") == 1.0
 
 
 def test_a_clear_lead_is_marked_and_a_small_one_is_not(layout: str, tmp_path: Path, finished: Run) -> None:

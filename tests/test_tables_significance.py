@@ -1,63 +1,126 @@
-"""The test of a lead, against closed forms on made-up score tables."""
+"""Which leads of a table are marked: compare's own tests, corrected over the whole table."""
 
 from __future__ import annotations
 
-import math
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
+from evalkit.decimals import of_float
 from evalkit.errors import UsageError
-from evalkit.tables.significance import lead_p_value, mcnemar
-from tests.tables import Choice, table
+from evalkit.runs import load_run
+from evalkit.tables.fill import Lead
+from evalkit.tables.layout import load_layout
+from evalkit.tables.measured import Measured
+from evalkit.tables.published import Number
+from evalkit.tables.request import TableRequest, make
+from evalkit.tables.significance import significant
+from tests.compare.made import make_run, scores_of
+
+TASKS = ("arc_easy", "piqa", "boolq")
+N = 60
 
 
-def run(**right: list[int]) -> Any:
-    """Something with the score table of a run: by task, whether each document was answered right."""
-    tables = []
-    for task, answers in right.items():
-        documents: list[list[Choice]] = [
-            [{"ll_continuation": -1.0}, {"ll_continuation": -2.0 + 2 * (not ok)}] for ok in answers
-        ]
-        tables.append(table(*documents, task=task))
-    return SimpleNamespace(scores=pd.concat(tables, ignore_index=True), folder="made_up")
+def won(wins: int, losses: int) -> tuple[list[int], list[int]]:
+    """Answers of two runs: so many documents only the first has right, so many only the second."""
+    rest = N - wins - losses
+    return [1] * wins + [0] * losses + [1] * rest, [0] * wins + [1] * losses + [1] * rest
 
 
-def test_one_task_is_exact_mcnemar() -> None:
-    first, second = [1] * 9 + [0] * 3 + [1] * 5, [0] * 9 + [1] * 3 + [1] * 5
-    found = lead_p_value(run(piqa=first), run(piqa=second), ["piqa"], "acc")
-    assert found == mcnemar(9, 3) == pytest.approx(stats.binomtest(9, 12).pvalue)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    layout = {
+        "suite": "zeroshot8",
+        "marks": {"bold": "highest in table"},
+        "rows": [{"items": {"one": None, "two": None, "three": None}}],
+        "columns": [{"items": dict.fromkeys(TASKS)}],
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(layout, sort_keys=False), encoding="utf-8")
+    return tmp_path
 
 
-def test_a_mean_over_tasks_is_a_paired_z_with_tasks_fixed() -> None:
-    one = {"piqa": [1, 1, 1, 0, 1, 0, 1, 1], "boolq": [1, 0, 1, 1, 1]}
-    two = {"piqa": [0, 1, 0, 0, 1, 1, 0, 1], "boolq": [1, 0, 0, 1, 0]}
-    means, variances = [], []
-    for task in one:
-        difference = pd.Series(one[task]) - pd.Series(two[task])
-        means.append(difference.mean())
-        variances.append(difference.var() / len(difference))
-    z = sum(means) / 2 / (math.sqrt(sum(variances)) / 2)
-    found = lead_p_value(run(**one), run(**two), ["piqa", "boolq"], "acc")
-    assert found == pytest.approx(2 * stats.norm.sf(z))
-    assert lead_p_value(run(**two), run(**one), ["piqa", "boolq"], "acc") == pytest.approx(found)
+def made(folder: Path, model: str, clusters: list[int] | None = None, **right: list[int]) -> Path:
+    tables = {
+        task: scores_of(task, answers, clusters=clusters if task == "boolq" else None)
+        for task, answers in right.items()
+    }
+    return make_run(folder, tables, model=f"org/{model}")
 
 
-def test_other_documents_cannot_be_paired() -> None:
-    with pytest.raises(UsageError, match="did not score the same documents of piqa"):
-        lead_p_value(run(piqa=[1, 0, 1]), run(piqa=[1, 0]), ["piqa"], "acc")
+def leading(folder: Path, rule: str | None = "acc", **rows: list[Path]) -> set[str]:
+    """The measures of which row one's lead over row two is significant."""
+    measured = Measured({}, {row: tuple(map(load_run, runs)) for row, runs in rows.items()}, rule, {}, ())
+    leads = [Lead("one", "two", task) for task in TASKS]
+    return {lead.measure for lead in significant(load_layout(str(folder / "own.yaml")), measured, leads)}
 
 
-@pytest.mark.parametrize(
-    ("wins", "losses", "expected"), [(0, 0, 1.0), (5, 5, 1.0), (10, 0, 2 / 1024), (8, 1, 20 / 512)]
-)
-def test_mcnemar_against_the_binomial(wins: int, losses: int, expected: float) -> None:
-    assert mcnemar(wins, losses) == mcnemar(losses, wins) == pytest.approx(expected)
+def test_holm_over_the_leads_of_the_table(folder: Path) -> None:
+    pairs = {"arc_easy": won(12, 1), "piqa": won(10, 2), "boolq": won(9, 3)}
+    ps = [stats.binomtest(losses, wins + losses).pvalue for wins, losses in ((12, 1), (10, 2), (9, 3))]
+    assert 3 * ps[0] < 0.05 < 2 * ps[1] and ps[1] < 0.05  # the second is significant alone, and not among three
+    one = made(folder, "one", **{task: pair[0] for task, pair in pairs.items()})
+    two = made(folder, "two", **{task: pair[1] for task, pair in pairs.items()})
+    assert leading(folder, one=[one], two=[two]) == {"arc_easy"}
 
 
-def test_mcnemar_of_many() -> None:
-    assert mcnemar(700, 800) == pytest.approx(stats.binomtest(700, 1500).pvalue)
-    assert 0 <= mcnemar(3000, 2000) < 1e-40
+def test_documents_of_one_source_are_together(folder: Path) -> None:
+    """Ten documents won are a lead; ten documents of two passages are not."""
+    right = {"arc_easy": won(0, 0), "piqa": won(10, 0), "boolq": won(10, 0)}
+    passages = [place // 5 * 5 for place in range(N)]
+    one = made(folder, "one", passages, **{task: pair[0] for task, pair in right.items()})
+    two = made(folder, "two", passages, **{task: pair[1] for task, pair in right.items()})
+    assert leading(folder, one=[one], two=[two]) == {"piqa"}
+
+
+def test_several_seeds_must_agree(folder: Path) -> None:
+    """Three seeds that all lead mark the lead; where one seed alone makes it, nothing is marked."""
+    dice = np.random.default_rng(5)
+    low = [(dice.random(N) < 0.3).astype(int).tolist() for _ in range(3)]
+    high = [np.maximum(row, dice.random(N) < 0.6).astype(int).tolist() for row in low]
+    two = [made(folder, f"two{seed}", arc_easy=row, piqa=row, boolq=row) for seed, row in enumerate(low)]
+    one = [
+        made(folder, f"one{seed}", arc_easy=row, piqa=row if seed == 0 else low[seed], boolq=low[seed])
+        for seed, row in enumerate(high)
+    ]
+    assert leading(folder, one=one, two=two) == {"arc_easy"}
+
+
+def test_only_what_stands_alone_as_best_leads(folder: Path) -> None:
+    """Two numbers that are printed alike are both bold; neither leads, however they differ."""
+    seen: list[Lead] = []
+
+    def none(leads: Any) -> frozenset[Lead]:
+        seen.extend(leads)
+        return frozenset()
+
+    from evalkit.tables.fill import Filling, fill
+
+    numbers = {
+        "one": {"arc_easy": 39.84, "piqa": 50.0, "boolq": 61.0},
+        "two": {"arc_easy": 39.79, "piqa": 48.0},
+        "three": {"arc_easy": 30.0, "piqa": 49.0},
+    }
+    rows = {row: {task: Number(of_float(value)) for task, value in found.items()} for row, found in numbers.items()}
+    fill(load_layout(str(folder / "own.yaml")), Filling(rows, leads=none))
+    assert seen == [Lead("one", "three", "piqa")]
+
+
+def test_what_cannot_be_tested(folder: Path) -> None:
+    right = {task: won(8, 0) for task in TASKS}
+    one = made(folder, "one", **{task: pair[0] for task, pair in right.items()})
+    fewer = made(folder, "two", **{task: pair[1][:-1] for task, pair in right.items()})
+    with pytest.raises(UsageError, match="'one' and 'two' were not measured on the same documents of arc_easy"):
+        leading(folder, one=[one], two=[fewer])
+    with pytest.raises(UsageError, match="name one with --rule"):
+        leading(folder, rule=None, one=[one], two=[fewer])
+    assert leading(folder, one=[one]) == set()  # the next best is a number of a CSV
+    plain = yaml.safe_load((folder / "own.yaml").read_text(encoding="utf-8")) | {"marks": {}}
+    (folder / "plain.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
+    (folder / "runs.yaml").write_text(yaml.safe_dump({"values": str(folder / "none.csv")}), encoding="utf-8")
+    (folder / "none.csv").write_text("model,piqa\none,3\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="table plain marks no best number"):
+        make(TableRequest(str(folder / "plain.yaml"), "runs", folder / "runs.yaml", significance=True))

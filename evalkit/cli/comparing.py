@@ -58,10 +58,11 @@ def compare(
         return 0
     from evalkit.compare.comparison import compare as compare_sides
     from evalkit.compare.decision import exit_code
-    from evalkit.compare.pairing import Graded, pair
+    from evalkit.compare.graded import Generated, Graded
+    from evalkit.compare.pairing import pair
 
     baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Graded] = {}
+    graded: dict[str, Graded | Generated] = {}
     found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
     _print(found, form)
     if plot:
@@ -75,7 +76,7 @@ def _print(found: list[Comparison], form: str) -> None:
     from dataclasses import asdict
 
     from evalkit.compare.view import comparison_page, comparison_records, headline
-    from evalkit.compare.writers import PAGES, csv_text, json_text
+    from evalkit.page import PAGES, csv_text, json_text
 
     if form == "json":
         click.echo(json_text({"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}))
@@ -95,7 +96,7 @@ def _curves(
     from evalkit.compare.curves import curve
     from evalkit.compare.sides import find_trainings
     from evalkit.compare.view import curve_page, curve_records
-    from evalkit.compare.writers import PAGES, csv_text, json_text
+    from evalkit.page import PAGES, csv_text, json_text
 
     found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
     if form == "json":

@@ -142,7 +142,7 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
     click.echo(render(results, form, predictions.notes))
-    if form in ("latex", "csv"):
+    if form == "csv":
         for note in predictions.notes:
             click.echo(note, err=True)
     if plot is not None:

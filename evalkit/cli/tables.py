@@ -25,7 +25,11 @@ _FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @option("--runs", "mapping", type=FOLDER, help="YAML file that maps the table's rows to run folders.")
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
-@option("--significance", is_flag=True, help="Mark best numbers whose lead is more than chance.")
+@option(
+    "--significance",
+    is_flag=True,
+    help="Mark best numbers whose lead is more than chance (as compare tests).",
+)
 @option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
 @option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
 @option("--audit", is_flag=True, help="List what the paper printed otherwise than its numbers say.")
@@ -72,10 +76,10 @@ def integrity(
     evalkit integrity results/runs/RUN --tokens 128B
     """
     from evalkit.integrity import check
-    from evalkit.runs import load_run
+    from evalkit.runs import load_finished
     from evalkit.tables.request import write
 
-    _deliver(write(check(load_run(run), rule, tokens), form, standalone), output)
+    _deliver(write(check(load_finished(run), rule, tokens), form, standalone), output)
 
 
 @click.command()
@@ -91,9 +95,9 @@ def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
     evalkit export results/runs/RUN --to hub
     """
     from evalkit.export import export_run
-    from evalkit.runs import load_run
+    from evalkit.runs import load_finished
 
-    for path in export_run(load_run(run), form, rule, output):
+    for path in export_run(load_finished(run), form, rule, output):
         click.echo(path)
 
 

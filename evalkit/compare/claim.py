@@ -48,10 +48,10 @@ def claim_of(a: Side, b: Side) -> Claim:
 def settings(run: Run) -> dict[str, str]:
     """What determines a run's scores beside its checkpoint and its documents, as people call it."""
     specification: Mapping[str, Any] = run.manifest["specification"]
-    template = run.manifest["template"]
     found = {
-        "template": template.get("name", "?"),
+        "template": run.template,
         "template's text": str(specification.get("template", ""))[:12],
+        "device": str(specification.get("device")),  # only LongBench keeps it: a last bit may change a text
         "solved examples": str(specification.get("num_fewshot") or 0),
         "examples' content": " ".join(text[:12] for text in specification.get("examples", {}).values()),
         "dtype": str(specification.get("dtype")),

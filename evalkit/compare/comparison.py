@@ -147,6 +147,20 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     )
 
 
+def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
+    """Of one task's difference, or of the unweighted mean's over several, before any correction.
+
+    Raises:
+        UsageError: a task is not in every run, or a run cannot answer the rule.
+    """
+    by_name = {task.task: task for task in pairing.tasks}
+    if absent := [task for task in tasks if task not in by_name]:
+        raise UsageError(f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}, which a run lacks")
+    found = [_Measured(by_name[task], *pairing.scores(by_name[task], rule)) for task in tasks]
+    p = found[0].p if len(found) == 1 else _average("", found).p
+    return 1.0 if p is None else p
+
+
 def verdict_of(p: float | None, difference: float) -> str:
     """Better or worse where the p value is at most 5 %."""
     if p is None or not p <= ALPHA:
@@ -171,9 +185,7 @@ def _differences(
     ps = holm([1.0 if one.p is None else one.p for one in measured])
     tasks = tuple(_task(one, p, with_power) for one, p in zip(measured, ps, strict=True))
     by_name = {one.paired.task: one for one in measured}
-    manifest = pairing.a.runs[0].manifest
-    groups: dict[str, list[str]] = manifest["groups"]
-    sizes: dict[str, int] = manifest["group_sizes"]
+    groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     averages = []
     if len(groups) > 1:
         for name, members in groups.items():
@@ -202,11 +214,13 @@ class _Measured:
             self.estimate = self.adjusted = crossed(self.documents.value, self.spread, self.documents.freedom)
         else:
             self.estimate = self.documents
-            self.adjusted = with_one_won_and_one_lost(self.documents, paired.n)
+            differing = self.differences[self.differences != 0]
+            size = math.sqrt(float((differing**2).mean())) if len(differing) else 1.0
+            self.adjusted = with_one_won_and_one_lost(self.documents, paired.n, size)
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         if self.several:
             self.test, p = SEEDS, t_test(self.estimate)
-        elif paired.sources == paired.n:
+        elif paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
             self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
         else:
             self.test, p = SIGN_FLIP, sign_flip(cluster_sums(self.differences, paired.clusters)).p

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalkit.compare.pairing import Graded, pair
+from evalkit.compare.graded import Generated, Graded
+from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
 from evalkit.errors import UsageError
@@ -39,7 +40,7 @@ class Curve:
     documents: dict[str, int]
     """How many documents of each task all checkpoints have."""
     chance: dict[str, float]
-    """Accuracy of a uniform guess on each task, and on average."""
+    """Accuracy of a uniform guess on each task, and on average; empty where answers are not chosen."""
     average: tuple[Point, ...]
 
 
@@ -64,7 +65,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
         raise UsageError("a curve needs two checkpoints or more")
     steps = sorted(by_step)
     first, *later = (by_step[step] for step in steps)
-    graded: dict[str, Graded] = {}
+    graded: dict[str, Graded | Generated] = {}
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
     rules = {run.manifest["rule"] for run in by_step.values()}
     if rule is None and len(rules) > 1:
@@ -77,8 +78,11 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     for task in pairing.tasks:
         start, rest = pairing.scores(task, chosen)
         found[task.task] = [mean(scores, task.clusters, task.strata) for scores in (*start, *rest)]
-    choices = pairing.graded[0].documents["choices"].to_numpy(float)
-    chance = {task.task: float((1 / choices[task.rows[0]]).mean()) for task in pairing.tasks}
+    documents, chance = pairing.graded[0].documents, {}
+    if "choices" in documents:
+        guess = 1 / documents["choices"].to_numpy(float)
+        chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
+        chance["Average"] = sum(chance.values()) / len(chance)
     means = [average([estimates[place] for estimates in found.values()]) for place in range(len(steps))]
     return Curve(
         name=side.name,
@@ -86,7 +90,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
         runs=tuple(str(by_step[step].folder) for step in steps),
         tasks={task: _points(steps, estimates) for task, estimates in found.items()},
         documents={task.task: task.n for task in pairing.tasks},
-        chance=chance | {"Average": sum(chance.values()) / len(chance)},
+        chance=chance,
         average=_points(steps, means),
     )
 

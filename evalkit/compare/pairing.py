@@ -1,67 +1,27 @@
 """Two sides, document by document.
 
-In: two `Side`s. Out: a `Pairing`, which gives the scores of both on the same documents under any rule. What cannot be
-paired is refused by name, what is left out is counted.
+In: two `Side`s of a zero-shot suite, of lm-eval's tasks or of LongBench. Out: a `Pairing`, which gives the scores of
+both on the same documents under any rule. What cannot be paired is refused by name, what is left out is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evalkit.compare.graded import Generated, Graded, graded_run
 from evalkit.compare.sides import Side
-from evalkit.errors import RunError, UsageError
-from evalkit.results import available_rules
-from evalkit.rules import choose, find_rule
-from evalkit.runs import RESULTS, Run
+from evalkit.errors import UsageError
+from evalkit.runs import Run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Graded:
-    """A run's documents and, by rule, which of them it gets right."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.by_rule = lru_cache(maxsize=None)(self._grade)
-
-    @cached_property
-    def documents(self) -> pd.DataFrame:
-        """One row a document: task, subtask, doc_id, choices, gold, cluster, in the score table's order.
-
-        Raises:
-            RunError: the table is older than its clusters.
-        """
-        scores = self.run.scores
-        if CLUSTER not in scores:
-            raise RunError(
-                f"run {self.run.folder} was made before it was kept which documents share a source; delete its "
-                f"{RESULTS} and give its command again, which makes its tables anew without scoring"
-            )
-        columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
-        return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
-
-    @cached_property
-    def rules(self) -> list[str]:
-        """The rules that the run can answer."""
-        return available_rules(self.run.scores)
-
-    def _grade(self, rule: str) -> Floats:
-        """[documents] 1 where the rule chooses the right answer, else 0."""
-        try:
-            chosen = choose(self.run.scores, find_rule(rule)).prediction
-        except UsageError as error:
-            raise UsageError(f"run {self.run.folder.name}: {error}") from error
-        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype(np.float64)
-        return right
 
 
 @dataclass(frozen=True)
@@ -99,7 +59,7 @@ class Pairing:
     tasks: tuple[PairedTask, ...]
     left_out: Mapping[str, str]
     """Tasks that are not compared, and why."""
-    graded: tuple[Graded, ...]
+    graded: tuple[Graded | Generated, ...]
     """The runs of A, then of B."""
 
     @property
@@ -108,13 +68,13 @@ class Pairing:
         return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
 
     def scores(self, task: PairedTask, rule: str) -> tuple[Floats, Floats]:
-        """([runs of A, n], [runs of B, n]) 0/1 scores of a task's documents."""
+        """([runs of A, n], [runs of B, n]) scores from 0 to 1 of a task's documents."""
         found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
         count = len(self.a.runs)
         return np.stack(found[:count]), np.stack(found[count:])
 
 
-def pair(a: Side, b: Side, graded: dict[str, Graded]) -> Pairing:
+def pair(a: Side, b: Side, graded: dict[str, Graded | Generated]) -> Pairing:
     """Put two sides' runs beside each other.
 
     Args:
@@ -128,7 +88,7 @@ def pair(a: Side, b: Side, graded: dict[str, Graded]) -> Pairing:
     """
     runs = (*a.runs, *b.runs)
     _refuse_other_suites(runs)
-    found = tuple(graded.setdefault(str(run.folder), Graded(run)) for run in runs)
+    found = tuple(graded.setdefault(str(run.folder), graded_run(run)) for run in runs)
     held = [list(dict.fromkeys(one.documents["task"])) for one in found]
     shared = [task for task in held[0] if all(task in tasks for tasks in held)]
     left_out = {task: "not in every run" for task in dict.fromkeys(chain(*held)) if task not in shared}
@@ -168,6 +128,12 @@ def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
 def _content(task: str, run: Run) -> dict[str, Any]:
     """What must be equal for documents to be the same, by what messages call it."""
     specification = run.manifest["specification"]
+    if run.of_longbench:
+        # Of more or less of each document, the same questions are others
+        return {
+            "window": specification["window"],
+            "content hash of the documents": specification["documents"].get(task),
+        }
     if not run.of_lm_eval:
         return {"content hash of the documents": specification["documents"].get(task)}
     # lm-eval's hash is of the documents up to the limit, and its configuration holds the number of examples
@@ -180,41 +146,47 @@ def _content(task: str, run: Run) -> dict[str, Any]:
     }
 
 
-def _paired(graded: tuple[Graded, ...], tasks: list[str]) -> Iterator[PairedTask]:
+def _paired(graded: tuple[Graded | Generated, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [_of_task(one.documents, task) for one in graded]
-        keys = [table.set_index(["subtask", "doc_id"]).index for table in tables]
-        common = keys[0]
-        for key in keys[1:]:
-            if not key.equals(common):
-                common = common[common.isin(key)]
-        if not len(common):
+        places, dropped = _places(tables)
+        if not len(places[0]):
             raise UsageError(f"task {task}: the runs have no document in common")
-        places = [
-            np.arange(len(key)) if key.equals(common) else np.asarray(key.get_indexer(common), np.int64) for key in keys
-        ]
         chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
         _refuse_other_answers(task, graded, chosen)
-        every = keys[0].append(keys[1:]).unique() if any(len(key) != len(common) for key in keys) else common
         yield PairedTask(
             task=task,
             clusters=_clusters(chosen[0]),
             strata=_strata(chosen[0]),
             rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
-            dropped=len(every) - len(common),
+            dropped=dropped,
             official=all(one.run.manifest["documents"][task]["official"] for one in graded),
         )
+
+
+def _places(tables: list[pd.DataFrame]) -> tuple[list[Codes], int]:
+    """Where each table has the documents that all have, in the first one's order; how many only some have."""
+    names = ["subtask", "doc_id"]
+    first, *others = ([table[name].to_numpy() for name in names] for table in tables)
+    if all(map(np.array_equal, first * len(others), chain(*others))):
+        return [np.arange(len(table)) for table in tables], 0
+    keys = [table.set_index(names).index for table in tables]
+    common = keys[0]
+    for key in keys[1:]:
+        common = common[common.isin(key)]
+    every = keys[0].append(keys[1:]).unique()
+    return [np.asarray(key.get_indexer(common), np.int64) for key in keys], len(every) - len(common)
 
 
 def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
     return documents[documents["task"] == task]
 
 
-def _refuse_other_answers(task: str, graded: tuple[Graded, ...], chosen: list[pd.DataFrame]) -> None:
+def _refuse_other_answers(task: str, graded: tuple[Graded | Generated, ...], chosen: list[pd.DataFrame]) -> None:
     """Documents of equal hashes have equal answers, unless a table was changed since."""
     first = chosen[0]
     for one, table in zip(graded[1:], chosen[1:], strict=True):
-        for column in ("gold", "choices"):
+        for column in one.checked:
             if (wrong := np.flatnonzero(first[column].to_numpy() != table[column].to_numpy())).size:
                 row = first.iloc[int(wrong[0])]
                 raise UsageError(

@@ -7,7 +7,9 @@ window.
 from __future__ import annotations
 
 import textwrap
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", UNDECIDED: "#6b6b6b"}
 
 _FAINT, _INK = "#ececec", "#222222"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_LONGEST = 32
 _PLAIN: dict[str, Any] = {"parse_math": False}
 """A dollar in a model's name is a dollar."""
 
@@ -41,6 +44,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     Raises:
         RunError: it cannot be written.
     """
+    found = [replace(one, a=_short(one.a), b=_short(one.b)) for one in found]
     names = list(dict.fromkeys(task.name for one in found for task in one.tasks))
     averages = list(dict.fromkeys(mean.name for one in found for mean in one.averages)) if len(names) > 1 else []
     places = {name: -float(place) for place, name in enumerate(names)}
@@ -101,7 +105,8 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         for text in legend.get_texts():
             text.set_parse_math(False)
     figure.supxlabel("step", fontsize=9, color=_INK)
-    figure.supylabel("accuracy, % (dotted: chance)", fontsize=9, color=_INK)
+    scale = "accuracy, % (dotted: chance)" if any(one.chance for one in found) else "score, %"
+    figure.supylabel(scale, fontsize=9, color=_INK)
     _save(figure, path)
 
 
@@ -116,7 +121,7 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
     panel.axvline(0, color=_INK, linewidth=0.9, zorder=1)
     panel.set_xlim(-reach, reach)
     panel.set_ylim(min(places.values()) - 0.7, 0.7)
-    title = "\n".join(textwrap.wrap(headline(one), 92))
+    title = "\n".join(textwrap.wrap(headline(one), 86))
     panel.set_title(title, fontsize=9, loc="left", color=_INK, pad=24, **_PLAIN)
     for side, text, place in (("left", f"← {one.a} is better", 0.0), ("right", f"{one.b} is better →", 1.0)):
         panel.annotate(
@@ -172,7 +177,7 @@ def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str) -> None:
     low, high = [100 * point.low for point in drawn], [100 * point.high for point in drawn]
     panel.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
     heights = [100 * point.accuracy for point in drawn]
-    panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=name)
+    panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=_short(name))
 
 
 def _tidy(panel: Axes) -> None:
@@ -181,6 +186,11 @@ def _tidy(panel: Axes) -> None:
     panel.tick_params(labelsize=8, colors="#444444")
     panel.grid(axis="x", color="#f3f3f3", zorder=0)
     panel.set_axisbelow(True)
+
+
+def _short(name: str) -> str:
+    """A long name without its middle, so that it leaves room for the picture."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _short_count(value: float, _: int | None = None) -> str:
@@ -194,6 +204,9 @@ def _save(figure: Figure, path: Path) -> None:
     dated = {"CreationDate": None} if path.suffix == ".pdf" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160, facecolor="white", metadata=dated)
+        with warnings.catch_warnings():
+            # A letter that the font lacks becomes a box
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            figure.savefig(path, dpi=160, facecolor="white", metadata=dated)
     except OSError as error:
         raise RunError(f"--plot {path} cannot be written ({error.strerror or error}); choose another place") from error

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.compare.steps import step_in
-from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.runs import MANIFEST, Run, load_run
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs import MANIFEST, Run, load_finished
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,7 @@ def find_run(given: str, root: Path) -> Run:
     if not places:
         known = [path.parent.name for path in root.glob(f"*/{MANIFEST}")]
         raise UnknownNameError("run", given, known or [f"none in {root}"])
-    run = load_run(places[0])
-    if not run.complete:
-        raise RunError(
-            f"run {run.folder} is not finished, so its documents would not be those of the others; wait for it, or "
-            "give its command again"
-        )
-    return run
+    return load_finished(places[0])
 
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
@@ -137,7 +131,7 @@ def _settings(run: Run) -> dict[str, Any]:
     shots, limit = specification.get("num_fewshot"), specification.get("limit")
     return {
         "revision": run.manifest.get("revision"),
-        "template": run.manifest["template"].get("name"),
+        "template": run.template,
         "dtype": specification.get("dtype"),
         "shots": f"{shots}-shot" if shots else None,
         "limit": f"limit {limit}" if limit else "all documents",

@@ -20,9 +20,13 @@ from evalkit.compare.comparison import (
     Difference,
 )
 from evalkit.compare.curves import Curve
-from evalkit.compare.writers import Page, Table
+from evalkit.decimals import percent
+from evalkit.longbench.protocol import LABELS as LONGBENCH_LABELS
+from evalkit.page import Page, Table
 from evalkit.results import LABELS
 from evalkit.rules import RULES
+from evalkit.runs import LONGBENCH
+from evalkit.stats.significance import DRAWS
 from evalkit.view import SHORT
 
 
@@ -94,22 +98,21 @@ def curve_page(curves: Sequence[Curve]) -> Page:
     for one in curves:
         first, last = one.average[0], one.average[-1]
         lead.append(
-            f"{one.name}: average {_percent(first.accuracy)} at step {first.step:,}, {_percent(last.accuracy)} at step "
+            f"{one.name}: average {percent(first.accuracy)} at step {first.step:,}, {percent(last.accuracy)} at step "
             f"{last.step:,} ({len(one.average)} checkpoints, {len(one.tasks)} task{'s' * (len(one.tasks) > 1)})"
         )
         rows = tuple(
             (
                 f"{point.step:,}",
-                *(_percent(points[place].accuracy) for points in one.tasks.values()),
-                _percent(point.accuracy),
+                *(percent(points[place].accuracy) for points in one.tasks.values()),
+                percent(point.accuracy),
                 _error(point.stderr),
             )
             for place, point in enumerate(one.average)
         )
-        headers = ("step", *(SHORT.get(task, task) for task in one.tasks), "Avg.", "± SE")
+        headers = ("step", *(SHORT.get(task) or label(task) for task in one.tasks), "Avg.", "± SE")
         tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
-    rule = curves[0].rule
-    return Page(tuple(lead), (), tuple(tables), (f"accuracy in %; rule {rule}: {RULES[rule].description}",))
+    return Page(tuple(lead), (), tuple(tables), (_measured_by(curves[0].rule),))
 
 
 def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
@@ -122,12 +125,12 @@ def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 def label(task: str) -> str:
     """How a task is printed."""
-    return LABELS.get(task, task)
+    return LABELS.get(task) or LONGBENCH_LABELS.get(task, task)
 
 
 def points(fraction: float) -> str:
     """A difference in points, signed; nothing is not negative."""
-    return f"{round(100 * fraction, 1) + 0.0:+.1f}"
+    return percent(fraction, signed=True)
 
 
 def p_text(p: float | None) -> str:
@@ -148,14 +151,14 @@ def _average_words(average: Difference) -> str:
 def _differences(found: Comparison, a: str, b: str) -> Table:
     rows = [
         (
-            label(task.name) + "†" * (task.test == SIGN_FLIP) + "*" * (not task.official),
+            label(task.name) + "†" * (task.sources < task.n) + "*" * (not task.official),
             f"{task.n:,}",
             *_common(task),
             p_text(task.p_holm),
             f"{task.won:,}",
             f"{task.lost:,}",
             f"{task.same:,}",
-            "–" if task.detectable is None else f"{100 * task.detectable:.1f}",
+            "–" if task.detectable is None else percent(task.detectable),
             "" if task.verdict == UNDECIDED else task.verdict,
         )
         for task in found.tasks
@@ -171,7 +174,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
 
 def _common(one: Difference) -> tuple[str, ...]:
     reach = f"{points(one.low)} to {points(one.high)}"
-    return _percent(one.score_a), _percent(one.score_b), points(one.difference), reach, _error(one.stderr)
+    return percent(one.score_a), percent(one.score_b), points(one.difference), reach, _error(one.stderr)
 
 
 def _spreads(found: Comparison, a: str, b: str) -> Table:
@@ -209,15 +212,22 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
-    yield f"rule {found.rule}: {RULES[found.rule].description}; accuracy in %, differences in points"
+    yield f"{_measured_by(found.rule)}; differences in points"
     if any(task.test == SEEDS for task in found.tasks):
         yield "p: t over runs and documents, which are crossed; Holm over the tasks, averages as they are"
     else:
-        yield "p: exact McNemar, Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
+        if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.rule == LONGBENCH]:
+            every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
+            test = f"sign flips ({DRAWS:,} drawn where there are more patterns than can be counted){every}"
+        else:
+            test = "exact McNemar"
+        yield f"p: {test}; Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
     yield f"won, lost: documents that {b} scores higher on, and {a}; intervals are each row's own, not corrected"
-    if clustered := [task for task in found.tasks if task.test == SIGN_FLIP]:
+    if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(task.name)} {task.sources:,}" for task in clustered)
-        yield f"†: documents share sources ({listed}): clustered error, exact sign flips of whole sources"
+        exact = "exact " * (found.rule != LONGBENCH)
+        tested = "" if clustered[0].test == SEEDS else f", {exact}sign flips of whole sources"
+        yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"
     yield "could show: the smallest true difference that so many documents find in four cases of five, before Holm"
@@ -234,13 +244,15 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield "*: not the official documents of the task"
 
 
+def _measured_by(rule: str) -> str:
+    if rule == LONGBENCH:
+        return "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+    return f"rule {rule}: {RULES[rule].description}; accuracy in %"
+
+
 def _root(variance: float) -> float:
     return math.sqrt(variance) if variance >= 0 else math.nan
 
 
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
-
-
 def _error(stderr: float | None) -> str:
-    return "–" if stderr is None or math.isnan(stderr) else f"{100 * stderr:.2f}"
+    return "–" if stderr is None or math.isnan(stderr) else percent(stderr, 2)

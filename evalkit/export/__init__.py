@@ -22,12 +22,10 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     Raises:
         UnknownNameError: there is no such form, or the run was not scored for that rule.
         UsageError: the form cannot hold this run.
-        RunError: the run is not finished, or a file cannot be written.
+        RunError: a file cannot be written.
     """
     if form not in FORMS:
         raise UnknownNameError("export", form, FORMS)
-    if not run.complete:
-        raise RunError(f"run {run.folder} is not finished; give its command again")
     run.refuse_generated()
     folder = output or run.folder / form
     if form == "lm_eval":

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from evalkit.data.schema import TASKS, HubSplit
-from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs import Run
+from evalkit.errors import UsageError
+from evalkit.runs import Run, stored_under
 from evalkit.suites import load_suite
 
 
@@ -62,10 +62,8 @@ def content_of(run: Run, rule: str | None) -> Content:
     """
     if run.of_lm_eval:
         raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
-    by_rule: dict[str, Any] = run.stored["rules"]
-    name = rule or run.manifest["rule"]
-    if name not in by_rule:
-        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    found = stored_under(run, rule)
+    name = rule or str(run.manifest["rule"])
     specification = run.manifest["specification"]
     limit = specification["limit"]
     protocol = {
@@ -77,7 +75,7 @@ def content_of(run: Run, rule: str | None) -> Content:
         "suite": str(specification["suite"]),
     }
     documents = load_suite(protocol["suite"]).documents
-    scores = tuple(_score(run, task, documents.get(task["task"], task["task"])) for task in by_rule[name]["tasks"])
+    scores = tuple(_score(run, task, documents.get(task["task"], task["task"])) for task in found["tasks"])
     return Content(run, name, scores, protocol)
 
 

@@ -15,8 +15,7 @@ import pandas as pd
 from evalkit.errors import RunError, UsageError
 from evalkit.longbench.lengths import BANDS, BandScore, scores_by_length
 from evalkit.longbench.metrics import EditVariant
-from evalkit.longbench.protocol import GROUPS, TASKS
-from evalkit.longbench.view import LABELS
+from evalkit.longbench.protocol import GROUPS, LABELS, TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -110,6 +110,26 @@ TASKS: dict[str, Task] = {
 }
 """The sixteen English tasks by name, in the order of the paper's tables."""
 
+LABELS = {
+    "narrativeqa": "NarrativeQA",
+    "qasper": "Qasper",
+    "multifieldqa_en": "MultiFieldQA-en",
+    "hotpotqa": "HotpotQA",
+    "2wikimqa": "2WikiMQA",
+    "musique": "MuSiQue",
+    "gov_report": "GovReport",
+    "qmsum": "QMSum",
+    "multi_news": "MultiNews",
+    "trec": "TREC",
+    "triviaqa": "TriviaQA",
+    "samsum": "SAMSum",
+    "passage_count": "PassageCount",
+    "passage_retrieval_en": "PassageRetrieval-en",
+    "lcc": "LCC",
+    "repobench-p": "RepoBench-P",
+}
+"""How the paper prints the tasks."""
+
 E_TASKS: tuple[str, ...] = tuple(name for name in TASKS if name not in ("narrativeqa", "musique", "qmsum"))
 """LongBench-E's thirteen tasks: the same prompts and metrics on rows drawn evenly over three lengths."""
 

@@ -18,7 +18,7 @@ from evalkit.models.context import WINDOW_KEYS, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.locate import Checkpoint, Say, silent
 from evalkit.request import Request, circumstances, context_extension, locate_checkpoint, numerics
-from evalkit.runs import folder_name, specification_id
+from evalkit.runs import LONGBENCH, folder_name, specification_id
 
 DEFAULT: SuiteName = "longbench"
 _OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500}
@@ -94,7 +94,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
     manifest = {
         "id": specification_id(specification),
         "specification": specification,
-        "rule": "longbench",
+        "rule": LONGBENCH,
         "groups": {},
         "group_sizes": {},
         "template": {"name": "chat" if request.chat else "plain"},

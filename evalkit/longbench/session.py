@@ -1,6 +1,7 @@
 """A prepared LongBench run, to a finished run folder.
 
-    generations.parquet   a row for each (task, document): prompt hash, tokens, prediction, score, seconds
+    generations.parquet   a row for each (task, document): prompt hash, tokens, prediction, score,
+                          seconds, and which document it is of
     results.json          scores of tasks, groups and means
 
 Each batch is in the journal before the next one starts; a resumed run generates what is missing.
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
 
 GENERATIONS = "generations.parquet"
+SOURCE = "source"
+"""The generations table's column that is equal for rows of one document: a hash of their context."""
 
 
 class Prediction(NamedTuple):
@@ -83,7 +86,7 @@ def load_generations(run: Run) -> pd.DataFrame:
     import pandas as pd
 
     path = run.folder / GENERATIONS
-    if run.manifest["rule"] != "longbench":
+    if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
     if not path.is_file():
         raise RunError(f"run {run.folder} is not finished; give its command again")
@@ -253,6 +256,8 @@ def _table_row(task: Task, row: Row, prediction: Prediction) -> dict[str, Any]:
         "index": row.index,
         **prediction._asdict(),
         "length": row.length,
+        # Rows of one document, of which several questions are asked, are no independent draws
+        SOURCE: hashlib.sha256(row.context.encode()).hexdigest()[:16],
         "answers": json.dumps(row.answers, ensure_ascii=False),
         "all_classes": json.dumps(row.all_classes, ensure_ascii=False),
     }

@@ -12,32 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tabulate import tabulate
-
+from evalkit.longbench.protocol import LABELS
 from evalkit.longbench.scores import BUCKETS, LongBenchResults, Mean, Score, TaskScore
+from evalkit.page import PAGES, Page, Table
 
 Form = Literal["table", "markdown", "latex", "json", "csv"]
 FORMS: tuple[Form, ...] = ("table", "markdown", "latex", "json", "csv")
-
-LABELS = {
-    "narrativeqa": "NarrativeQA",
-    "qasper": "Qasper",
-    "multifieldqa_en": "MultiFieldQA-en",
-    "hotpotqa": "HotpotQA",
-    "2wikimqa": "2WikiMQA",
-    "musique": "MuSiQue",
-    "gov_report": "GovReport",
-    "qmsum": "QMSum",
-    "multi_news": "MultiNews",
-    "trec": "TREC",
-    "triviaqa": "TriviaQA",
-    "samsum": "SAMSum",
-    "passage_count": "PassageCount",
-    "passage_retrieval_en": "PassageRetrieval-en",
-    "lcc": "LCC",
-    "repobench-p": "RepoBench-P",
-}
-"""How the paper prints the tasks."""
 
 METRICS = {
     "f1": "F1",
@@ -48,7 +28,6 @@ METRICS = {
     "edit_similarity": "edit sim.",
 }
 
-_STYLES = {"table": "simple", "markdown": "github", "latex": "latex_booktabs"}
 _DASH = "–"
 
 
@@ -58,23 +37,14 @@ def render(results: LongBenchResults, form: Form = "table", notes: Sequence[str]
     Args:
         results: what to show.
         form: one of `FORMS`.
-        notes: lines for the reader, after the table; in JSON a field, in CSV and LaTeX comments are left out.
+        notes: lines for the reader, after the table; in LaTeX comments, in JSON a field, in CSV left out.
     """
     if form == "json":
         return json.dumps(results.to_json() | {"notes": list(notes)}, indent=2, ensure_ascii=False)
     if form == "csv":
         return _csv(results)
-    table = tabulate(
-        [[_cell(text, form) for text in line] for line in _cells(results)],
-        [_cell(text, form) for text in _headers(results)],
-        tablefmt=_STYLES[form],
-        disable_numparse=True,
-        colalign=["left", "left"] + ["right"] * (len(_headers(results)) - 2),
-    )
-    if form == "latex":
-        return table
-    lines = [*_explained(results), *notes]
-    return "\n".join([table, "", *(f"- {line}" for line in lines)] if form == "markdown" else [table, "", *lines])
+    table = Table(tuple(_headers(results)), tuple(map(tuple, _cells(results))))
+    return PAGES[form](Page((), (), (table,), (*_explained(results), *notes)))
 
 
 @dataclass(frozen=True)
@@ -122,13 +92,6 @@ def _cells(results: LongBenchResults) -> list[list[str]]:
         row += [_number(part.score) for part in buckets]
         cells.append(row + ([str(line.truncated or "")] if _any_cut(results) else []))
     return cells
-
-
-def _cell(text: str, form: Form) -> str:
-    # tabulate escapes LaTeX's own characters; a dash and an asterisk mean something else in each form
-    if form == "latex":
-        return text.replace(_DASH, "--")
-    return text.replace("*", "\\*") if form == "markdown" else text
 
 
 def _explained(results: LongBenchResults) -> list[str]:

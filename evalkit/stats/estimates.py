@@ -86,7 +86,7 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom))
 
 
-def with_one_won_and_one_lost(estimate: Estimate, n: int) -> Estimate:
+def with_one_won_and_one_lost(estimate: Estimate, n: int, size: float = 1.0) -> Estimate:
     """A mean difference of scores between 0 and 1, as if two more documents had been compared: one won, one lost.
 
     An interval about the difference itself covers too little where few documents differ, and has no length where none
@@ -95,10 +95,12 @@ def with_one_won_and_one_lost(estimate: Estimate, n: int) -> Estimate:
     Args:
         estimate: of the mean of n differences, each in [-1, 1].
         n: how many documents.
+        size: by how much the two are won and lost: 1 for answers that are right or wrong; for graded ones the root
+            mean square of the differences that are not zero, or one graded document would outweigh a task.
     """
     observed = estimate.variance * n**2 / (n + 2) ** 2
     # Squares of the two about the mean, and of the mean's own move
-    variance = observed + (2 + 2 * n * estimate.value**2 / (n + 2)) / (n + 2) ** 2
+    variance = observed + 2 * (size**2 + n * estimate.value**2 / (n + 2)) / (n + 2) ** 2
     # The two are no estimate, so they add variance without uncertainty about it
     freedom = estimate.freedom * (variance / observed) ** 2 if observed > 0 else math.inf
     return Estimate(estimate.value * n / (n + 2), variance, math.nan if math.isnan(variance) else freedom)

@@ -6,19 +6,28 @@ missing: an average of fewer tasks is another quantity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
-from evalkit.tables.decimals import half_up, mean, to_text
+from evalkit.decimals import half_up, mean, to_text
 from evalkit.tables.layout import Group, Item, Layout
-from evalkit.tables.marks import best_marks
+from evalkit.tables.marks import best_marks, contests
 from evalkit.tables.markup import Text, superscript
 from evalkit.tables.published import Number, Numbers, Printed
 from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table
 
 Key = tuple[str, str]
 """(model, measure)."""
+
+
+class Lead(NamedTuple):
+    """A model that is alone the best of its contest, and the next best."""
+
+    best: str
+    runner_up: str
+    measure: str
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,8 @@ class Filling:
     """To print the difference to; None: no differences."""
     printed: Printed | None = None
     """The paper's own averages and marks, to show the table as it was printed."""
-    leads: Callable[[str, str, str], bool] | None = None
-    """(best model, next best model, measure) → whether the lead is significant."""
+    leads: Callable[[Sequence[Lead]], Set[Lead]] | None = None
+    """All leads of the table → those that are significant."""
     spreads: bool = False
     """Print ± where there is a spread."""
     row_marks: Mapping[str, str] = field(default_factory=dict)
@@ -44,6 +53,8 @@ def fill(layout: Layout, filling: Filling) -> Table:
     numbers = computed(layout, filling.numbers)
     values = {key: number.value for key, number in numbers.items()}
     marks = best_marks(layout, values)
+    held = filling.leads(list(_leads(layout, values))) if filling.leads else frozenset()
+    leading = {(lead.best, lead.measure) for lead in held}
     if filling.printed is not None:
         values |= filling.printed.values
         numbers |= {key: Number(value) for key, value in filling.printed.values.items()}
@@ -61,7 +72,7 @@ def fill(layout: Layout, filling: Filling) -> Table:
             difference=_difference(number, published.get((model, measure)), layout.decimals),
             bold="bold" in mark,
             underline="underline" in mark,
-            significant="bold" in mark and _leads(layout, filling, values, model, measure),
+            significant=(model, measure) in leading,
         )
 
     return Table(
@@ -96,18 +107,16 @@ def _difference(number: Number, published: Number | None, places: int) -> str:
     return to_text(half_up(number.value, places) - half_up(published.value, places), places, signed=True)
 
 
-def _leads(layout: Layout, filling: Filling, values: Mapping[Key, Fraction], best: str, measure: str) -> bool:
-    """Whether the bold number's lead over the next best in its scope is significant."""
-    if filling.leads is None:
-        return False
-    group = next(group for group in layout.model_groups if best in [item.key for item in group.items])
-    scope = group.items if layout.marks["bold"].scope == "section" else layout.models
-    others = [item.key for item in scope if item.key != best and (item.key, measure) in values]
-    if not others:
-        return False
-    highest = layout.marks["bold"].extreme == "highest"
-    runner_up = (max if highest else min)(others, key=lambda model: values[model, measure])
-    return filling.leads(best, runner_up, measure)
+def _leads(layout: Layout, values: Mapping[Key, Fraction]) -> Iterator[Lead]:
+    """Every number that stands alone as the best of its contest, and the next best to it."""
+    for contest in contests(layout, values):
+        known = [model for model in contest.models if (model, contest.measure) in values]
+        others = [model for model in known if model not in contest.winners]
+        if contest.kind != "bold" or len(contest.winners) != 1 or not others:
+            continue
+        nearest = max if layout.marks["bold"].extreme == "highest" else min
+        runner_up = nearest(others, key=lambda model: values[model, contest.measure])
+        yield Lead(next(iter(contest.winners)), runner_up, contest.measure)
 
 
 def _label(filling: Filling, item: Item) -> Text:

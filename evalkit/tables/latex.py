@@ -1,69 +1,19 @@
 """LaTeX: a booktabs table that stands in a paper as it is, or a whole document of one page.
 
 It needs booktabs, graphicx (a table wider than the text is shrunk to it), multirow and, where a page has two columns,
-nothing else. Whatever a label, a caption or a checkpoint's name holds is escaped here and nowhere else.
+nothing else. Whatever a label, a caption or a checkpoint's name holds is escaped on its way.
 """
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterator
 
+from evalkit.escape import PACKAGES, SHRUNK, in_latex
 from evalkit.tables.markup import Span, Text
 from evalkit.tables.table import Cell, Line, Section, Table
 
-PACKAGES = r"\usepackage[T1]{fontenc} \usepackage[utf8]{inputenc} \usepackage{booktabs,graphicx,multirow}"
-
 _WIDE = 9
 """Columns from which a table spans both columns of a page."""
-
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "%": r"\%",
-    "_": r"\_",
-    "^": r"\textasciicircum{}",
-    "~": r"\textasciitilde{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "`": r"\textasciigrave{}",
-    "[": "{[}",  # after \\ a bare one would be read as its argument
-    "]": "{]}",
-    "*": r"{*}",
-    "–": r"\textendash{}",
-    "—": r"\textemdash{}",
-    "†": r"\textdagger{}",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-}
-
-# Of Latin-1, what T1 with textcomp sets; other letters have no glyph in the fonts a stock TeX loads
-_TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\xad"}
-
-
-def escape(text: str) -> str:
-    """Any text as LaTeX that prints its characters; those that stock fonts lack by their code, as [U+4E2D]."""
-    escaped = "".join(map(_escaped, unicodedata.normalize("NFC", text)))
-    # What TeX's fonts would join: two hyphens to a dash, two quotes to a quotation mark
-    return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
-
-
-def _escaped(character: str) -> str:
-    if character in _SPECIAL:
-        return _SPECIAL[character]
-    if character.isspace():
-        return " "
-    return character if character in _TYPESET else f"{{[}}U+{ord(character):04X}{{]}}"
 
 
 def latex(table: Table, standalone: bool = False) -> str:
@@ -82,7 +32,7 @@ def _environment(table: Table) -> Iterator[str]:
     kind = "table*" if table.width >= _WIDE else "table"
     yield rf"\begin{{{kind}}}[ht]"
     yield r"\centering"
-    yield r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+    yield SHRUNK
     if any(cell.spread or cell.difference for s in table.sections for line in s.lines for cell in line.cells):
         yield r"\setlength{\tabcolsep}{3pt}%"
     facts, numbers = len(table.facts), table.width - 1 - len(table.facts)
@@ -160,7 +110,7 @@ def _integer_digits(cell: Cell) -> int:
 
 def _cell(cell: Cell, width: int) -> str:
     fill = width - _integer_digits(cell) if cell.value[:1].isdigit() else 0
-    value = escape(cell.value)
+    value = in_latex(cell.value)
     if cell.bold:
         value = rf"\textbf{{{value}}}"
     if cell.underline:
@@ -192,8 +142,8 @@ def _text(text: Text) -> str:
 
 def _span(span: Span) -> str:
     if span.superscript:
-        return rf"\textsuperscript{{{escape(span.text)}}}"
-    written = rf"${span.text}$" if span.math else escape(span.text)
+        return rf"\textsuperscript{{{in_latex(span.text)}}}"
+    written = rf"${span.text}$" if span.math else in_latex(span.text)
     for on, command in ((span.small_caps, "textsc"), (span.italic, "textit"), (span.bold, "textbf")):
         if on:
             written = rf"\{command}{{{written}}}"

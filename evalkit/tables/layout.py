@@ -3,7 +3,7 @@
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `Layout`. The form:
 
     caption: text in markup (tables/markup.py)
-    suite: zeroshot8            # what tasks and averages there are; left out where the numbers come from a CSV alone
+    suite: zeroshot8            # or longbench: tasks and averages; left out where the numbers come from a CSV alone
     data: main_res              # results/published/main_res.csv; or a path ending in .csv, seen from this file
     models: rows                # which axis the runs fill: rows or columns
     corner: "**Model**"         # over the labels
@@ -34,13 +34,15 @@ from typing import Any
 import yaml
 
 from evalkit.errors import TableError, UnknownNameError, first_line
+from evalkit.longbench.protocol import GROUPS, suite_tasks
+from evalkit.longbench.protocol import SUITES as LONGBENCH_SUITES
 from evalkit.resources import resource
 from evalkit.runs import LM_EVAL
 from evalkit.suites import load_suite
 from evalkit.tables.markup import Text, parse
 
 AVERAGE = "Average"
-"""The mean over all tasks of the suite."""
+"""The mean over all tasks of the suite; LongBench's own average is another, the mean of its groups' means."""
 
 _KEYS = {"caption", "suite", "data", "models", "corner", "facts", "decimals", "unit", "marks", "rows", "columns"}
 _EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
@@ -195,7 +197,7 @@ class _Reader:
             if twice := next((key for key in keys if keys.count(key) > 1), None):
                 raise TableError(f"layout {self.path}: '{twice}' stands twice among its {axis}; give each its own key")
         if layout.suite is not None:
-            known = (*load_suite(layout.suite).tasks, *layout.averages)
+            known = (*layout.averages[AVERAGE], *layout.averages)
             for item in layout.measures:
                 if item.key not in known:
                     raise TableError(f"layout {self.path}: {UnknownNameError('task', item.key, known)}")
@@ -208,6 +210,10 @@ class _Reader:
                 f"layout {self.path}: suite {LM_EVAL} has no averages and no list of tasks; leave 'suite' out and give "
                 "the numbers as a CSV"
             )
+        if name in LONGBENCH_SUITES:
+            tasks = suite_tasks(name)
+            groups = {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
+            return {**groups, AVERAGE: tuple(task.name for task in tasks)}
         try:
             suite = load_suite(str(name))
         except UnknownNameError as error:

@@ -7,8 +7,9 @@
     values: measured.csv               # numbers of what no run can give; rows and columns named as in the layout
 
 Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
-table is needed. Numbers that were not measured alike do not share a table: another suite, rule, limit, template, number
-of examples or other documents are refused by name, or marked where that is asked for.
+table is needed; of LongBench's runs, the scores. Numbers that were not measured alike do not share a table: another
+suite, rule, limit, template, window, number of examples or other documents are refused by name, or marked where that is
+asked for.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 
 import yaml
 
+from evalkit.decimals import mean, of_float
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
-from evalkit.runs import Run, load_run
-from evalkit.tables.decimals import mean, of_float
+from evalkit.runs import Run, load_finished, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
@@ -41,7 +42,7 @@ class Measured:
     runs: dict[str, tuple[Run, ...]]
     """By model; several where it was trained with several seeds."""
     rule: str | None
-    """How answers were chosen; None where no run is in the table."""
+    """How answers were chosen; None where no run is in the table, or where each keeps its own."""
     row_marks: dict[str, str]
     notes: tuple[Text, ...]
 
@@ -122,7 +123,8 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
                 raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; give it one of them")
             numbers[model] = row
         notes = (*notes, f"Numbers of {mapping.values} as they stand there.")
-    used = rule or next((str(seeds[0].manifest["rule"]) for seeds in runs.values()), None)
+    own = {str(run.manifest["rule"]) for seeds in runs.values() for run in seeds}
+    used = rule or (own.pop() if len(own) == 1 else None)
     return Measured(numbers, runs, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
 
 
@@ -132,26 +134,21 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     Raises:
         UnknownNameError: the run was not scored for that rule.
     """
-    by_rule: dict[str, Any] = run.stored.get("rules", {})
-    name = rule or run.manifest["rule"]
-    if name not in by_rule:
-        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    tasks = stored_under(run, rule)["tasks"]
+    if run.of_longbench:
+        # Rounded to two decimals there, as LongBench's own code prints them; no standard error is among them
+        return {task["task"]: (of_float(task["all"]["score"]), None) for task in tasks}
     return {
         task["task"]: (PERCENT * of_float(task["accuracy"]), None if task["stderr"] is None else 100 * task["stderr"])
-        for task in by_rule[name]["tasks"]
+        for task in tasks
     }
 
 
 def _open(folder: Path, model: str) -> Run:
     try:
-        run = load_run(folder)
+        return load_finished(folder)
     except RunError as error:
         raise RunError(f"row '{model}': {error}") from error
-    if not run.complete:
-        raise RunError(
-            f"row '{model}': run {folder} is still in progress; finish it with its command, or leave the row out"
-        )
-    return run
 
 
 def _check_suite(layout: Layout, model: str, run: Run) -> None:
@@ -203,12 +200,13 @@ def traits(run: Run, rule: str | None) -> dict[str, str]:
     """What must be alike for two runs to stand in one table, in words."""
     specification = run.manifest["specification"]
     limit, shots = specification["limit"], specification.get("num_fewshot", 0)
-    return {
+    shared = {
         "limit": f"the first {limit} documents of each task" if limit else "all documents",
-        "template": f"template {run.manifest['template']['name']}",
-        "examples": f"{shots}-shot",
-        "rule": f"rule {rule or run.manifest['rule']}",
+        "template": f"template {run.template}",
     }
+    if run.of_longbench:
+        return shared | {"window": f"prompts of at most {specification['window']:,} tokens"}
+    return shared | {"examples": f"{shots}-shot", "rule": f"rule {rule or run.manifest['rule']}"}
 
 
 def _differences(
@@ -239,7 +237,7 @@ def _otherwise(first: Run, run: Run, rule: str | None) -> list[tuple[str, str]]:
     here, there = traits(run, rule), traits(first, rule)
     found = [(here[name], there[name]) for name in here if here[name] != there[name]]
     specifications = run.manifest["specification"], first.manifest["specification"]
-    if not found and specifications[0]["template"] != specifications[1]["template"]:
+    if not found and specifications[0].get("template") != specifications[1].get("template"):
         found.append(("another text of that template", "the first's"))
     hashes = [specification["documents"] for specification in specifications]
     if other := [task for task in hashes[0] if task in hashes[1] and hashes[0][task] != hashes[1][task]]:

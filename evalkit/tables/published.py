@@ -14,8 +14,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from evalkit.decimals import parse_number
 from evalkit.errors import TableError
-from evalkit.tables.decimals import parse_number
 
 
 @dataclass(frozen=True)

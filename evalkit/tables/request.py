@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 from evalkit.errors import TableError, UsageError
 from evalkit.tables.audit import Audited, as_table, audit
-from evalkit.tables.fill import Filling, fill
+from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import Layout, layout_names, load_layout
 from evalkit.tables.markup import literal
 from evalkit.tables.measured import Measured, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
 from evalkit.tables.table import Table
-
-LEVEL = 0.05
-"""p-value under which a lead is marked."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def make(request: TableRequest) -> Table:
         Filling(
             found.numbers,
             published=published_numbers(layout) if both else None,
-            leads=_Leads(layout, found) if request.significance else None,
+            leads=_significant(layout, found) if request.significance else None,
             spreads=request.spreads,
             row_marks=found.row_marks,
             notes=notes,
@@ -145,34 +142,24 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
     says = []
     if request.spreads and found.runs:
         seeds = {len(runs) > 1 for runs in found.runs.values()}
-        kinds = {False: "standard error over documents", True: "standard deviation over seeds (rows of several runs)"}
+        one = next(iter(found.runs.values()))[0]
+        error = "not stored by single runs of LongBench" if one.of_longbench else "standard error over documents"
+        kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
         says.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
     if request.source == "both":
         says.append("In brackets: difference from the published number.")
     if request.significance:
         says.append(
-            f"†: the lead over the next best is significant (p < {LEVEL:g}, paired on documents, not corrected for the "
-            "number of comparisons; rows of single runs only)."
+            "†: the lead over the next best is significant (p at most 0.05 after Holm's correction over all leads of "
+            "the table; paired on documents, those of one source together)."
         )
     return says
 
 
-class _Leads:
-    """Tests leads between rows of one run each."""
+def _significant(layout: Layout, found: Measured) -> Callable[[Sequence[Lead]], Set[Lead]]:
+    if "bold" not in layout.marks:
+        raise UsageError(f"table {layout.name} marks no best number, whose lead --significance could test")
+    # Here, since it needs pandas
+    from evalkit.tables.significance import significant
 
-    def __init__(self, layout: Layout, found: Measured) -> None:
-        self.layout, self.found = layout, found
-        self.p_value = lru_cache(self._p_value)
-
-    def __call__(self, best: str, runner_up: str, measure_: str) -> bool:
-        runs = self.found.runs
-        if any(len(runs.get(model, ())) != 1 for model in (best, runner_up)):
-            return False
-        return self.p_value(best, runner_up, measure_) < LEVEL
-
-    def _p_value(self, best: str, runner_up: str, measure_: str) -> float:
-        from evalkit.tables.significance import lead_p_value
-
-        assert self.found.rule is not None
-        tasks = self.layout.averages.get(measure_, (measure_,))
-        return lead_p_value(self.found.runs[best][0], self.found.runs[runner_up][0], tasks, self.found.rule)
+    return partial(significant, layout, found)

@@ -1,61 +1,69 @@
-"""Whether a best number's lead is more than chance. A stopgap behind one interface: `LeadTest`.
+"""Whether a best number's lead is more than chance.
 
-`lead_p_value` is the plainest valid test: it takes documents as independent and does not correct for the number of
-comparisons. Whatever else has its signature can stand in its place.
+In: the leads of a table and the runs behind its rows. Out: those leads that hold after Holm's correction over all of
+them. The test is that of `evalkit compare` (docs/compare.md): paired on documents, those of one source together, and
+for rows of several seeds over seeds too.
+
+That the two rows were picked for being best and next best needs no correction of its own: a two-sided test between them
+names a wrong winner no more often than its level says (Gutmann and Maymin 1987, Hung and Fithian 2019; for independent
+samples).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from functools import cache
 
+from evalkit.compare.comparison import p_value
+from evalkit.compare.graded import Generated, Graded
+from evalkit.compare.pairing import Pairing, pair
+from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
-from evalkit.rules import decide, find_rule
-
-if TYPE_CHECKING:
-    from evalkit.runs import Run
-
-LeadTest = Callable[["Run", "Run", Sequence[str], str], float]
-"""(first run, second run, tasks, rule) → two-sided p-value that their mean accuracies over the tasks are equal."""
+from evalkit.stats.power import ALPHA
+from evalkit.stats.significance import holm
+from evalkit.tables.fill import Lead
+from evalkit.tables.layout import Layout
+from evalkit.tables.measured import Measured
 
 
-def lead_p_value(first: Run, second: Run, tasks: Sequence[str], rule: str) -> float:
-    """Exact McNemar for one task; for a mean over several, z of the mean paired difference, tasks fixed.
-
-    Source: McNemar 1947; the mean's error is √(Σ SE²) / T over the tasks' paired differences.
+def significant(layout: Layout, found: Measured, leads: Sequence[Lead]) -> frozenset[Lead]:
+    """The leads that hold, of those between rows that runs fill.
 
     Raises:
-        UsageError: the two did not score the same documents.
+        UsageError: the runs have different rules, or two rows were not measured on the same documents.
     """
-    differences = [_paired(first, second, task, rule) for task in tasks]
-    if len(differences) == 1:
-        [found] = differences
-        return mcnemar(found.count(1), found.count(-1))
-    means = [sum(found) / len(found) for found in differences]
-    variances = [
-        sum((value - middle) ** 2 for value in found) / (len(found) - 1) / len(found) if len(found) > 1 else 0.0
-        for found, middle in zip(differences, means, strict=True)
+    tested = [lead for lead in leads if lead.best in found.runs and lead.runner_up in found.runs]
+    if tested and found.rule is None:
+        raise UsageError(
+            "--significance tests all rows under one rule, and the runs have several; name one with --rule"
+        )
+    graded: dict[str, Graded | Generated] = {}
+
+    @cache
+    def paired(best: str, runner_up: str) -> Pairing:
+        return pair(Side(best, found.runs[best]), Side(runner_up, found.runs[runner_up]), graded)
+
+    ps = [
+        lead_p_value(
+            paired(lead.best, lead.runner_up),
+            layout.averages.get(lead.measure, (lead.measure,)),
+            str(found.rule),
+        )
+        for lead in tested
     ]
-    error = math.sqrt(sum(variances))
-    return math.erfc(abs(sum(means)) / error / math.sqrt(2)) if error else 1.0
+    return frozenset(lead for lead, p in zip(tested, holm(ps), strict=True) if p <= ALPHA)
 
 
-def mcnemar(wins: int, losses: int) -> float:
-    """Two-sided exact p-value that documents decided otherwise fall either way alike."""
-    n = wins + losses
-    tail: int = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
-    return min(1.0, 2 * float(Fraction(tail, 2**n)))
+def lead_p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
+    """Two-sided p value that two rows' mean accuracies over the tasks are equal, before correction.
 
-
-def _paired(first: Run, second: Run, task: str, rule: str) -> list[int]:
-    """Of each document: 1 where only the first run is right, -1 where only the second is."""
-    decided = []
-    for run in (first, second):
-        table = decide(run.scores[run.scores["task"] == task], find_rule(rule))
-        decided.append(table.set_index(["subtask", "doc_id"])["correct"].sort_index())
-    one, two = decided
-    if not one.index.equals(two.index):
-        raise UsageError(f"{first.folder} and {second.folder} did not score the same documents of {task}")
-    return [int(value) for value in (one - two)]
+    Raises:
+        UsageError: some documents were scored in one of the rows only, so that it is not their lead that is tested.
+    """
+    for task in pairing.tasks:
+        if task.task in tasks and task.dropped:
+            raise UsageError(
+                f"rows '{pairing.a.name}' and '{pairing.b.name}' were not measured on the same documents of "
+                f"{task.task}, so --significance cannot test their lead; leave it out, or run both on the same"
+            )
+    return p_value(pairing, tasks, rule)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import html
 import io
-import re
 
+from evalkit.escape import in_markdown
 from evalkit.tables.markup import Span, Text, plain
 from evalkit.tables.table import Cell, Line, Section, Table, beside, column_names
-
-_MARKDOWN_SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&#])")
 
 _STYLE = """<style>
 table.evalkit { border-collapse: collapse; font: 15px/1.5 Georgia, serif; margin: 1em auto; }
@@ -34,7 +32,7 @@ table.evalkit caption { caption-side: bottom; padding-top: .6em; text-align: lef
 
 def markdown(table: Table) -> str:
     """A pipe table with its caption; a section's title is a line of its own."""
-    names = [_markdown_escape(name) for name in column_names(table)]
+    names = [in_markdown(name) for name in column_names(table)]
     head = [_markdown_text(table.corner) or " ", *map(_markdown_text, table.facts), *names]
     lines = [_pipes(head), _pipes([":--" if side == "left" else "--:" for side in _sides(table)])]
     for section in table.sections:
@@ -105,10 +103,6 @@ def _pipes(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _markdown_escape(text: str) -> str:
-    return _MARKDOWN_SPECIAL.sub(r"\\\1", " ".join(text.split()))
-
-
 def _markdown_text(text: Text) -> str:
     return "".join(map(_markdown_span, text))
 
@@ -119,7 +113,7 @@ def _markdown_span(span: Span) -> str:
     if not inner:
         return span.text
     left, right = span.text.split(inner, 1)
-    written = _markdown_escape(inner)
+    written = in_markdown(inner)
     if span.superscript:
         return f"<sup>{written}</sup>"
     if span.italic or span.math:

@@ -104,3 +104,74 @@ def make_run(
     if tables:
         pd.concat(tables.values()).to_parquet(folder / SCORES, index=False)
     return folder
+
+
+def make_longbench(
+    root: Path,
+    scores: Mapping[str, Sequence[float]],
+    *,
+    model: str = "org/long",
+    sources: Mapping[str, Sequence[str]] | None = None,
+    suite: str = "longbench",
+    **specification: Any,
+) -> Path:
+    """Write a finished run of LongBench, as `evalkit.longbench.session` does.
+
+    Args:
+        root: folder of runs.
+        scores: by task, of each document, from 0 to 1.
+        model: its name; also stands for its weights.
+        sources: by task, which documents are of one context; each its own if a task is not given.
+        suite: longbench or longbench-e.
+        specification: other entries of the specification.
+    """
+    about = {
+        "scoring": 2,
+        "versions": {"torch": "2"},
+        "checkpoint": {"weights": model},
+        "dtype": "float32",
+        "attention": "auto",
+        "context_extension": None,
+        "limit": None,
+        "suite": suite,
+        "documents": {task: f"hash of {task}" for task in scores},
+        "window": 7500,
+        "chat": False,
+        "device": "cpu",
+    } | specification
+    content = {
+        "id": specification_id(about),
+        "specification": about,
+        "rule": "longbench",
+        "groups": {},
+        "group_sizes": {},
+        "template": "chat" if about["chat"] else "plain",
+        "context": 8192,
+        "documents": {task: {"official": True, "source": "made up", "count": len(n)} for task, n in scores.items()},
+        "model": model,
+        "revision": None,
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"lm-eval": "0.4.13"},
+    }
+    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    parts = [
+        pd.DataFrame(
+            {
+                "task": task,
+                "id": [f"{task}-{place}" for place in range(len(values))],
+                "score": np.asarray(values, float),
+                "answers": [json.dumps([f"answer {place}"]) for place in range(len(values))],
+                "source": (sources or {}).get(task) or [str(place) for place in range(len(values))],
+            }
+        )
+        for task, values in scores.items()
+    ]
+    pd.concat(parts, ignore_index=True).to_parquet(folder / "generations.parquet", index=False)
+    tasks = [
+        {"task": task, "all": {"n": len(values), "score": round(100 * float(np.mean(values)), 2)}}
+        for task, values in scores.items()
+    ]
+    (folder / RESULTS).write_text(json.dumps({"tasks": tasks, "averages": []}), encoding="utf-8")
+    return folder

@@ -111,9 +111,9 @@ def test_latex_prints_names_as_they_are(compare: Compare, make: Make, tmp_path: 
     assert "$-$" in out
     if not shutil.which("pdflatex"):
         pytest.skip("no pdflatex to typeset it with")
-    from evalkit.compare.writers import in_latex
+    from evalkit.escape import PACKAGES, in_latex
 
-    text = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{in_latex(NASTY)}{{\tiny {out}"
+    text = rf"\documentclass{{article}}{PACKAGES}\begin{{document}}{in_latex(NASTY)}{{\tiny {out}"
     (tmp_path / "page.tex").write_text(text + "\n}\\end{document}\n", encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")

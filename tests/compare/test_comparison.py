@@ -20,8 +20,8 @@ from evalkit.compare.decision import exit_code
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page
-from evalkit.compare.writers import terminal
 from evalkit.errors import EvalkitError, RunError, UsageError
+from evalkit.page import terminal
 from evalkit.runs import load_run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import mean

@@ -111,6 +111,16 @@ def test_the_interval_is_bonett_and_prices(won: int, lost: int, same: int) -> No
     assert found.freedom >= n - 1.001
 
 
+def test_graded_scores_are_won_and_lost_by_as_much_as_they_differ() -> None:
+    values = np.random.default_rng(2).normal(0.02, 0.08, 60)
+    found = with_one_won_and_one_lost(mean(values), 60, 0.1)
+    more = np.append(values, [0.1, -0.1])
+    assert found.value == pytest.approx(more.mean(), abs=1e-12)
+    # But for the n / (n - 1) of each
+    assert found.variance == pytest.approx(more.var(ddof=1) / 62, rel=2 / 60)
+    assert with_one_won_and_one_lost(mean(values), 60).stderr > 1.5 * found.stderr
+
+
 def test_runs_that_agree_everywhere_still_have_an_interval() -> None:
     low, high = interval(with_one_won_and_one_lost(mean(np.zeros(198)), 198))
     assert (low, high) == pytest.approx((-1.96 * math.sqrt(2) / 200, 1.96 * math.sqrt(2) / 200), rel=1e-4)

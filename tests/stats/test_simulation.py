@@ -119,6 +119,21 @@ def test_power_on_documents_that_share_sources(n: int, difference: float) -> Non
     assert np.mean([p_of(*one) <= 0.05 for one in drawn]) == pytest.approx(reference, abs=0.03 + allowed(0.5, 1500) / 4)
 
 
+@pytest.mark.parametrize(("differing", "deviation"), [(0.5, 0.3), (1.0, 0.08)])
+def test_graded_scores(differing: float, deviation: float) -> None:
+    """F1 of which half differ, ROUGE-L of which all differ by little; 200 documents, no difference."""
+    dice, times = np.random.default_rng(7), 400
+    covers = rejects = 0
+    for _ in range(times):
+        values = np.where(dice.random(200) < differing, dice.normal(0, deviation, 200), 0.0)
+        size = math.sqrt(float((values[values != 0] ** 2).mean()))
+        low, high = interval(with_one_won_and_one_lost(mean(values), 200, size))
+        covers += low <= 0 <= high
+        rejects += sign_flip(values).p <= 0.05
+    assert covers / times == pytest.approx(0.955, abs=allowed(0.05, times))
+    assert rejects / times == pytest.approx(0.05, abs=allowed(0.05, times))
+
+
 def test_size_and_coverage_of_the_average() -> None:
     """Eight tasks of several sizes, two of them clustered, no difference in any."""
     dice, times, hits = np.random.default_rng(8), 1500, 0

@@ -1,4 +1,4 @@
-"""Exact decimals: a table's numbers are read, averaged and rounded without binary floating point.
+"""Exact decimals: how every table and page rounds, and how the paper's numbers are read and averaged.
 
 Rounding is to a fixed number of decimals, a half going away from zero ("half up"), as a reader with a pencil does it;
 floats would send 41.15 to 41.1, since the nearest double lies below it.
@@ -50,6 +50,11 @@ def to_text(value: Fraction, places: int, signed: bool = False) -> str:
     text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
     sign = "-" if rounded < 0 else "+" if signed else ""
     return sign + text
+
+
+def percent(fraction: float, places: int = 1, signed: bool = False) -> str:
+    """A fraction in percent as every page and table prints it; noise of floating-point sums does not move a half."""
+    return to_text(100 * of_float(round(fraction, 12)), places, signed)
 
 
 def mean(values: Sequence[Fraction]) -> Fraction:

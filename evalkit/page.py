@@ -1,5 +1,7 @@
 """Tables as text: for a terminal, Markdown, LaTeX (booktabs), CSV and JSON.
 
+Of comparisons and of LongBench; the paper's tables, with markup and marks, have writers of their own (`tables/`).
+
 In: a `Page`, whose cells are strings as they are to be read; or records, for the forms that programs read.
 """
 
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
+
+from evalkit.escape import PACKAGES, SHRUNK, in_latex, in_markdown
 
 Row = tuple[str, ...]
 
@@ -32,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What is printed of one comparison."""
+    """What is printed of one comparison, curve or benchmark."""
 
     verdict: tuple[str, ...]
     """In words, what was found and what that says."""
@@ -64,27 +68,29 @@ def markdown(page: Page) -> str:
     """Pipe tables, as GitHub shows them."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(map(_in_markdown, cells)) + " |"
+        return "| " + " | ".join(map(in_markdown, cells)) + " |"
 
-    blocks = [f"**{_in_markdown(page.verdict[0])}**", *map(_in_markdown, page.verdict[1:])]
-    blocks += ["\n".join(f"- {_in_markdown(fact)}" for fact in page.facts)] if page.facts else []
+    blocks = [*(f"**{in_markdown(text)}**" for text in page.verdict[:1]), *map(in_markdown, page.verdict[1:])]
+    blocks += ["\n".join(f"- {in_markdown(fact)}" for fact in page.facts)] if page.facts else []
     for table in page.tables:
-        blocks += [_in_markdown(table.title)] if table.title else []
+        blocks += [in_markdown(table.title)] if table.title else []
         under = "|---|" + "---:|" * (len(table.headers) - 1)
         blocks.append("\n".join([line(table.headers), under, *map(line, table.rows)]))
-    return "\n\n".join([*blocks, "\n".join(f"- {_in_markdown(note)}" for note in page.notes)])
+    return "\n\n".join([*blocks, "\n".join(f"- {in_markdown(note)}" for note in page.notes)])
 
 
 def latex(page: Page) -> str:
     """Tabulars with booktabs' rules; what stands above and below is in comments, for a caption."""
 
     def line(cells: Sequence[str]) -> str:
-        return " & ".join(map(in_latex, cells)) + r" \\"
+        return " & ".join(map(_latex_cell, cells)) + r" \\"
 
-    blocks = ["\n".join(f"% {line}" for line in (*page.verdict, *page.facts))]
+    about = (f"needs {PACKAGES}", *page.verdict, *page.facts)
+    blocks = ["\n".join(f"% {' '.join(text.split())}" for text in about)]
     for table in page.tables:
         body = [
             *([f"% {table.title}"] if table.title else []),
+            r"\medskip\noindent" + SHRUNK,
             rf"\begin{{tabular}}{{l{'r' * (len(table.headers) - 1)}}}",
             r"\toprule",
             line(table.headers),
@@ -92,7 +98,7 @@ def latex(page: Page) -> str:
         ]
         for place, row in enumerate(table.rows):
             body += [r"\midrule", line(row)] if place in table.ruled else [line(row)]
-        blocks.append("\n".join([*body, r"\bottomrule", r"\end{tabular}"]))
+        blocks.append("\n".join([*body, r"\bottomrule", r"\end{tabular}}"]))
     return "\n\n".join([*blocks, "\n".join(f"% {note}" for note in page.notes)])
 
 
@@ -113,30 +119,12 @@ def json_text(content: Any) -> str:
 PAGES: dict[str, Callable[[Page], str]] = {"table": terminal, "markdown": markdown, "latex": latex}
 """How a page is written, by --format."""
 
-_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "±": r"$\pm$",
-    "†": r"$^{\dagger}$",
-    "–": "--",
-}
-
-
 _MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
 
 
-def in_latex(text: str) -> str:
-    """Text that LaTeX prints as it stands; what is a minus and no hyphen becomes one."""
-    parts = ("".join(_LATEX.get(character, character) for character in part) for part in _MINUS.split(text))
-    return "$-$".join(parts)
-
-
-def _in_markdown(text: str) -> str:
-    return "".join(f"\\{character}" if character in "\\|*_<`" else character for character in text)
+def _latex_cell(text: str) -> str:
+    """What is a minus and no hyphen becomes one."""
+    return in_latex(_MINUS.sub("−", text))
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,167 @@
+"""LongBench's runs, compared: graded answers, documents of one context, and what cannot be paired."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+
+from evalkit.compare.comparison import MCNEMAR, SIGN_FLIP, Comparison, compare
+from evalkit.compare.pairing import pair
+from evalkit.compare.sides import Side
+from evalkit.compare.view import comparison_page
+from evalkit.errors import RunError, UsageError
+from evalkit.page import terminal
+from evalkit.progress import Progress
+from evalkit.request import Request
+from evalkit.runs import RESULTS, Run, load_run
+from evalkit.tables.request import TableRequest, make
+from evalkit.tables.table import Table
+from tests.compare.made import make_longbench, make_run, scores_of
+from tests.longbench.made import record, write
+
+N = 40
+
+
+def graded(seed: int, shift: float = 0.0, n: int = N) -> list[float]:
+    """Scores between 0 and 1 with two decimals; those of one seed lie apart by their shifts."""
+    return np.clip(np.round(np.random.default_rng(seed).random(n) + shift, 2), 0, 1).tolist()
+
+
+def compared(*folders: Path, rule: str | None = None) -> Comparison:
+    a, b = (Side(folder.name, (load_run(folder),)) for folder in folders)
+    return compare(pair(a, b, {}), rule)
+
+
+def test_graded_answers_against_scipy(tmp_path: Path) -> None:
+    one, other = graded(1), graded(2, 0.2)
+    right, wrong = [1.0] * 12 + [0.0] * (N - 12), [0.0] * 3 + [1.0] * 9 + [1.0] * 4 + [0.0] * (N - 16)
+    a = make_longbench(tmp_path, {"hotpotqa": one, "trec": right}, model="org/a")
+    b = make_longbench(tmp_path, {"hotpotqa": other, "trec": wrong}, model="org/b")
+    found = compared(a, b)
+    hotpotqa, trec = found.tasks
+    difference = np.subtract(other, one)
+    assert hotpotqa.difference == pytest.approx(difference.mean(), abs=1e-12)
+    assert hotpotqa.stderr == pytest.approx(stats.sem(difference), abs=1e-12)
+    exact = stats.permutation_test(
+        (difference,), np.mean, permutation_type="samples", n_resamples=200_000, rng=np.random.default_rng(3)
+    )
+    assert hotpotqa.test == SIGN_FLIP
+    assert hotpotqa.p == pytest.approx(exact.pvalue, rel=0.15)
+    low, high = stats.t.interval(0.95, N - 1, difference.mean(), stats.sem(difference))
+    assert hotpotqa.low == pytest.approx(low, abs=0.02) and hotpotqa.high == pytest.approx(high, abs=0.02)
+    assert trec.test == MCNEMAR
+    assert trec.p == pytest.approx(stats.binomtest(3, 7).pvalue)
+    assert found.average.difference == pytest.approx((difference.mean() + 1 / N) / 2)
+    assert [mean.name for mean in found.averages] == ["Average (2 of 16)"]
+    assert [one.rule for one in found.rules] == ["longbench"]
+
+
+def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
+    one, other = graded(1), graded(1, 0.1)
+    for place in range(0, N, 2):  # two questions of a document fare alike
+        one[place + 1], other[place + 1] = one[place], other[place]
+    whose = {"qasper": [f"document {place // 2}" for place in range(N)]}
+    runs = [
+        make_longbench(tmp_path, {"qasper": values}, model=f"org/{name}", sources=whose)
+        for name, values in (("a", one), ("b", other))
+    ]
+    [task] = compared(*runs).tasks
+    assert (task.n, task.sources) == (N, N // 2)
+    alone = np.subtract(other, one)[::2]
+    assert task.stderr == pytest.approx(stats.sem(alone), abs=1e-12)
+    page = terminal(comparison_page(compared(*runs), "A", "B"))
+    assert "Qasper†" in page
+    assert "†: documents share sources (Qasper 20): clustered error, sign flips of whole sources" in page
+    assert "exact" not in page
+    assert "LongBench's own score of each task" in page
+
+
+def test_equal_answers_leave_doubt(tmp_path: Path) -> None:
+    runs = [make_longbench(tmp_path, {"qmsum": graded(4)}, model=f"org/{name}") for name in "ab"]
+    [task] = compared(*runs).tasks
+    assert (task.p, task.stderr, task.verdict) == (1.0, 0.0, "undecided")
+    assert task.low < -0.05 < 0.05 < task.high
+
+
+def test_what_cannot_be_paired(tmp_path: Path) -> None:
+    scores = {"hotpotqa": graded(1)}
+    a = make_longbench(tmp_path, scores)
+    for other, words in (
+        (make_longbench(tmp_path, scores, window=3500), r"task hotpotqa: the window of run .* \(3500\) is not that of"),
+        (make_longbench(tmp_path, scores, suite="longbench-e"), "of suite longbench and run .* of longbench-e"),
+        (make_longbench(tmp_path, scores, documents={"hotpotqa": "others"}), "task hotpotqa: the content hash"),
+        (make_run(tmp_path, {"piqa": scores_of("piqa", [1, 0])}), "of suite longbench and run .* of zeroshot8"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            compared(a, other)
+    b = make_longbench(tmp_path, scores, model="org/b")
+    with pytest.raises(UsageError, match="leave out --rule acc"):
+        compared(a, b, rule="acc")
+    table = pd.read_parquet(b / "generations.parquet")
+    table.assign(answers='["others"]').to_parquet(b / "generations.parquet")
+    with pytest.raises(UsageError, match=r"document hotpotqa-0 has another 'answers' in run"):
+        compared(a, b)
+    table.drop(columns="source").to_parquet(b / "generations.parquet")
+    with pytest.raises(RunError, match=r"before it was kept which documents share a source; delete its results\.json"):
+        compared(a, b)
+
+
+def test_they_fill_the_papers_table(tmp_path: Path) -> None:
+    better, worse = graded(1, 0.4), graded(1)
+    runs = {
+        "intg_1b": str(make_longbench(tmp_path, {"hotpotqa": better, "trec": better}, model="org/i")),
+        "vanilla_1b": str(make_longbench(tmp_path, {"hotpotqa": worse, "trec": better}, model="org/v")),
+    }
+    mapping = tmp_path / "runs.yaml"
+
+    def table(**rows: str) -> Table:
+        mapping.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
+        return make(TableRequest("app_long_contx", "runs", mapping, significance=True))
+
+    lines = {line.key: line.cells for section in table(**runs).sections for line in section.lines}
+    shown = [f"{100 * np.mean(worse):.2f}", "-", f"{100 * np.mean(better):.2f}"]
+    assert [cell.value for cell in lines["hotpotqa"]] == shown
+    assert [cell.significant for cell in lines["hotpotqa"]] == [False, False, True]
+    assert not any(cell.significant for cell in lines["trec"])
+    assert {cell.value for cell in lines["qmsum"]} == {"-"}
+    other = make_longbench(tmp_path, {"hotpotqa": worse}, model="org/w", window=3500)
+    with pytest.raises(UsageError, match=r"prompts of at most 3,500 tokens, row 'intg_1b' .* of at most 7,500 tokens"):
+        table(**(runs | {"vanilla_1b": str(other)}))
+    with pytest.raises(UsageError, match="is of suite longbench, but table main_res shows suite zeroshot8"):
+        make(TableRequest("main_res", "runs", write_mapping(tmp_path, {"vanilla_125m": runs["intg_1b"]})))
+
+
+def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
+    path = folder / "other.yaml"
+    path.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
+    return path
+
+
+def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two questions about one document, answered by a model of random weights in two precisions."""
+    from evalkit.longbench.request import LongBenchRequest
+    from evalkit.longbench.session import evaluate_longbench, load_generations
+
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    records = [record("qasper", place, context=f"Document {place // 2}.") for place in range(4)]
+    write(tmp_path / "data" / "qasper.jsonl", records)
+
+    def evaluated(dtype: str) -> Run:
+        common = Request(str(checkpoint), data_dir=tmp_path / "data", output=tmp_path, dtype=dtype)
+        return evaluate_longbench(LongBenchRequest(common, tasks=("qasper",)), Progress(live=False))
+
+    one, other = evaluated("float32"), evaluated("bfloat16")
+    assert load_generations(one)["source"].nunique() == 2
+    found = compared(one.folder, other.folder)
+    assert (found.tasks[0].n, found.tasks[0].sources, found.tasks[0].official) == (4, 2, False)
+    assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
+    for name in (RESULTS, "generations.parquet"):
+        (one.folder / name).unlink()
+    monkeypatch.setattr("evalkit.evaluation.load_model", None)
+    assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal
