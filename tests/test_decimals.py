@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.decimals import could_print, half_up, mean, of_float, parse_number, to_text
+from evalkit.decimals import could_print, half_up, mean, of_float, parse_number, percent, to_text
 
 decimals = st.decimals(min_value=-1000, max_value=1000, places=4, allow_nan=False)
 places = st.integers(0, 3)
@@ -69,3 +69,10 @@ def test_a_whole_unit_away_is_impossible(value: Decimal, units: int) -> None:
     printed = half_up(Fraction(value), 1)
     assert not could_print(printed + Fraction(units, 10), printed, 1)
     assert not could_print(printed, printed + Fraction(units, 10), 1)
+
+
+def test_percent_rounds_half_up_whatever_the_last_bits_are() -> None:
+    assert percent(0.4125) == percent(0.41249999999999998) == percent(3 * 0.1375) == "41.3"
+    assert percent(-0.0024999999999999996, signed=True) == "-0.3"
+    assert percent(-1e-9, signed=True) == "+0.0"
+    assert (percent(1.0), percent(0.00456, 2)) == ("100.0", "0.46")

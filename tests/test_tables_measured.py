@@ -47,7 +47,7 @@ def altered(
     """A copy of a run of another specification, its accuracies higher by `shift`; the path as a user writes it."""
     shutil.copytree(run.folder, folder)
     content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    content["specification"] |= {"attention": folder.name} | specification
+    content["specification"] |= {"checkpoint": {"weights": folder.name}} | specification
     content |= {"id": specification_id(content["specification"])} | (manifest or {})
     (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
     results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
@@ -107,8 +107,12 @@ def test_seeds_are_averaged_with_their_deviation(layout: str, tmp_path: Path, fi
     assert float(found["piqa"].spread or 0) == pytest.approx(statistics.stdev(each))
     table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": seeds}), spreads=True))
     assert any("standard deviation over seeds" in plain(note) for note in table.notes)
-    with pytest.raises(UsageError, match="row 'one': one run stands there twice"):
+    with pytest.raises(UsageError, match="row 'one': one checkpoint stands there twice"):
         measured(layout, tmp_path, rows={"one": [seeds[0], seeds[0]]})
+    checkpoint = finished.manifest["specification"]["checkpoint"]
+    again = altered(finished, tmp_path / "again", dtype="bfloat16", checkpoint=checkpoint)
+    with pytest.raises(UsageError, match="row 'one': one checkpoint stands there twice"):
+        measured(layout, tmp_path, rows={"one": [str(finished.folder), again]})
 
 
 def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: Run) -> None:

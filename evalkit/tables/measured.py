@@ -113,8 +113,8 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
     for model, seeds in runs.items():
         for run in seeds:
             _check_suite(layout, model, run)
-        if len({run.manifest["id"] for run in seeds}) < len(seeds):
-            raise UsageError(f"row '{model}': one run stands there twice; seeds are runs of different checkpoints")
+        if len({str(run.manifest["specification"]["checkpoint"]) for run in seeds}) < len(seeds):
+            raise UsageError(f"row '{model}': one checkpoint stands there twice, which is no two seeds; leave one out")
         numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
     letters, notes = _differences(runs, rule, mixed)
     if mapping.values:

@@ -81,6 +81,17 @@ def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     assert "LongBench's own score of each task" in page
 
 
+def test_small_differences_are_not_drowned(tmp_path: Path) -> None:
+    """Scores that all differ by a little have the t interval; a whole document won and lost would double it."""
+    one = np.random.default_rng(5).random(N) / 2 + 0.2
+    difference = np.random.default_rng(6).normal(0.01, 0.03, N)
+    a = make_longbench(tmp_path, {"qmsum": one.tolist()}, model="org/a")
+    b = make_longbench(tmp_path, {"qmsum": (one + difference).tolist()}, model="org/b")
+    [task] = compared(a, b).tasks
+    low, high = stats.t.interval(0.95, N - 1, difference.mean(), stats.sem(difference))
+    assert (task.high - task.low) / (high - low) == pytest.approx(1, abs=0.05)
+
+
 def test_equal_answers_leave_doubt(tmp_path: Path) -> None:
     runs = [make_longbench(tmp_path, {"qmsum": graded(4)}, model=f"org/{name}") for name in "ab"]
     [task] = compared(*runs).tasks
