@@ -127,7 +127,9 @@ def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
 
 
 def test_dynamic_yarn_cannot_generate(model: Path, rows: Path) -> None:
-    with pytest.raises(UsageError, match=r"longbench generates text, and under --context-method dynamic-yarn .* use yarn"):
+    with pytest.raises(
+        UsageError, match=r"longbench generates text, and under --context-method dynamic-yarn .* use yarn"
+    ):
         prepared(model, rows, context=4096, context_method="dynamic-yarn")
     # Within the window nothing is stretched, whatever the method
     assert prepared(model, rows, context=1024, context_method="dynamic-yarn").manifest["context"] == 1024

@@ -86,7 +86,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def read(_: Generator, prompts: list[Prompt]) -> list[Generation]:
-        return [Generation(answer(prompt), "enough", 0, 0.0) for prompt in prompts]
+        return [Generation(answer(prompt), "enough", 0, 0.0, 0.0) for prompt in prompts]
 
     def answer(prompt: Prompt) -> list[int]:
         secret = "".join(re.findall(r"is (\d{7})\.", tokenizer.decode(prompt.tokens)))
