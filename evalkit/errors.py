@@ -25,8 +25,14 @@ _MOST_LISTED = 200
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, shortened to one line; its kind if it says nothing."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error of somebody else's says, shortened to one line; its kind if it says nothing.
+
+    Of a heading ("Validation error for field 'x':") the line beneath belongs to it; a `KeyError` says only the key.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, KeyError) or not lines:
+        return " ".join([type(error).__name__, *lines[:1]])
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 class EvalkitError(Exception):

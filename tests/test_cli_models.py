@@ -83,8 +83,9 @@ def test_show_a_checkpoint(evalkit: Command, tmp_path: Path) -> None:
     named = small(tmp_path, "differential")
     by_name = evalkit("models", "show", named.source).out
     assert evalkit("models", "init", named.source, "-o", "out", "--train-tokenizer", "text.txt").code == 0
-    of_folder = evalkit("models", "show", "./out").out
-    assert of_folder.splitlines()[2:] == by_name.splitlines()[3:]
+    for given in ("./out", "out"):
+        of_folder = evalkit("models", "show", given).out
+        assert of_folder.splitlines()[2:] == by_name.splitlines()[3:]
     tiny_checkpoint(Path("stock"), "gpt_neox")
     assert "gpt_neox; model type gpt_neox" in evalkit("models", "show", "./stock").out
 
@@ -133,6 +134,12 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
         (["init", "llama-125m-intg", "-o", "x"], ["needs a tokenizer", "--train-tokenizer TEXT"]),
         (["init", "llama-125m-intg", "-o", "text.txt", "--train-tokenizer", "text.txt"], ["something already"]),
         (["init", "llama-125m-intg", "-o", "x", "--dtype", "fp32", "--tokenizer", "y"], ["unknown dtype 'fp32'"]),
+        (
+            ["init", "llama-125m-intg", "-o", ".", "--train-tokenizer", "text.txt"],
+            ["--output .", "folder that you are in"],
+        ),
+        (["init", "llama-125m-intg", "-o", "x", "--seed", str(2**63), "--train-tokenizer", "text.txt"], ["--seed"]),
+        (["show", "nowhere"], ["unknown model 'nowhere'"]),
         (["convert", "./x", "-o", "y", "--rope", "half"], ["'half'", "interleaved"]),
     ],
 )

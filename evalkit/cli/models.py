@@ -35,11 +35,11 @@ def list_() -> None:
 @models.command()
 @click.argument("model", metavar="NAME|FILE.yaml|FOLDER")
 def show(model: str) -> None:
-    """Show a model's shapes, sizes and open readings; a checkpoint's folder needs a / in its path.
+    """Show a model's shapes, sizes and open readings; a folder of a model's name is ./NAME.
 
     \b
     evalkit models show llama-125m-intg
-    evalkit models show ./my-checkpoint
+    evalkit models show my-checkpoint
     evalkit models show my_models.yaml:mine
     """
     from evalkit.models import view
@@ -50,7 +50,7 @@ def show(model: str) -> None:
 @models.command()
 @click.argument("model", metavar="NAME|FILE.yaml")
 @_TO
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
 @click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
 @click.option("--tokenizer", help="Folder or hub name to take the tokenizer from.")
 @click.option("--train-tokenizer", "texts", type=FOLDER, multiple=True, metavar="TEXT", help="File or folder of "
@@ -86,8 +86,8 @@ def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
 @models.command()
 @click.argument("source")
 @_TO
-@click.option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate.  "
-              "[default: interleaved]")  # fmt: skip
+@click.option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate, "
+              "those of vanilla layers too.  [default: interleaved]")  # fmt: skip
 @click.option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
               "[default: adjacent]")  # fmt: skip
 @_PICKLE

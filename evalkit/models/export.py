@@ -15,6 +15,7 @@ from evalkit.models import variants
 from evalkit.models.files import tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint
+from evalkit.models.shapes import read_shape
 
 _MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
 """What a model needs; they import torch, transformers and each other only."""
@@ -27,7 +28,8 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
 
     Raises:
         UsageError: there is something at `output` already.
-        CheckpointError: not a checkpoint of evalkit's own types, without weights, or `output` cannot be written.
+        CheckpointError: not a checkpoint of evalkit's own types, with a config that cannot be or without weights, or
+            `output` cannot be written.
     """
     config = checkpoint.config()
     kind = str(config.get("model_type"))
@@ -36,6 +38,10 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
             f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
             "it loads without evalkit as it is"
         )
+    try:
+        read_shape(config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
     files = [
         *checkpoint.weights(),
         *tokenizer_files(checkpoint.folder),

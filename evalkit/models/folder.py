@@ -18,9 +18,12 @@ def new_folder(output: Path) -> Iterator[Path]:
     """Yield a folder to write into; rename it to `output` at the end, remove it if anything fails.
 
     Raises:
-        UsageError: there is something at `output` already.
+        UsageError: there is something at `output` already, or it is the working folder.
         CheckpointError: it cannot be written there.
     """
+    if output.exists() and output.samefile(Path.cwd()):
+        # It would be replaced under the shell that stands in it
+        raise UsageError(f"--output {output}: is the folder that you are in; choose another, even one inside it")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output {output}: there is something already; choose another, or remove it first")
     part = output.with_name(f".{output.name}.partial")

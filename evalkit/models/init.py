@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError, UsageError, first_line
 from evalkit.models.files import tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import DTYPES, Say, silent, tokenizer_folder
@@ -41,7 +41,7 @@ def write_random(
         say: told what the user should know.
 
     Raises:
-        UsageError: not one of the two ways to a tokenizer, or `output` is taken.
+        UsageError: not one of the two ways to a tokenizer, `output` is taken, or transformers cannot build the model.
         CheckpointError: the tokenizer is larger than the model's vocabulary, or `output` cannot be written.
     """
     if dtype not in DTYPES:
@@ -49,38 +49,47 @@ def write_random(
     if (tokenizer is None) == (not texts):
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:
-        _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
-        _write_model(folder, model, seed, dtype)
+        words = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+        _write_model(folder, model, words, seed, dtype)
 
 
-def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> None:
+def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
+    """The transformers tokenizer whose files are now in the folder."""
+    from evalkit.models.tokenizer import load_tokenizer
+
     if tokenizer is not None:
-        for path in tokenizer_files(tokenizer_folder(tokenizer, say)):
+        given = tokenizer_folder(tokenizer, say)
+        for path in tokenizer_files(given):
             shutil.copy(path, folder)
-        return
+        # Read where the user knows it, since errors name the folder
+        return load_tokenizer(given, vocabulary)
     reached = train_tokenizer(texts, vocabulary, folder)
     if reached < vocabulary:
         say(
             f"the text is enough for {reached:,} tokens only; the model's vocabulary stays at {vocabulary:,}, "
             f"whose last {vocabulary - reached:,} rows no text reaches"
         )
+    return load_tokenizer(folder, vocabulary)
 
 
-def _write_model(folder: Path, model: NamedModel, seed: int, dtype: str) -> None:
+def _write_model(folder: Path, model: NamedModel, words: Any, seed: int, dtype: str) -> None:
     import torch
 
     from evalkit.models.quiet import quiet
     from evalkit.models.registration import register_models
-    from evalkit.models.tokenizer import load_tokenizer
 
     with quiet():
         from transformers import AutoConfig, AutoModelForCausalLM
 
         register_models()
-        words = load_tokenizer(folder, model.shape.vocabulary)
         ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": None}
-        config = AutoConfig.for_model(**model.config, **ids)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            try:
+                config = AutoConfig.for_model(**model.config, **ids)
+                built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            except Exception as error:  # transformers raises what its parts raise; the model's keys are the cause
+                raise UsageError(
+                    f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})"
+                ) from error
         built.to(getattr(torch, dtype)).save_pretrained(folder)

@@ -65,29 +65,29 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         raise ValueError(
             f"model_type is '{kind}'; sizes are known of {', '.join(BACKBONES)}, and of the same with {_PREFIX} before"
         )
-    hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
+    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     own = backbone != "gpt_neox" and config.get("head_dim") is not None
     if not own and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     kv_heads = heads
     if backbone != "gpt_neox" and config.get("num_key_value_heads") is not None:
-        kv_heads = _whole(config, "num_key_value_heads")
+        kv_heads = whole(config, "num_key_value_heads")
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     attention = Shape(
-        layers=_whole(config, "num_hidden_layers"),
+        layers=whole(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_size=_whole(config, "head_dim") if own else hidden // heads,
+        head_size=whole(config, "head_dim") if own else hidden // heads,
         rotary_share=_rotary_share(config, backbone),
     )
     stock = {"attention_variant": VANILLA, "variant_layers": []}
     return ModelShape(
         backbone=backbone,
-        vocabulary=_whole(config, "vocab_size"),
+        vocabulary=whole(config, "vocab_size"),
         hidden=hidden,
-        intermediate=_whole(config, "intermediate_size"),
-        window=_whole(config, "max_position_embeddings"),
+        intermediate=whole(config, "intermediate_size"),
+        window=whole(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", backbone == "gpt_neox")),
         mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else backbone == "gpt_neox",
@@ -160,7 +160,8 @@ def _rotary_share(config: Mapping[str, Any], backbone: str) -> float:
     return float(share)
 
 
-def _whole(config: Mapping[str, Any], key: str) -> int:
+def whole(config: Mapping[str, Any], key: str) -> int:
+    """A whole number from 1 in a config; raises `ValueError` where it is missing or something else."""
     value = config.get(key)
     if value is None:
         raise ValueError(f"'{key}' is missing")

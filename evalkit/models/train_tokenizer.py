@@ -48,6 +48,8 @@ def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
     files = _files(texts)
     # The trainer's own choice among characters that are equally frequent differs from run to run
     alphabet = _alphabet(_lines(files), (size - FEWEST) // _ALPHABET_SHARE)
+    if not alphabet:
+        raise UsageError(f"--train-tokenizer {', '.join(str(text) for text in texts)}: there is no text to train on")
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -101,12 +103,14 @@ def _around(tokenizer: Any) -> Any:
 
 
 def _alphabet(lines: Iterable[str], most: int) -> list[str]:
-    """The most frequent characters, of equally frequent ones the first in Unicode; ▁ is always among them."""
+    """The most frequent characters, of equally frequent ones the first in Unicode, and ▁; none of no text."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
     for space in (" ", _SPACE):
         counts.pop(space, None)
+    if not counts:
+        return []
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     return sorted([_SPACE, *frequent[: max(0, most - 1)]])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from evalkit.errors import CheckpointError
+from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.files import read_json
 from evalkit.models.locate import looks_like_path
 from evalkit.models.shapes import ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
@@ -35,10 +35,15 @@ def description(given: str) -> str:
         UsageError: no such model, or one that cannot be.
         CheckpointError: the folder's config.json is of another architecture, or describes what cannot be.
     """
+    folder = Path(given).expanduser()
     if looks_like_path(given) and not given.partition(":")[0].endswith(SUFFIXES):
-        config, shape = _checkpoint(Path(given).expanduser())
-        return f"{given}\n\n{_facts(config, shape)}"
-    model = named_model(given)
+        return _of_folder(given, folder)
+    try:
+        model = named_model(given)
+    except UnknownNameError:
+        if not folder.is_dir():
+            raise
+        return _of_folder(given, folder)
     return f"{model.name}: {model.description}\n{model.source}\n\n{_facts(model.config, model.shape)}"
 
 
@@ -57,12 +62,12 @@ def _row(model: NamedModel) -> list[str]:
     ]
 
 
-def _checkpoint(folder: Path) -> tuple[dict[str, Any], ModelShape]:
+def _of_folder(given: str, folder: Path) -> str:
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder")
+        raise CheckpointError(f"{given}: no such folder")
     config = read_json(folder / "config.json")
     try:
-        return config, read_shape(config)
+        return f"{given}\n\n{_facts(config, read_shape(config))}"
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.shapes import BACKBONES, ModelShape, read_shape
+from evalkit.models.shapes import BACKBONES, ModelShape, read_shape, whole
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.resources import resource
 
@@ -122,13 +122,13 @@ def _model(
     description = str(config.pop("description", ""))
     _check_keys(where, backbone, config)
     try:
-        layers = layers_of(config.get("variant_layers", ()), config["num_hidden_layers"])
+        layers = layers_of(config["variant_layers"], whole(config, "num_hidden_layers"))
         if config.get("cog_keep_last"):  # so that "all" and "top 50%" can be said beside it
             layers = tuple(layer for layer in layers if layer != config["num_hidden_layers"] - 1)
         config["variant_layers"] = list(layers)
         # As a type of evalkit's first, so that what is said of the attention is judged for vanilla too
         shape = read_shape({"model_type": f"evalkit_{backbone}"} | config)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise UsageError(f"{where}: {error}") from error
     model_type = f"evalkit_{backbone}"
     if variant == VANILLA and backbone in _STOCK:

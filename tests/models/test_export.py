@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,11 @@ def test_what_cannot_be_exported(tmp_path: Path, words: str) -> None:
     write_random(small(tmp_path, "integral"), own, seed=0, tokenizer=words)
     with pytest.raises(UsageError, match="there is something already"):
         export(locate(str(own)), own)
+    lacking, config = tmp_path / "lacking", json.loads((own / "config.json").read_text())
+    shutil.copytree(own, lacking)
+    (lacking / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "signal_rope"}))
+    with pytest.raises(CheckpointError, match="lacks 'signal_rope'"):
+        export(locate(str(lacking)), tmp_path / "out")
     torch.save(load_file(own / "model.safetensors"), own / "pytorch_model.bin")
     (own / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="--allow-pickle"):

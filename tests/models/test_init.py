@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,29 @@ def test_a_tokenizer_larger_than_the_vocabulary(tmp_path: Path) -> None:
     content["added_tokens"].append(dict(content["added_tokens"][0], id=600, content="<far>"))
     content["model"]["vocab"]["<far>"] = 600
     (words / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="the tokenizer has ids up to 600, but the model embeds only 512"):
+    with pytest.raises(
+        CheckpointError, match="the tokenizer has ids up to 600, but the model embeds only 512"
+    ) as caught:
         write_random(small(tmp_path, "vanilla"), tmp_path / "out", seed=0, tokenizer=str(words))
+    assert str(words) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("hidden_act", "sillu", r"cannot be built \(KeyError 'sillu'\)"),
+        ("rms_norm_eps", "1e-5", "expected float, got str"),
+        ("rope_parameters", {"rope_type": "yarn"}, r"cannot be built \(KeyError 'factor'\)"),
+    ],
+)
+def test_what_transformers_cannot_build(tmp_path: Path, text: Path, key: str, value: object, words: str) -> None:
+    model = small(tmp_path, "integral")
+    wrong = replace(model, config=model.config | {key: value})
+    with pytest.raises(UsageError, match=words) as caught:
+        write_random(wrong, tmp_path / "out", seed=0, texts=[text])
+    assert str(caught.value).startswith(f"{model.source}: model 'integral'")
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -123,6 +123,8 @@ def test_texts_that_cannot_be(tmp_path: Path) -> None:
     refused(UsageError, "empty: the folder holds no files", tmp_path / "empty")
     (tmp_path / "binary").write_bytes(b"ab\xff\xfe")
     refused(DataError, r"binary: not UTF-8 text \(invalid start byte at byte 2\)", tmp_path / "binary")
+    (tmp_path / "blank").write_text("  ", encoding="utf-8")
+    refused(UsageError, "blank: there is no text to train on", tmp_path / "blank")
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "a"}\n{"txt": "b"}\n', encoding="utf-8")
     refused(DataError, r"lines\.jsonl line 2: expected an object with a string under 'text'", lines)

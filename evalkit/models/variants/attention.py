@@ -55,8 +55,6 @@ class VariantAttention(nn.Module):
         self.num_key_value_groups = config.shape().heads // config.shape().kv_heads
         self._rotate = rotate
         settings = self.variant.settings
-        if self.attention_dropout and not isinstance(settings, Integral):
-            raise ValueError(f"{self.variant.name} attention has no attention_dropout; set it to 0")
         if isinstance(settings, Differential):
             size = settings.size(self.head_size)
             depth = self.variant.layers.index(layer_idx) if settings.lambda_index == "relative" else layer_idx

@@ -119,7 +119,8 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
     """The variant that a config asks for.
 
     Args:
-        config: `attention_variant`, `variant_layers` and what `KEYS` names; absent keys and None are the same.
+        config: `attention_variant`, `variant_layers`, what `KEYS` names, and the backbone's `attention_dropout`; absent
+            keys and None are the same.
         shape: of the backbone.
 
     Raises:
@@ -130,6 +131,8 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
     if odd := sorted(given - set(KEYS[name])):
         raise ValueError(f"'{odd[0]}' has no meaning for {name} attention; leave it out")
     layers = _layers(config, name, shape)
+    if name in (COG, DIFFERENTIAL) and config.get("attention_dropout"):
+        raise ValueError(f"{name} attention has no attention_dropout; set it to 0")
     settings: Cog | Differential | Integral | None = None
     if name == COG:
         settings = Cog(_flag(config, "cog_keep_last"))
@@ -150,11 +153,11 @@ def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
     Raises:
         ValueError: not one of these, or a share that is no whole number of layers.
     """
-    if not isinstance(which, str):
+    if isinstance(which, (list, tuple)):
         return tuple(which)
     if which in ("all", "none"):
         return tuple(range(layers)) if which == "all" else ()
-    found = re.fullmatch(r"(top|bottom) (\d+) ?%", which)
+    found = re.fullmatch(r"(top|bottom) (\d+) ?%", str(which))
     if not found or not 0 < int(found[2]) <= 100:
         raise ValueError(f"variant_layers '{which}': expected all, none, 'top 50%', 'bottom 50%' or a list of layers")
     share = Fraction(int(found[2]), 100) * layers
@@ -277,4 +280,4 @@ def _number(config: Mapping[str, Any], key: str) -> float:
 def _missing(key: str, name: str) -> ValueError:
     choices = f" ({', '.join(_CHOICES[key])})" if key in _CHOICES else ""
     owner = name if name.startswith("a ") else f"{name} attention"
-    return ValueError(f"config.json lacks '{key}', which {owner} needs{choices}")
+    return ValueError(f"the config lacks '{key}', which {owner} needs{choices}")

@@ -54,7 +54,7 @@ def test_nothing_has_a_default(name: str, key: str) -> None:
     """Absent, or None: refused by the key's name, and with the variant's where that is known."""
     without = {other: value for other, value in CONFIGS[name].items() if other != key}
     message = refused(without)
-    assert message.startswith(f"config.json lacks '{key}', which ")
+    assert message.startswith(f"the config lacks '{key}', which ")
     assert key == "attention_variant" or f"{name} attention needs" in message
     assert refused(without | {key: None}) == message
 
@@ -63,7 +63,7 @@ def test_nothing_has_a_default(name: str, key: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nor_in_a_models_config(family: str, name: str, key: str) -> None:
     config = config_of(family, {other: value for other, value in CONFIGS[name].items() if other != key})
-    with pytest.raises(ValueError, match=f"config.json lacks '{key}'"):
+    with pytest.raises(ValueError, match=f"the config lacks '{key}'"):
         config.variant()
 
 
