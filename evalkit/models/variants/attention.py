@@ -161,8 +161,6 @@ class VariantAttention(nn.Module):
         if getattr(interface, "takes_product", False):
             out, _ = interface(self, query, key, value, mask, scaling=scale, product=signed_attention, **passed)
             return out, None
-        if implementation == "flex_attention":
-            raise ValueError("cog attention does not run under flex_attention; use sdpa, eager or flash attention")
         mask = _mask_of_keys(mask, query.shape[2], key.shape[2])
         if implementation != "eager":
             if mask is None and implementation == "sdpa" and query.shape[2] > 1:
