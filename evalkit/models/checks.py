@@ -70,7 +70,13 @@ def check_report(checkpoint: Checkpoint, report: dict[str, Any], say: Say) -> No
         raise CheckpointError(
             f"{checkpoint.given}: {len(missing)} weights are missing and would be random: {_few(missing)}"
         )
-    if unexpected := sorted(report.get("unexpected_keys") or ()):
+    unexpected = sorted(report.get("unexpected_keys") or ())
+    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+        raise CheckpointError(
+            f"{checkpoint.given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            "mend its variant_layers"
+        )
+    if unexpected:
         say(f"{checkpoint.given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 
 

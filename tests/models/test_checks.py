@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.loading import edit_config, load_folder, refused
-from tests.tiny import tiny_checkpoint
+from tests.models.variants.building import DIFFERENTIAL, model_of
+from tests.tiny import VOCABULARY, tiny_checkpoint
 
 
 def test_pickled_weights_are_refused_and_not_opened(folder: Path, tmp_path: Path) -> None:
@@ -134,3 +135,11 @@ def test_unknown_model_type(folder: Path) -> None:
 def test_models_that_are_not_causal(folder: Path, config: dict[str, object], named: str) -> None:
     (folder / "config.json").write_text(json.dumps({"dtype": "float32", **config}))
     refused(folder, named)
+
+
+def test_differential_layers_that_the_config_does_not_list_are_refused(folder: Path) -> None:
+    """They would be scored as vanilla ones, since projections have the same names."""
+    model_of("llama", DIFFERENTIAL, vocab_size=VOCABULARY).save_pretrained(folder)
+    assert load_folder(folder).architecture == "EvalkitLlamaForCausalLM"
+    edit_config(folder, variant_layers=[2])
+    assert "layers.1.self_attn.lambda_k1" in refused(folder, "mend its variant_layers")

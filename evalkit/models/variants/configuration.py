@@ -28,9 +28,13 @@ class _VariantConfig:
             layers=config.num_hidden_layers,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_size=self._head_size(),
             rotary_share=self._rotary_share(),
         )
+
+    def _head_size(self) -> int:
+        config: Any = self
+        return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
     def _rotary_share(self) -> float:
         return 1.0
@@ -52,6 +56,10 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
     """GPT-NeoX (Pythia) with another attention."""
 
     model_type = "evalkit_gpt_neox"
+
+    def _head_size(self) -> int:
+        # GPT-NeoX knows no other
+        return int(self.hidden_size // self.num_attention_heads)
 
     def _rotary_share(self) -> float:
         return float(self.rope_parameters["partial_rotary_factor"])

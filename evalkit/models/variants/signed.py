@@ -84,7 +84,10 @@ class _Signed(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, mask, out = ctx.saved_tensors
         grad = grads[0]
-        to_query, to_key, to_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        to_query = torch.empty_like(query)
+        # Sums over blocks, so in float32 at least
+        wide = torch.promote_types(query.dtype, torch.float32)
+        to_key, to_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         for rows, keys in _blocks(query, key, mask):
             share, sign = _block_map(query, key, mask, ctx.scale, rows, keys)
             from_out = grad[:, :, rows].flatten(1, 2)
@@ -95,7 +98,7 @@ class _Signed(torch.autograd.Function):
             to_logits = (to_logits * ctx.scale).to(query.dtype)
             to_query[:, :, rows] = torch.bmm(to_logits, key[:, keys]).unflatten(1, (query.shape[1], -1))
             to_key[:, keys] += torch.bmm(to_logits.mT, query[:, :, rows].flatten(1, 2))
-        return to_query, to_key, to_value, None, None
+        return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None, None
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple[slice, slice]]:

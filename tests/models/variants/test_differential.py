@@ -186,3 +186,11 @@ def test_parameters_added(heads: str) -> None:
     vanilla = sum(weight.numel() for weight in model_of("llama", VANILLA).parameters())
     assert counts["plain"] == counts["none"] == vanilla + 2 * 4 * size
     assert counts["affine"] == counts["plain"] + 2 * 2 * size
+
+
+def test_lambda_of_a_bfloat16_model_is_the_float32_one_rounded() -> None:
+    """Sums and exponentials of numbers in bfloat16 would be off by several of its roundings."""
+    layer = attention_of(model_of("llama", DIFFERENTIAL, dtype=torch.bfloat16), 1)
+    vectors = [getattr(layer, name).detach().float() for name in LAMBDAS]
+    one, two = (torch.exp(torch.sum(a * b)).bfloat16() for a, b in (vectors[:2], vectors[2:]))
+    assert layer._lambda(torch.bfloat16) == one - two + lambda_init(1)
