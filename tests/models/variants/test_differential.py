@@ -14,6 +14,7 @@ from evalkit.models.variants.settings import lambda_init
 from tests.models.variants.building import (
     DIFFERENTIAL,
     FAMILIES,
+    HEAD_SIZE,
     SCENES,
     VANILLA,
     Scene,
@@ -189,8 +190,15 @@ def test_parameters_added(heads: str) -> None:
 
 
 def test_lambda_of_a_bfloat16_model_is_the_float32_one_rounded() -> None:
-    """Sums and exponentials of numbers in bfloat16 would be off by several of its roundings."""
+    """Sums that are rounded before their exponential is taken would put it off by several roundings."""
     layer = attention_of(model_of("llama", DIFFERENTIAL, dtype=torch.bfloat16), 1)
-    vectors = [getattr(layer, name).detach().float() for name in LAMBDAS]
-    one, two = (torch.exp(torch.sum(a * b)).bfloat16() for a, b in (vectors[:2], vectors[2:]))
-    assert layer._lambda(torch.bfloat16) == one - two + lambda_init(1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        vectors = [torch.randn(HEAD_SIZE, generator=generator).mul(0.7).bfloat16() for _ in LAMBDAS]
+        with torch.no_grad():
+            for name, vector in zip(LAMBDAS, vectors, strict=True):
+                getattr(layer, name).copy_(vector)
+        pairs = (vectors[:2], vectors[2:])
+        # As DiffLlama: products are rounded, their sum and its exponential are not
+        one, two = (torch.exp(torch.sum((a * b).float())).bfloat16() for a, b in pairs)
+        assert layer._lambda(torch.bfloat16) == one - two + lambda_init(1)
