@@ -5,7 +5,6 @@ Scores what the journal does not hold yet, task by task, and writes the results 
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,9 @@ from evalkit.journal import Entry
 from evalkit.progress import Progress
 from evalkit.request import Prepared, Request, asks_lm_eval, context_extension, prepare, request_of
 from evalkit.results import summarise_all
-from evalkit.runs import MANIFEST, RESULTS, SCORES, Run, RunWriter, load_run, open_run
+from evalkit.runs import MANIFEST, RESULTS, SCORES, Run
 from evalkit.templates import SEGMENTS
+from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,13 +65,13 @@ def evaluate(model: str, *, progress: Progress | None = None, **options: Any) ->
 
 def run_prepared(prepared: Prepared, progress: Progress) -> Run:
     """Score what is missing of a prepared run, write its results and open it."""
-    if (prepared.folder / RESULTS).is_file():
-        run = load_run(prepared.folder)
-        if run.complete and (run.has_samples or not prepared.request.log_samples):
-            return run
-    with open_run(prepared.request.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
-        _Session(prepared, writer, progress).complete()
-    return load_run(prepared.folder)
+    return finished_run(
+        prepared.folder,
+        prepared.manifest,
+        lambda run: run.serves(prepared.request.log_samples),
+        lambda writer: _Session(prepared, writer, progress).complete(),
+        progress.say,
+    )
 
 
 def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> LoadedModel:
@@ -201,9 +201,7 @@ class _Session:
         from evalkit.export.lm_eval import write_lm_eval
 
         scores = self._table()
-        buffer = io.BytesIO()
-        scores.to_parquet(buffer, index=False)
-        self._writer.save_bytes(SCORES, buffer.getvalue())
+        self._writer.save_table(SCORES, scores)
         seconds, manifest = self._seconds, self._writer.manifest
         found = summarise_all(scores, manifest)
         write_lm_eval(self._writer, scores, found, self._questions, seconds, self._prepared.request.log_samples)

@@ -16,21 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
-from evalkit.journal import Journal, replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,6 +97,10 @@ class Run:
                 f"run {self.folder} holds generated texts, which are no choices between answers; "
                 f"see evalkit {self.manifest['rule']} --help"
             )
+
+    def serves(self, samples: bool) -> bool:
+        """Whether nothing is left to do for a request that wants lm-eval's per-document files or does not."""
+        return self.complete and (self.has_samples or not samples)
 
     @cached_property
     def scores(self) -> pd.DataFrame:
@@ -207,88 +204,6 @@ def list_runs(root: Path) -> list[Run]:
     return found
 
 
-class RunWriter:
-    """A run folder, opened to be written. Use `open_run`."""
-
-    def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
-        self.folder = folder
-        self.manifest = manifest
-        self.journal = Journal(folder / JOURNAL, say)
-
-    def save_json(self, name: str, content: Any) -> None:
-        """Write a JSON file of the folder, whole or not at all."""
-        self.save_bytes(name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-    def save_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder, whole or not at all.
-
-        Raises:
-            RunError: it could not be written.
-        """
-        path = self.folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
-        except OSError as error:
-            safe = "; what was scored is safe in the journal" if (self.folder / JOURNAL).exists() else ""
-            raise RunError(
-                f"{path} cannot be written ({error.strerror or error}){safe}; mend that and run the same command again"
-            ) from error
-
-
-@contextmanager
-def open_run(
-    root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
-) -> Iterator[RunWriter]:
-    """Open a run folder for this process alone, new or begun before.
-
-    Args:
-        root: folder of runs.
-        name: the run's folder in it.
-        manifest: written if the folder is new; otherwise the stored one is kept, and is in the writer.
-        say: told of mended damage.
-
-    Raises:
-        RunError: another process has it open, it cannot be written, or it belongs to another specification.
-    """
-    folder = root / name
-    new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"output folder {folder} cannot be made ({error.strerror or error}); choose another --output"
-        ) from error
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        owner = _read_text(folder / ".owner")
-        raise RunError(
-            f"run folder {folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it"
-        ) from None
-    except OSError as error:
-        raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
-    try:
-        writer = RunWriter(folder, manifest, say)
-        if (folder / MANIFEST).exists():
-            stored = load_run(folder).manifest
-            if stored["id"] != manifest["id"]:
-                raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
-            writer.manifest = stored
-        else:
-            writer.save_json(MANIFEST, manifest)
-        with suppress(OSError):  # it only makes the message above say more
-            (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        yield writer
-    except BaseException:
-        if new and not (folder / JOURNAL).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # nothing was scored: a model that does not load, say
-        raise
-    finally:
-        lock.release()
-
-
 def _read_json(path: Path, advice: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -296,10 +211,3 @@ def _read_json(path: Path, advice: str) -> Any:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); {advice}") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

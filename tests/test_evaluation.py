@@ -93,7 +93,7 @@ def test_results_json_holds_every_rule(finished: Run) -> None:
 def test_a_finished_run_is_only_opened(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small()
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    monkeypatch.setattr("evalkit.evaluation.open_run", None)
+    monkeypatch.setattr("evalkit.writing.open_run", None)
     again = small()
     assert again.folder == first.folder
     assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before

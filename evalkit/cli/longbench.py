@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.cli.options import (
+    CHAT,
+    COMPUTING,
+    CONFIG,
     CONTEXT,
     DATA_DIR,
     FOLDER,
+    KEPT_TOKENS,
+    ORIGIN,
     OUTPUT,
     RUN,
+    TRUST,
     Commands,
     comma_separated,
     option,
     picture,
-    read_config,
 )
 
 if TYPE_CHECKING:
@@ -37,11 +42,9 @@ PLOT = option(
 
 @click.group(cls=Commands, invoke_without_command=True)
 @click.pass_context
-@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
-              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@CONFIG
 @option("--model", help="Checkpoint folder, hub name, .gguf file, or demo.")
-@option("--revision", help="Branch, tag or commit of a hub model.")
-@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@ORIGIN
 @option("--suite", type=click.Choice(["longbench", "longbench-e"]), default="longbench", help="16 tasks, or the 13 of "
         "LongBench-E with scores by length.")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these, separated by commas.  [default: all]")
@@ -50,15 +53,12 @@ PLOT = option(
 @option(
     "--window", type=int, help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]"
 )
-@option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+@CHAT
 @OUTPUT
 @DATA_DIR
-@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
-@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
-@option("--attention", default="auto", help="auto, sdpa or eager.")
-@option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
-@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
-@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@COMPUTING
+@KEPT_TOKENS
+@TRUST
 @EDIT_SIMILARITY
 @PLOT
 @LONGBENCH_FORMAT

@@ -7,16 +7,27 @@ from typing import Any
 
 import click
 
-from evalkit.cli.options import CONTEXT, FOLDER, FORMAT, OUTPUT, comma_separated, option, read_config
+from evalkit.cli.options import (
+    CHAT,
+    COMPUTING,
+    CONFIG,
+    CONTEXT,
+    FOLDER,
+    FORMAT,
+    KEPT_TOKENS,
+    ORIGIN,
+    OUTPUT,
+    TRUST,
+    comma_separated,
+    option,
+)
 from evalkit.errors import UsageError
 
 
 @click.command()
-@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
-              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@CONFIG
 @option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
-@option("--revision", help="Branch, tag or commit of a hub model.")
-@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@ORIGIN
 @CONTEXT
 @option("--lengths", callback=comma_separated, help="Tokens of the prompts, separated by commas.  [default: 1000,2000,"
         "4000,… as far as the context goes]")  # fmt: skip
@@ -24,14 +35,11 @@ from evalkit.errors import UsageError
         "text.")  # fmt: skip
 @option("--repeats", type=int, default=3, help="Texts for each length and depth.")
 @option("--text", type=FOLDER, help="Text file to hide needles in.  [default: sentences made by evalkit]")
-@option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+@CHAT
 @OUTPUT
-@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
-@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
-@option("--attention", default="auto", help="auto, sdpa or eager.")
-@option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
-@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
-@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@COMPUTING
+@KEPT_TOKENS
+@TRUST
 @FORMAT
 def needle(
     model: str,

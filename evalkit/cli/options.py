@@ -83,14 +83,29 @@ DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files,
 OUTPUT = option("--output", "-o", type=FOLDER, default=Path("results/runs"), help="Folder of run folders.")
 
 
-def CONTEXT(command: Command) -> Command:
-    """The options that stretch a checkpoint's context."""
-    for add in reversed(_CONTEXT):
-        command = add(command)
-    return command
+def several(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Options that stand together, in this order."""
+
+    def add(command: Command) -> Command:
+        for one in reversed(options):
+            command = one(command)
+        return command
+
+    return add
 
 
-_CONTEXT = (
+CONFIG = click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
+                      envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+ORIGIN = several(
+    option("--revision", help="Branch, tag or commit of a hub model."),
+    option("--tokenizer", help="Another folder or hub name to take the tokenizer from."),
+)
+COMPUTING = several(
+    option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …"),
+    option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
+    option("--attention", default="auto", help="auto, sdpa or eager."),
+)
+CONTEXT = several(
     option(
         "--context",
         type=int,
@@ -99,4 +114,10 @@ _CONTEXT = (
     option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
     option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]"),
     option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
+)
+CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+KEPT_TOKENS = option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
+TRUST = several(
+    option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code."),
+    option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run."),
 )

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.cli.options import (
+    COMPUTING,
+    CONFIG,
     CONTEXT,
     DATA_DIR,
     DETAIL,
     FOLDER,
     FORMAT,
+    ORIGIN,
     OUTPUT,
     RUN,
+    TRUST,
     comma_separated,
     option,
-    read_config,
 )
 
 if TYPE_CHECKING:
@@ -27,11 +30,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
-              envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+@CONFIG
 @option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
-@option("--revision", help="Branch, tag or commit of a hub model.")
-@option("--tokenizer", help="Another folder or hub name to take the tokenizer from.")
+@ORIGIN
 @option("--suite", help="Which tasks and averages, or lm_eval for lm-eval's own.  [default: zeroshot8, or lm_eval "
          "if a task is not in it]")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these of the suite, or any of lm-eval's, separated by commas.")
@@ -44,16 +45,13 @@ if TYPE_CHECKING:
 )
 @OUTPUT
 @DATA_DIR
-@option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
-@option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16.")
-@option("--attention", default="auto", help="auto, sdpa or eager.")
+@COMPUTING
 @CONTEXT
 @option("--token-budget", default="auto", help="Most tokens in a batch.")
 @option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
          "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
 @option("--log-samples", is_flag=True, help="Also write lm-eval's per-document sample files.")
-@option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
-@option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run.")
+@TRUST
 @option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
 @DETAIL
 @FORMAT

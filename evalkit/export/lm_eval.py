@@ -19,8 +19,8 @@ from evalkit.results import Results, TaskResult, available_rules
 from evalkit.rules import RULES, decide
 
 if TYPE_CHECKING:
-    from evalkit.runs import RunWriter
     from evalkit.tasks import LeafTask, Question
+    from evalkit.writing import RunWriter
 
 
 def write_lm_eval(

@@ -12,7 +12,8 @@ from evalkit.generation.batches import Prompt, plan_batches
 from evalkit.generation.greedy import Generation, Generator
 from evalkit.generation.room import Room
 from evalkit.progress import Progress
-from evalkit.runs import MANIFEST, RunWriter
+from evalkit.runs import MANIFEST
+from evalkit.writing import RunWriter
 
 
 class Runner:

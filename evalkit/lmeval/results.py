@@ -6,15 +6,15 @@ them as to a suite's; what else lm-eval measures stands in results.json alone.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from evalkit.runs import MANIFEST, RESULTS, SCORES, RunWriter
+from evalkit.runs import MANIFEST, RESULTS, SCORES
 from evalkit.sources import SHARED, clusters_of
+from evalkit.writing import RunWriter
 
 if TYPE_CHECKING:
     from evalkit.lmeval.answers import Answers
@@ -147,9 +147,7 @@ def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[
     writer.manifest |= {"groups": {"Average": tasks}, "group_sizes": {"Average": len(tasks)}} if tasks else {}
     writer.save_json(MANIFEST, writer.manifest)
     if rows:
-        buffer = io.BytesIO()
-        score_table(rows, clusters).to_parquet(buffer, index=False)
-        writer.save_bytes(SCORES, buffer.getvalue())
+        writer.save_table(SCORES, score_table(rows, clusters))
 
 
 def _content(results: Mapping[str, Any], tasks: TaskSet, seconds: Mapping[str, float]) -> dict[str, Any]:

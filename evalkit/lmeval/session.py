@@ -15,7 +15,8 @@ from evalkit.lmeval.quiet import quiet_lm_eval
 from evalkit.lmeval.results import write_results
 from evalkit.progress import Progress
 from evalkit.request import Request
-from evalkit.runs import MANIFEST, RESULTS, Run, RunWriter, load_run, open_run
+from evalkit.runs import MANIFEST, Run
+from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
     from evalkit.lmeval.harness import Harness
@@ -32,13 +33,13 @@ def evaluate_tasks(request: Request, progress: Progress) -> Run:
 
 def run_tasks(prepared: PreparedTasks, progress: Progress) -> Run:
     """Score what is missing of a prepared run, write its results and open it."""
-    if (prepared.folder / RESULTS).is_file():
-        run = load_run(prepared.folder)
-        if run.complete and (run.has_samples or not prepared.request.log_samples):
-            return run
-    with open_run(prepared.request.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
-        _Session(prepared, writer, progress).complete()
-    return load_run(prepared.folder)
+    return finished_run(
+        prepared.folder,
+        prepared.manifest,
+        lambda run: run.serves(prepared.request.log_samples),
+        lambda writer: _Session(prepared, writer, progress).complete(),
+        progress.say,
+    )
 
 
 class _Session:

@@ -16,9 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.errors import DataError, RunError, UnknownNameError, first_line
+from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
+from evalkit.longbench.rows import read_record
 
 _FIELDS = ("pred", "answers", "all_classes", "length")
 
@@ -130,14 +131,7 @@ def _read(task: Task, path: Path) -> list[dict[str, Any]]:
 
 
 def _row(task: Task, line: bytes, index: int) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"expected UTF-8, found the byte 0x{line[error.start]:02x}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"expected one JSON object a line: {first_line(error)}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"expected a JSON object, found {type(record).__name__}")
+    record = read_record(line)
     if missing := [field for field in _FIELDS if field not in record]:
         raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(_FIELDS)}")
     answers, classes = record["answers"], record["all_classes"]

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.generation.run import context_of, generated_manifest
 from evalkit.longbench.data import Rows, load_rows
 from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
-from evalkit.models.context import WINDOW_KEYS, refuse_generation
-from evalkit.models.context_settings import config_of
-from evalkit.models.locate import Checkpoint, Say, silent
-from evalkit.request import Request, circumstances, context_extension, locate_checkpoint, numerics
-from evalkit.runs import LONGBENCH, folder_name, specification_id
+from evalkit.models.locate import Checkpoint, Say
+from evalkit.request import Request, locate_checkpoint, numerics
+from evalkit.runs import LONGBENCH, folder_name
 
 DEFAULT: SuiteName = "longbench"
 _OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500}
@@ -80,31 +79,20 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
             say(f"{task.name} is left out: {error}")
     if not rows:
         raise next(iter(trouble.values()))
-    context = context_of(common, checkpoint)
+    context = context_of(common, checkpoint, LONGBENCH)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(common, checkpoint, say),
         "suite": request.suite,
         "documents": {task.name: found.sha for task, found in rows.items()},
         "window": window,
-        "chat": request.chat,
-        # A last bit may change a text
-        "device": common.device,
     }
-    manifest = {
-        "id": specification_id(specification),
-        "specification": specification,
-        "rule": LONGBENCH,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "chat" if request.chat else "plain"},
-        "context": context,
-        "documents": {
-            task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
-            for task, found in rows.items()
-        },
-        **circumstances(common, checkpoint),
+    documents = {
+        task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
+        for task, found in rows.items()
     }
+    manifest = generated_manifest(LONGBENCH, common, checkpoint, specification, request.chat, documents)
+    manifest["context"] = context
     return PreparedLongBench(request, checkpoint, rows, trouble, manifest)
 
 
@@ -139,22 +127,3 @@ def _chosen(request: LongBenchRequest) -> list[Task]:
         if name not in known:
             raise UnknownNameError(f"{request.suite} task", name, known)
     return [task for name, task in known.items() if not request.tasks or name in request.tasks]
-
-
-def context_of(request: Request, checkpoint: Checkpoint) -> int:
-    """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
-
-    Raises:
-        UsageError: it is not told, or stretched in a way that cannot generate.
-    """
-    extension = context_extension(request, checkpoint)
-    if extension is not None:
-        refuse_generation(extension, "longbench")
-        return extension.target
-    config = config_of(checkpoint, silent)
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    window = next((text[key] for key in WINDOW_KEYS if isinstance(text.get(key), int)), None)
-    if window is None:
-        raise UsageError(f"{checkpoint.given}: its config tells no context window; give --context")
-    return int(window)

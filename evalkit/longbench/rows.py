@@ -62,7 +62,7 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
     Raises:
         DataError: it is no row of this task; names the field.
     """
-    record = _record(line)
+    record = read_record(line)
     if template_start is not None:
         _refuse_reworked(task, record, template_start)
     stored = record.get("dataset", task.name)
@@ -89,7 +89,8 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
     return Row(task.name, identity, index, context, question, answers, length, classes)
 
 
-def _record(line: bytes) -> Record:
+def read_record(line: bytes) -> Record:
+    """The JSON object of a line; a `DataError` says what it is instead."""
     try:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:

@@ -10,19 +10,20 @@ Each batch is in the journal before the next one starts; a resumed run generates
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.errors import RunError, first_line
+from evalkit.errors import RunError
+from evalkit.generation.run import load_table
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import Task, find_task
 from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench
 from evalkit.longbench.rows import Row
 from evalkit.progress import Progress
-from evalkit.runs import RESULTS, Run, RunWriter, load_run, open_run
+from evalkit.runs import RESULTS, Run
+from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,11 +71,13 @@ def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
 
 def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
     """Generate what is missing of a prepared run, write its results and open it."""
-    if all((prepared.folder / name).is_file() for name in (RESULTS, GENERATIONS)):
-        return load_run(prepared.folder)
-    with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
-        _Session(prepared, writer, progress).complete()
-    return load_run(prepared.folder)
+    return finished_run(
+        prepared.folder,
+        prepared.manifest,
+        lambda run: all((run.folder / name).is_file() for name in (GENERATIONS,)),
+        lambda writer: _Session(prepared, writer, progress).complete(),
+        progress.say,
+    )
 
 
 def load_generations(run: Run) -> pd.DataFrame:
@@ -83,20 +86,9 @@ def load_generations(run: Run) -> pd.DataFrame:
     Raises:
         RunError: it is no LongBench run, not finished, or its table is damaged.
     """
-    import pandas as pd
-
-    path = run.folder / GENERATIONS
     if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
-    if not path.is_file():
-        raise RunError(f"run {run.folder} is not finished; give its command again")
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
-            "from the journal"
-        ) from error
+    return load_table(run, GENERATIONS)
 
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
@@ -196,9 +188,7 @@ class _Session:
         from evalkit.longbench.scores import score_generations
 
         table = self._table()
-        buffer = io.BytesIO()
-        table.to_parquet(buffer, index=False)
-        self._writer.save_bytes(GENERATIONS, buffer.getvalue())
+        self._writer.save_table(GENERATIONS, table)
         official = {task.name: found.official for task, found in self._prepared.rows.items()}
         results = score_generations(table, self._prepared.request.suite, "difflib", official)
         averages = [

@@ -107,8 +107,8 @@ def plan_extension(
         CheckpointError: config.json tells no window, or stretches it itself and no original window is given.
     """
     _check_settings(settings)
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
-    key, window = next(((key, text[key]) for key in WINDOW_KEYS if isinstance(text.get(key), int)), ("", None))
+    text = _text_part(config)
+    key, window = configured_window(config)
     own = _own_stretching(text)
     original = settings.original or window
     if original is None:
@@ -234,6 +234,18 @@ def refuse_generation(extension: Extension, what: str) -> None:
             f"{what} generates text, and under --context-method {extension.method} the frequencies of what is in the "
             "cache would change with every token; use yarn, or tasks that are scored"
         )
+
+
+def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
+    """What a parsed config.json calls its window, and the window in tokens; ("", None) where it tells none."""
+    text = _text_part(config)
+    return next(((key, text[key]) for key in WINDOW_KEYS if isinstance(text.get(key), int)), ("", None))
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a multi-part model the part that reads text."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
 
 
 def _own_stretching(text: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UsageError
-from evalkit.longbench.request import context_of
+from evalkit.generation.run import context_of, generated_manifest
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.needle.text import Cell, Haystack
-from evalkit.request import Request, circumstances, locate_checkpoint, numerics
-from evalkit.runs import folder_name, specification_id
+from evalkit.request import Request, locate_checkpoint, numerics
+from evalkit.runs import folder_name
 
 NEEDLE = "needle"
 MAX_NEW_TOKENS = 32
@@ -70,7 +70,7 @@ def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
     common = request.common
     haystack = Haystack(request.text)
     checkpoint = locate_checkpoint(common, say)
-    lengths = _lengths(request.lengths, context_of(common, checkpoint))
+    lengths = _lengths(request.lengths, context_of(common, checkpoint, NEEDLE))
     depths = sorted(set(request.depths))
     if not depths or not all(0 <= depth <= 100 for depth in depths):
         raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percents from 0 to 100")
@@ -84,20 +84,9 @@ def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
         "depths": depths,
         "repeats": request.repeats,
         "text": haystack.sha,
-        "chat": request.chat,
-        # A last bit may change a text
-        "device": common.device,
     }
-    manifest = {
-        "id": specification_id(specification),
-        "specification": specification,
-        "rule": NEEDLE,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "chat" if request.chat else "plain"},
-        "documents": {NEEDLE: {"source": haystack.source, "official": None, "count": len(cells)}},
-        **circumstances(common, checkpoint),
-    }
+    documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cells)}}
+    manifest = generated_manifest(NEEDLE, common, checkpoint, specification, request.chat, documents)
     return PreparedNeedle(request, checkpoint, haystack, tuple(cells), manifest)
 
 

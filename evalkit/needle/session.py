@@ -10,17 +10,18 @@ Each batch is in the journal before the next one starts; a resumed run generates
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.errors import RunError, first_line
+from evalkit.errors import RunError
+from evalkit.generation.run import load_table
 from evalkit.journal import Entry
 from evalkit.needle.request import MAX_NEW_TOKENS, NEEDLE, NeedleRequest, PreparedNeedle, prepare_needle
 from evalkit.needle.text import is_found
 from evalkit.progress import Progress
-from evalkit.runs import RESULTS, Run, RunWriter, load_run, open_run
+from evalkit.runs import RESULTS, Run
+from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,11 +64,19 @@ def evaluate_needle(request: NeedleRequest, progress: Progress) -> Run:
 
 def run_needle(prepared: PreparedNeedle, progress: Progress) -> Run:
     """Generate what is missing of a prepared run, write its results and open it."""
-    if all((prepared.folder / name).is_file() for name in (RESULTS, NEEDLES, *PICTURES)):
-        return load_run(prepared.folder)
-    with open_run(prepared.request.common.output, prepared.folder.name, prepared.manifest, progress.say) as writer:
-        _Session(prepared, writer, progress).complete()
-    return load_run(prepared.folder)
+    return finished_run(
+        prepared.folder,
+        prepared.manifest,
+        lambda run: all(
+            (run.folder / name).is_file()
+            for name in (
+                NEEDLES,
+                *PICTURES,
+            )
+        ),
+        lambda writer: _Session(prepared, writer, progress).complete(),
+        progress.say,
+    )
 
 
 def load_needles(run: Run) -> pd.DataFrame:
@@ -76,20 +85,9 @@ def load_needles(run: Run) -> pd.DataFrame:
     Raises:
         RunError: it is no needle test, not finished, or its table is damaged.
     """
-    import pandas as pd
-
-    path = run.folder / NEEDLES
     if run.manifest["rule"] != NEEDLE:
         raise RunError(f"{run.folder} is not a needle test")
-    if not path.is_file():
-        raise RunError(f"run {run.folder} is not finished; give its command again")
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
-            "from the journal"
-        ) from error
+    return load_table(run, NEEDLES)
 
 
 class _Session:
@@ -170,9 +168,7 @@ class _Session:
         from evalkit.longbench.plots import needle_heatmap
 
         table = self._table()
-        buffer = io.BytesIO()
-        table.to_parquet(buffer, index=False)
-        self._writer.save_bytes(NEEDLES, buffer.getvalue())
+        self._writer.save_table(NEEDLES, table)
         found = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
         depths, lengths = [float(depth) for depth in found.index], [int(length) for length in found.columns]
         for name in PICTURES:

@@ -169,8 +169,13 @@ def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.
 
 def _columns(tile: Tile, trunk: int) -> tuple[tuple[int, int], ...]:
     """What a tile sees, as ranges of the trunk's and the tree's keys without gaps."""
-    places = [*range(trunk), *(trunk + i for a, b in (*tile.ancestors, (tile.start, tile.end)) for i in range(a, b))]
-    return _ranges(np.array(places))
+    found = [(0, trunk)] if trunk else []
+    for start, end in (*tile.ancestors, (tile.start, tile.end)):
+        if found and found[-1][1] == trunk + start:
+            found[-1] = (found[-1][0], trunk + end)
+        else:
+            found.append((trunk + start, trunk + end))
+    return tuple(found)
 
 
 def _seen(states: torch.Tensor, columns: Sequence[tuple[int, int]]) -> torch.Tensor:

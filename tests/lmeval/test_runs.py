@@ -153,7 +153,7 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
 def test_a_finished_run_is_only_opened(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tasks=("made_choice",))
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    monkeypatch.setattr("evalkit.lmeval.session.open_run", None)
+    monkeypatch.setattr("evalkit.writing.open_run", None)
     assert run(tasks=("made_choice",)).folder == first.folder
     assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
 

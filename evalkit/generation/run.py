@@ -1,0 +1,85 @@
+"""What runs that generate have in common without torch: the model's context, their manifest, reading their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from evalkit.errors import RunError, UsageError, first_line
+from evalkit.models.context import configured_window, refuse_generation
+from evalkit.models.context_settings import config_of
+from evalkit.models.locate import Checkpoint, silent
+from evalkit.request import Request, circumstances, context_extension
+from evalkit.runs import Run, specification_id
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
+    """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
+
+    Args:
+        what: the command that generates, for the message.
+
+    Raises:
+        UsageError: it is not told, or stretched in a way that cannot generate.
+    """
+    extension = context_extension(request, checkpoint)
+    if extension is not None:
+        refuse_generation(extension, what)
+        return extension.target
+    _, window = configured_window(config_of(checkpoint, silent))
+    if window is None:
+        raise UsageError(f"{checkpoint.given}: its config tells no context window; give --context")
+    return int(window)
+
+
+def generated_manifest(
+    rule: str,
+    request: Request,
+    checkpoint: Checkpoint,
+    specification: Mapping[str, Any],
+    chat: bool,
+    documents: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The manifest of a run whose texts are generated.
+
+    Args:
+        rule: what stands for a rule in such runs: one of `runs.GENERATED`.
+        specification: all that determines the texts, but for the chat template and the device.
+        chat: whether prompts go into the chat template.
+        documents: of each task the source, whether it is official, and how many.
+    """
+    # The device too: a last bit may change a text
+    specification = {**specification, "chat": chat, "device": request.device}
+    return {
+        "id": specification_id(specification),
+        "specification": specification,
+        "rule": rule,
+        "groups": {},
+        "group_sizes": {},
+        "template": {"name": "chat" if chat else "plain"},
+        "documents": documents,
+        **circumstances(request, checkpoint),
+    }
+
+
+def load_table(run: Run, name: str) -> pd.DataFrame:
+    """The table of a finished run.
+
+    Raises:
+        RunError: it is not there yet, or damaged.
+    """
+    import pandas as pd
+
+    path = run.folder / name
+    if not path.is_file():
+        raise RunError(f"run {run.folder} is not finished; give its command again")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
+            "from the journal"
+        ) from error
