@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.data.wheels import demo_checkpoint
+from evalkit.errors import EvalkitError
 from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
 from evalkit.runs import Run
@@ -26,6 +28,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the shared folder with the real documents is not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The demo checkpoint's file, in the user's own cache: SmolLM2-135M-Instruct. For slow tests."""
+    try:
+        return demo_checkpoint()
+    except EvalkitError as error:
+        pytest.skip(f"the demo checkpoint cannot be had: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from evalkit.errors import CheckpointError, ScoringError
+from evalkit.generation.attention import attending_in_chunks
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
 from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
@@ -91,7 +92,8 @@ class Generator:
         if self.alone and len(prompts) > 1:
             return [one for prompt in prompts for one in self.generate([prompt], say)]
         try:
-            return self._generate(prompts)
+            with attending_in_chunks(self._model):
+                return self._generate(prompts)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -74,7 +74,7 @@ def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
     return finished_run(
         prepared.folder,
         prepared.manifest,
-        lambda run: all((run.folder / name).is_file() for name in (GENERATIONS,)),
+        lambda run: (run.folder / GENERATIONS).is_file(),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
     )

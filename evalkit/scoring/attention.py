@@ -258,15 +258,24 @@ def attending(model: Any, layout: Layout) -> Iterator[None]:
     """Have a model's attention go by a layout."""
     global _active
     AttentionInterface.register(NAME, _attention)
-    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    before = [config._attn_implementation for config in configs]
-    for config in configs:
-        config._attn_implementation = NAME
     _active = layout
     try:
-        yield
+        with attention_named(model, NAME):
+            yield
     finally:
         _active = None
+
+
+@contextmanager
+def attention_named(model: Any, name: str) -> Iterator[None]:
+    """Have a model ask transformers' table of attention functions for this one."""
+    configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
         for config, implementation in zip(configs, before, strict=True):
             config._attn_implementation = implementation
 

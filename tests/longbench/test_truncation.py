@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Any:
+def real() -> Any:
     """The demo checkpoint's, where a run has left it."""
     found = sorted(Path.home().glob(".cache/evalkit/gguf/*/tokenizer.json"))
     if not found:
@@ -48,7 +48,7 @@ def demo() -> Any:
 
 @pytest.mark.parametrize("text", [MIXED, CHINESE, "short", ""], ids=["mixed", "chinese", "short", "empty"])
 @pytest.mark.parametrize("window", [2, 3, 20, 77, 400, 401])
-@pytest.mark.parametrize("which", ["tiny", "demo"])
+@pytest.mark.parametrize("which", ["tiny", "real"])
 def test_the_official_recipe(which: str, window: int, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(which)
     found = fit(tokenizer, text, window, 10**6, chat=False, label="row")
@@ -57,11 +57,11 @@ def test_the_official_recipe(which: str, window: int, text: str, request: pytest
     assert found.truncated == (found.before > window)
 
 
-def test_real_rows(demo: Any, longbench_data: Path) -> None:
+def test_real_rows(real: Any, longbench_data: Path) -> None:
     files = sorted((longbench_data / "minilongbench_en").glob("*.jsonl"))
     texts = [json.loads(path.read_bytes().split(b"\n")[0])["context"] for path in files]
-    cut = [fit(demo, text, 1500, 10**6, chat=False, label="row") for text in texts]
-    assert [one.tokens.tolist() for one in cut] == [official(demo, text, 1500) for text in texts]
+    cut = [fit(real, text, 1500, 10**6, chat=False, label="row") for text in texts]
+    assert [one.tokens.tolist() for one in cut] == [official(real, text, 1500) for text in texts]
     assert sum(one.truncated for one in cut) > 10
 
 

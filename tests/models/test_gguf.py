@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import CheckpointError
 from evalkit.models import gguf as module
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from tests.tiny import TOKENS, tiny_checkpoint
 
-USERS_CACHE = os.environ.get("EVALKIT_CACHE")
 HEADS, KEY_VALUE_HEADS = 4, 2
 TEXT = "The river rose in the night. Der Fluss stieg über Nacht; 夜里河水上涨。"
 ROLES = {
@@ -201,17 +198,7 @@ def test_nothing_is_printed(file: Path, capfd: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.slow
-def test_demo(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    with monkeypatch.context() as during:
-        # The download is shared with all other runs; what is dequantised here is not.
-        if USERS_CACHE is None:
-            during.delenv("EVALKIT_CACHE")
-        else:
-            during.setenv("EVALKIT_CACHE", USERS_CACHE)
-        try:
-            demo = demo_checkpoint(print)
-        except CheckpointError as error:
-            pytest.skip(f"the demo checkpoint cannot be had: {error}")
+def test_demo(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold, warm = opened(demo), opened(demo)
     monkeypatch.setattr(module, "dequantised", lambda *_: None)
     direct = opened(demo)

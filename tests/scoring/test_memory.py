@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.data.wheels import demo_checkpoint
-from evalkit.errors import EvalkitError
-
 MOST = 2**30
 
 SCRIPT = """
@@ -64,13 +61,9 @@ print(json.dumps([len(questions), len(batches), planned - before, peak - before]
 
 
 @pytest.mark.slow
-def test_the_whole_mmlu_needs_little_memory(shared_data: Path) -> None:
+def test_the_whole_mmlu_needs_little_memory(demo: Path, shared_data: Path) -> None:
     """All documents encoded and planned, the largest batches scored. In a process of its own, to start from nothing."""
-    try:
-        checkpoint = demo_checkpoint()
-    except EvalkitError as error:
-        pytest.skip(f"no demo checkpoint: {error}")
-    command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(shared_data / "zeroshot8")]
+    command = [sys.executable, "-c", SCRIPT, str(demo), str(shared_data / "zeroshot8")]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     documents, batches, planned, peak = json.loads(output.splitlines()[-1])
     print(f"{batches} batches; {planned / 2**20:.0f} MiB to plan, {peak / 2**20:.0f} MiB in all, above the model")

@@ -1,0 +1,69 @@
+"""transformers' `sdpa` attention for a chunk of a prompt, with less copying; the same numbers.
+
+Its own makes the boolean mask additive again in every layer, and copies keys and values for each query head that shares
+them. Here the mask is additive from the start, and shared heads stay shared: of a prompt of 7,000 tokens that is an
+eighth of the time on a CPU. A GPU's kernels for shared heads take no mask, so there nothing is changed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from evalkit.scoring.attention import attention_named
+
+NAME = "evalkit_chunks"
+"""Of this attention among transformers' own."""
+_SPECIAL = ("softcap", "position_bias", "cache", "s_aux")
+"""Settings that transformers' function sees to, or refuses."""
+
+
+def attending_in_chunks(model: Any) -> AbstractContextManager[None]:
+    """Have a model's attention be this one, where its own is transformers' `sdpa` on a CPU."""
+    # Others than these ask the config's name in their own code, and would take an unknown one for eager attention
+    if not (
+        model._supports_attention_backend
+        and model.config.get_text_config()._attn_implementation == "sdpa"
+        and model.get_output_embeddings().weight.device.type == "cpu"
+    ):
+        return nullcontext()
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    return attention_named(model, NAME)
+
+
+def _mask(*sizes: Any, dtype: torch.dtype = torch.float32, **settings: Any) -> torch.Tensor | None:
+    """Booleans of transformers' → [batch, 1, queries, keys], to be added to the logits."""
+    visible: torch.Tensor | None = sdpa_mask(*sizes, **settings)
+    if visible is None or visible.dtype != torch.bool:
+        return visible
+    # Not the infinite: a row of a batch that sees nothing would be NaN
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **settings: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
+    if mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in _SPECIAL):
+        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, mask, scaling=scaling, **settings
+        )
+        return found
+    shared = query.shape[1] != key.shape[1]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=shared
+    )
+    return attended.transpose(1, 2).contiguous(), None
