@@ -16,14 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.errors import CheckpointError, ScoringError
+from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.generation.attention import attending_in_chunks
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
+from evalkit.models.dynamic import dynamic_modules, forget_lengths
 from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
 
 CHUNK = 512
 """Tokens of a prompt that go through the model at a time."""
+_TRIED = 16
+"""Tokens on which a model is tried before it generates."""
+_NARROW = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
+_HEAD_TOLERANCE = 0.05
+"""How far the likeliest token of the model itself may be from ours, of the range from our mean logit to the largest.
+Rounding leaves 0.01 in bfloat16; another head is off by about 1."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class Generator:
         chunk: tokens of a prompt at a time.
 
     Raises:
-        CheckpointError: the model keeps a state in place of keys and values.
+        CheckpointError: the model keeps a state in place of keys and values, does not run on a cache of them, gives no
+            numbers, or does more after its base model than its output head.
     """
 
     def __init__(self, model: Any, chunk: int = CHUNK) -> None:
@@ -66,18 +74,39 @@ class Generator:
         self._model = model
         self._base = model.base_model
         self._layers = int(model.config.get_text_config().num_hidden_layers)
-        self._device = model.get_output_embeddings().weight.device
-
-    @torch.inference_mode()
-    def token_bytes(self) -> int:
+        self._head = model.get_output_embeddings()
+        self._device = self._head.weight.device
+        self._dynamic = dynamic_modules(model)
+        self.token_bytes = self._try()
         """Bytes of a token's keys and values, in all layers."""
-        storage = Storage(self._layers, 1, 1)
-        self._base(
-            input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device),
-            past_key_values=storage.view(slice(0, 1), 0, 0),
-            use_cache=True,
-        )
-        return sum(s.numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
+
+    def _try(self) -> int:
+        """Run a few tokens, hold what follows them against the model's own answer; bytes of each in the cache."""
+        name = type(self._model).__name__
+        ids = (torch.arange(_TRIED, device=self._device) % self._head.weight.shape[0])[None]
+        storage = Storage(self._layers, 1, _TRIED)
+        try:
+            with torch.inference_mode():
+                cache = storage.view(slice(0, 1), 0, 0)
+                hidden = self._base(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+                ours, own = self._head(hidden)[0].float(), self._model(input_ids=ids).logits[0].float()
+        except Exception as error:  # an architecture of any kind may fail in any way
+            raise CheckpointError(
+                f"{name} does not run as evalkit generates, on a cache of keys and values "
+                f"({type(error).__name__}: {first_line(error)[:120]})"
+            ) from error
+        if not ours.isfinite().all():
+            raise CheckpointError(f"the logits of {name} are not numbers; {_NARROW}")
+        # The model may scale its logits or cap them, which moves none past another
+        gap = ours.amax(-1) - ours.gather(-1, own.argmax(-1, keepdim=True))[:, 0]
+        if (gap > _HEAD_TOLERANCE * (ours.amax(-1) - ours.mean(-1))).any():
+            raise CheckpointError(
+                f"{name} does more after its base model than its output head, so evalkit cannot generate with it"
+            )
+        size = sum(s.numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
+        if not size:
+            raise CheckpointError(f"{name} keeps no keys and values, and evalkit generates from those alone")
+        return size // _TRIED
 
     def generate(self, prompts: Sequence[Prompt], say: Callable[[str], None] = lambda _: None) -> list[Generation]:
         """Continue every prompt of a batch; in order.
@@ -137,6 +166,7 @@ class Generator:
             source = shared.index(done)
             place = (source, batch.longest - len(prompts[source].tokens))
             batch.storage.copy_tokens(place, (number, start), done)
+        forget_lengths(self._dynamic)
         cache = batch.storage.view(slice(number, number + 1), start, done)
         ids = torch.from_numpy(tokens[None]).to(self._device)
         hidden = None
@@ -162,7 +192,7 @@ class Generator:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        likeliest = self._logits(hidden).argmax(-1).tolist()
+        likeliest = _likeliest(self._logits(hidden))
         batch.used += 1
         share = (time.perf_counter() - started) / len(live)
         for row, token in zip(live, likeliest, strict=True):
@@ -170,8 +200,8 @@ class Generator:
             row.seconds += share
 
     def _logits(self, hidden: Any) -> torch.Tensor:
-        """[rows, 1, d_model] → [rows, vocabulary]. The model's scaling of logits cannot change which is the largest."""
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden)[:, -1].float()
+        """[rows, 1, d_model] → [rows, vocabulary]; in the model's order (`_try`), if not of its size."""
+        logits: torch.Tensor = self._head(hidden)[:, -1].float()
         return logits
 
 
@@ -235,4 +265,16 @@ def _first(logits: torch.Tensor, prompt: Prompt) -> int:
     barred = sorted(token for token in prompt.barred_first if token < len(logits))
     if barred:
         logits[barred] = -torch.inf
-    return int(logits.argmax())
+    return _likeliest(logits[None])[0]
+
+
+def _likeliest(logits: torch.Tensor) -> list[int]:
+    """[rows, vocabulary] → a token for each row.
+
+    Raises:
+        ScoringError: they are not numbers.
+    """
+    largest, tokens = logits.max(-1)
+    if not largest.isfinite().all():
+        raise ScoringError(f"the model's logits are not numbers (NaN or infinite); {_NARROW}")
+    return [int(token) for token in tokens.tolist()]

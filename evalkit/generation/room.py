@@ -32,7 +32,7 @@ class Room:
 
     def __init__(self, model: Any, generator: Generator, budget: int | None) -> None:
         self._generator = generator
-        self._bytes = generator.token_bytes()
+        self._bytes = generator.token_bytes
         on_gpu = model.get_output_embeddings().weight.device.type == "cuda"
         free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
         self.tokens = budget or max(1, int(free * _SHARE / self._bytes))

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from evalkit.models.dynamic import dynamic_modules, forget_lengths
 from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, attending
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
@@ -108,6 +109,7 @@ class Forward:
         self._config = model.config.get_text_config()
         self._device = self._head.weight.device
         self._dtype = self._head.weight.dtype
+        self._dynamic = dynamic_modules(model)
         self._trunk: Trunk | None = None
 
     @torch.inference_mode()
@@ -125,6 +127,7 @@ class Forward:
             tree: laid out after `trunk`.
             trunk: from `self.trunk`.
         """
+        forget_lengths(self._dynamic)
         hidden = self._hidden(tree, trunk)
         # The trunk's last token predicts too: it stands behind the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
@@ -134,6 +137,7 @@ class Forward:
     def score_unshared(self, tokens: Ints) -> Scores:
         """Scores of one sequence, [length]. No tree, but our own head."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
         hidden = self._base(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
         return Scores.after_first(self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
 
@@ -141,6 +145,7 @@ class Forward:
     def score_alone(self, tokens: Ints) -> Scores:
         """The same by the model's own forward pass, with nothing of ours: what all else is held against."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
         logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
         found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         greedy = logits.argmax(-1) == ids[0, 1:]
@@ -151,6 +156,7 @@ class Forward:
             empty = torch.zeros(1, self._head.weight.shape[1], device=self._device, dtype=self._dtype)
             return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
         cache = DynamicCache()
         hidden = self._base(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[0]
         scores = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))

@@ -61,3 +61,20 @@ def test_a_state_is_refused() -> None:
     config = AutoConfig.for_model("mamba", vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(CheckpointError, match="MambaForCausalLM keeps a state in place of each token's keys"):
         Generator(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "trouble"),
+    [
+        ("modernbert-decoder", "ModernBertDecoderForCausalLM does more after its base model than its output head"),
+        ("openai-gpt", "OpenAIGPTLMHeadModel keeps no keys and values"),
+        ("llama4_text", "Llama4ForCausalLM does not run as evalkit generates"),
+        ("minimax", "MiniMaxForCausalLM does not run as evalkit generates"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused(kind: str, trouble: str) -> None:
+    torch.manual_seed(0)
+    settings = SIZES | {"num_local_experts": 2, "cls_token_id": 0, "sep_token_id": 0, "n_embd": 64, "n_head": 4}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval()
+    with pytest.raises(CheckpointError, match=trouble):
+        Generator(model)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from evalkit.errors import ScoringError
+from evalkit.errors import CheckpointError, ScoringError
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generator
 from tests.generation.made import NEW, by_transformers, prompts, tokens
@@ -82,12 +82,33 @@ def test_a_stretched_context(family: str) -> None:
 
 
 def test_frequencies_that_depend_on_the_length() -> None:
-    """In chunks, or beside a longer prompt, they would be another prompt's."""
+    """In chunks, beside a longer prompt or after one, they would be another prompt's."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5000.0}
-    model = model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope)
-    many = tokens(40, 21, 60, 7, beginning=5)
-    found = Generator(model, chunk=8).generate(prompts(many))
-    assert ids_of(found) == [by_transformers(model, ids) for ids in many]
+
+    def fresh() -> Any:
+        return model_of("llama", VANILLA, max_position_embeddings=16, rope_parameters=rope)
+
+    many = tokens(40, 21, 60, 33, 16, 25, 7, 19, beginning=5)
+    generator = Generator(fresh(), chunk=8)
+    expected = [by_transformers(fresh(), ids) for ids in many]
+    for _ in range(2):
+        assert ids_of(generator.generate(prompts(many))) == expected
+    used = fresh()
+    assert [by_transformers(used, ids) for ids in many] != expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers(value: float) -> None:
+    model = model_of("llama", VANILLA)
+    generator = Generator(model)
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3, 5] = value
+    with pytest.raises(ScoringError, match=r"logits are not numbers .* try --dtype float32"):
+        generator.generate(prompts(tokens(9)))
+    with pytest.raises(
+        CheckpointError, match=r"the logits of EvalkitLlamaForCausalLM are not numbers; .*--dtype float32"
+    ):
+        Generator(model)
 
 
 @pytest.mark.parametrize("barred", [False, True])
@@ -187,4 +208,4 @@ def test_other_errors_are_not_swallowed() -> None:
 def test_bytes_of_a_token(family: str, heads: int, dtype: torch.dtype) -> None:
     """Keys and values of three layers, heads of 16."""
     generator = Generator(model_of(family, VANILLA, dtype=dtype))
-    assert generator.token_bytes() == 2 * 3 * heads * 16 * (4 if dtype == torch.float32 else 2)
+    assert generator.token_bytes == 2 * 3 * heads * 16 * (4 if dtype == torch.float32 else 2)

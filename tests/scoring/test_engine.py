@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -276,6 +277,32 @@ def test_rotary_embeddings_that_depend_on_length(tmp_path: Path, kind: str, trai
     engine.check(items_of(encoded[-1:] + encoded[1:2]))
     assert engine.shares
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
+
+
+def test_a_longer_sequence_before_changes_no_score() -> None:
+    """transformers' own module keeps the frequencies of the longest one."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+
+    def fresh() -> Any:
+        torch.manual_seed(0)
+        config = LlamaConfig(**SHAPE, rope_parameters=rope, max_position_embeddings=16)
+        return AutoModelForCausalLM.from_config(config).eval()
+
+    long, short = (np.random.default_rng(0).integers(1, VOCABULARY, size).astype(np.int32) for size in (60, 20))
+    expected = Forward(fresh()).score_alone(short).logprobs
+    for scored in (Forward.score_alone, Forward.score_unshared):
+        forward = Forward(fresh())
+        scored(forward, long)
+        np.testing.assert_allclose(scored(forward, short).logprobs, expected, rtol=1e-5)
+    model = fresh()
+    for ids in (long, short):
+        moved = model(torch.from_numpy(ids[None].astype(np.int64))[:, :-1]).logits[0].log_softmax(-1)
+    assert (
+        np.abs(
+            moved.gather(1, torch.from_numpy(short[1:, None].astype(np.int64)))[:, 0].detach().numpy() - expected[1:]
+        ).max()
+        > 0.01
+    )
 
 
 @pytest.mark.parametrize("kind", ["alibi", "state space"])
