@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.models.context import configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
+from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.request import Request, circumstances, context_extension
 from evalkit.runs import Run, specification_id
@@ -31,7 +32,9 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
         return extension.target
     _, window = configured_window(config_of(checkpoint, silent))
     if window is None:
-        raise UsageError(f"{checkpoint.given}: its config tells no context window; give --context")
+        raise UsageError(
+            f"{checkpoint.given}: its config tells no context window; give --context with --context-original"
+        )
     return int(window)
 
 
@@ -52,7 +55,7 @@ def generated_manifest(
         documents: of each task the source, whether it is official, and how many.
     """
     # The device too: a last bit may change a text
-    specification = {**specification, "chat": chat, "device": request.device}
+    specification = {**specification, "chat": chat, "device": request.device, "end": _named_ends(checkpoint)}
     return {
         "id": specification_id(specification),
         "specification": specification,
@@ -63,6 +66,12 @@ def generated_manifest(
         "documents": documents,
         **circumstances(request, checkpoint),
     }
+
+
+def _named_ends(checkpoint: Checkpoint) -> Any:
+    """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
+    path = checkpoint.folder / "generation_config.json"
+    return read_json(path).get("eos_token_id") if path.is_file() else None
 
 
 def load_table(run: Run, name: str) -> pd.DataFrame:

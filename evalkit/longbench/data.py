@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,11 +89,16 @@ def blob_hash(lines: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
+def check_data_dir(folder: Path | None) -> None:
+    """Refuse a `--data-dir` that is none, with a `DataError`."""
+    if folder is not None and not folder.expanduser().is_dir():
+        found = "a file" if folder.expanduser().exists() else "nothing there"
+        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
+
+
 def _find(folder: Path, name: str) -> Path | None:
     """The file of a task; one that is there but cannot be read counts as found, so that it is told."""
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing there"
-        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
+    check_data_dir(folder)
     for place in (folder, folder / "data"):
         if os.path.lexists(path := place / f"{name}.jsonl"):
             return path
@@ -121,7 +127,7 @@ def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> Rows:
                 raise DataError(f"{path} has no {name}.jsonl; it is not LongBench's {ARCHIVE}: delete it and try again")
             with archive.open(members[0]) as file:
                 return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", limit)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last of what it cannot unpack
         raise DataError(
             f"{path} ({task.name}): cannot be read ({first_line(error)}); delete it and try again"
         ) from error

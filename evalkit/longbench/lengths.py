@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from evalkit.errors import DataError
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import TASKS
 from evalkit.longbench.scores import score_rows
@@ -37,9 +38,11 @@ def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib"
     """Mean scores by task and band, tasks in the paper's order, bands without rows left out.
 
     Raises:
-        DataError: a row cannot be scored.
+        DataError: a row cannot be scored, or has no length.
         UsageError: the variant's package is not installed.
     """
+    if generations["length"].isna().any():
+        raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
     found: list[BandScore] = []
     for name, task in TASKS.items():
         rows = generations[generations["task"] == name]

@@ -1,7 +1,7 @@
 """Predictions in the form of LongBench's own code, read and written.
 
-In: files named after the task, a JSON object a line with `pred`, `answers`, `all_classes` and `length`. Out: a
-generations table, and what is odd about the files. Or the other way round, so that the official scorer reads ours.
+In: files named after the task, a JSON object a line with `pred`, `answers` and `all_classes`, for LongBench-E `length`
+too. Out: a generations table, and what is odd about the files. Or the other way round, for the official scorer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
 from evalkit.longbench.rows import read_record
 
-_FIELDS = ("pred", "answers", "all_classes", "length")
+_FIELDS = ("pred", "answers", "all_classes")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
     rows: list[dict[str, Any]] = []
     for name, file in files.items():
-        found = _read(find_task(name), file)
+        found = _read(find_task(name), file, suite)
         if note := _repeated(find_task(name), file, found, suite):
             notes.append(note)
         rows += found
@@ -113,7 +113,7 @@ def _task_of(file: Path) -> Task:
         raise UnknownNameError(f"LongBench task in the file name {file.name}:", file.stem, TASKS) from error
 
 
-def _read(task: Task, path: Path) -> list[dict[str, Any]]:
+def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -122,7 +122,7 @@ def _read(task: Task, path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append(_row(task, line, len(rows)))
+                rows.append(_row(task, line, len(rows), suite))
             except DataError as error:
                 raise DataError(f"{path}, line {number} ({task.name}): {error}") from error
     if not rows:
@@ -130,10 +130,12 @@ def _read(task: Task, path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(task: Task, line: bytes, index: int) -> dict[str, Any]:
+def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any]:
     record = read_record(line)
-    if missing := [field for field in _FIELDS if field not in record]:
-        raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(_FIELDS)}")
+    # The official scorer looks at the length for LongBench-E only
+    fields = (*_FIELDS, "length") if suite == "longbench-e" else _FIELDS
+    if missing := [field for field in fields if field not in record]:
+        raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(fields)}")
     answers, classes = record["answers"], record["all_classes"]
     if not isinstance(record["pred"], str):
         raise DataError(f"field 'pred': expected a string, found {type(record['pred']).__name__}")
@@ -143,8 +145,8 @@ def _row(task: Task, line: bytes, index: int) -> dict[str, Any]:
         raise DataError("field 'all_classes': expected a list of strings, or null")
     if task.metric == "classification" and not classes:
         raise DataError(f"field 'all_classes': expected the labels of {task.name}")
-    length = record["length"]
-    if isinstance(length, bool) or not isinstance(length, int):
+    length = record.get("length")
+    if "length" in record and (isinstance(length, bool) or not isinstance(length, int)):
         raise DataError(f"field 'length': expected a number of words, found {type(length).__name__}")
     return {
         "task": task.name,
@@ -171,10 +173,11 @@ def _repeated(task: Task, path: Path, rows: Sequence[dict[str, Any]], suite: Sui
     copies = Counter((row["answers"], row["length"]) for row in rows)
     times = gcd(*copies.values())
     advice = "was a later run appended? All are scored, as the official code does, but intervals are then too narrow"
+    other = "are they LongBench-E's, which are scored with --e, or "
     if times > 1 and len(rows) > times:
         return f"{path}: {len(rows)} rows for {len(rows) // times}: every document stands there {times} times; {advice}"
     if suite == "longbench" and len(rows) > task.documents:
-        return f"{path}: {len(rows)} rows, where {task.name} has {task.documents} documents; {advice}"
+        return f"{path}: {len(rows)} rows, where {task.name} has {task.documents} documents; {other}{advice}"
     if suite == "longbench" and len(rows) < task.documents:
         return f"{path}: {len(rows)} rows of {task.name}'s {task.documents} documents"
     return None

@@ -5,6 +5,7 @@ In: numbers. Out: a .png or .pdf file. The only module that imports matplotlib, 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from evalkit.errors import RunError, UsageError
+from evalkit.journal import replace_file
 from evalkit.longbench.lengths import BANDS, BandScore, scores_by_length
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import GROUPS, LABELS, TASKS
@@ -132,6 +134,8 @@ def _figure(path: Path, size: tuple[float, float]) -> Figure:
 def _save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=160)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=160, format=path.suffix[1:].lower())
+        replace_file(path, drawn.getvalue())
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -13,14 +13,14 @@ from typing import Any
 
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.generation.run import context_of, generated_manifest
-from evalkit.longbench.data import Rows, load_rows
+from evalkit.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.request import Request, locate_checkpoint, numerics
 from evalkit.runs import LONGBENCH, folder_name
 
 DEFAULT: SuiteName = "longbench"
-_OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500}
+_OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
 """Context → tokens of a prompt in the official `model2maxlen.json`."""
 _MARGIN = 692
 """What 8192 − 7500 leaves for the answer; taken for other contexts too."""
@@ -69,6 +69,8 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
     common = request.common
     checkpoint = locate_checkpoint(common, say)
     tasks = _chosen(request)
+    context = context_of(common, checkpoint, LONGBENCH)
+    check_data_dir(common.data_dir)
     rows: dict[Task, Rows] = {}
     trouble: dict[str, DataError] = {}
     for task in tasks:
@@ -79,7 +81,6 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
             say(f"{task.name} is left out: {error}")
     if not rows:
         raise next(iter(trouble.values()))
-    context = context_of(common, checkpoint, LONGBENCH)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(common, checkpoint, say),
@@ -108,13 +109,14 @@ def window_of(asked: int | None, context: int, most_new: int) -> int:
         UsageError: the longest answer would not fit behind such a prompt.
     """
     window = _OFFICIAL_WINDOWS.get(context, context - _MARGIN) if asked is None else asked
-    least = 2
-    if context - most_new < least:
+    least, most = 2, context - most_new
+    if most < least:
         raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
-    if not least <= window <= context - most_new:
+    if not least <= window <= most:
+        given = f"--window {window}" if asked is not None else f"a prompt is cut at the context less {_MARGIN} tokens"
         raise UsageError(
-            f"--window {window}: the model takes {context} tokens, of which an answer may need {most_new}; "
-            f"give a --window of {least} to {context - most_new}, or another --context"
+            f"{given}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --window of {least} to {most}, or another --context"
         )
     return window
 

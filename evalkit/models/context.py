@@ -74,6 +74,8 @@ class Extension:
 
     def describe(self) -> str:
         """One line for the terminal."""
+        if self.target == self.original:
+            return f"context window {self.target:,} tokens, with the frequencies as they are"
         if self.method == NONE:
             return f"context window {self.original:,} taken for {self.target:,} tokens with the frequencies as they are"
         at_most = "up to " if self.by_length else ""
@@ -94,7 +96,7 @@ class Extension:
 def plan_extension(
     config: Mapping[str, Any], settings: ContextSettings, say: Callable[[str], None] = lambda _: None
 ) -> Extension | None:
-    """How a checkpoint's context is stretched, or None where its window is long enough already.
+    """How a checkpoint's context is stretched, or None where its window is long enough already and config.json's own.
 
     Args:
         config: the parsed config.json.
@@ -122,7 +124,9 @@ def plan_extension(
             f"--context {settings.target}: the window is {original:,} tokens already{by_itself}; nothing is stretched, "
             f"and documents up to {original:,} tokens are taken"
         )
-        return None
+        # Told otherwise than config.json has it, the window is the user's, and its own stretching goes
+        replaced = settings.original and (own or window != original)
+        return Extension(NONE, original, original, 1.0) if replaced else None
     if own and not settings.original:
         raise CheckpointError(
             f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evalkit.errors import RunError
 from evalkit.generation.run import load_table
 from evalkit.journal import Entry
-from evalkit.needle.request import MAX_NEW_TOKENS, NEEDLE, NeedleRequest, PreparedNeedle, prepare_needle
+from evalkit.needle.request import MAX_NEW_TOKENS, NEEDLE, PreparedNeedle
 from evalkit.needle.text import is_found
 from evalkit.progress import Progress
 from evalkit.runs import RESULTS, Run
@@ -53,27 +53,12 @@ class Answer(NamedTuple):
     seconds: float
 
 
-def evaluate_needle(request: NeedleRequest, progress: Progress) -> Run:
-    """Run a needle test on a checkpoint; resume or open the run if it was begun or finished before.
-
-    Raises:
-        EvalkitError: whatever is wrong, in one line.
-    """
-    return run_needle(prepare_needle(request, progress.say), progress)
-
-
 def run_needle(prepared: PreparedNeedle, progress: Progress) -> Run:
     """Generate what is missing of a prepared run, write its results and open it."""
     return finished_run(
         prepared.folder,
         prepared.manifest,
-        lambda run: all(
-            (run.folder / name).is_file()
-            for name in (
-                NEEDLES,
-                *PICTURES,
-            )
-        ),
+        lambda run: all((run.folder / name).is_file() for name in (NEEDLES, *PICTURES)),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
     )

@@ -106,7 +106,7 @@ class Haystack:
         if file is None:
             return
         try:
-            content = file.read_bytes()
+            content = file.expanduser().read_bytes()
             text = content.decode("utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -133,32 +133,41 @@ class Haystack:
         Args:
             cell: what to hide, where.
             encode: tokenises a prompt.
-            size: tokens of a sentence by itself.
+            size: tokens of a sentence inside a text.
             cue: end with the beginning of the answer, for models that only go on with a text.
 
         Raises:
             UsageError: there is no room for a sentence.
         """
+        source, sentences, ends = self.sentences(cell.repeat), list[str](), [0]
+        best: Sequence[int] = ()
+        fit, number = 0, 0  # sentences that are known to fit, and that are tried
         room = cell.length - len(encode(_prompt(cell, [], 0, cue)))
-        sentences, ends = [], [0]
-        for sentence in self.sentences(cell.repeat):
-            ends.append(ends[-1] + size(sentence))
-            if ends[-1] > room:
+        while True:
+            # In a text a sentence has about as many tokens as by itself, so a few rounds fill it
+            while ends[number] < room:
+                number += 1
+                if number == len(ends):
+                    sentences.append(next(source))
+                    ends.append(ends[-1] + size(" " + sentences[-1].strip()))
+            tokens: Sequence[int] = ()
+            while number > fit:
+                place = min(range(number + 1), key=lambda n: abs(ends[n] - cell.depth / 100 * ends[number]))
+                tokens = encode(_prompt(cell, sentences[:number], place, cue))
+                if len(tokens) <= cell.length:
+                    break
+                number -= 1
+            if number == fit:
                 break
-            sentences.append(sentence)
-        while sentences:
-            total = ends[len(sentences)]
-            place = min(range(len(sentences) + 1), key=lambda n: abs(ends[n] - cell.depth / 100 * total))
-            tokens = encode(_prompt(cell, sentences, place, cue))
-            if len(tokens) <= cell.length:
-                return np.asarray(tokens, np.int64)
-            sentences.pop()  # together they may be a few more tokens than one by one
-        raise UsageError(f"--lengths {cell.length}: no room for a needle and a sentence; give longer ones")
+            best, fit, room = tokens, number, ends[number] + cell.length - len(tokens)
+        if not fit:
+            raise UsageError(f"--lengths {cell.length}: no room for a needle and a sentence; give longer ones")
+        return np.asarray(best, np.int64)
 
 
 def is_found(cell: Cell, answer: str) -> bool:
     """Whether a cell's secret stands in an answer, digit by digit; commas between thousands count as nothing."""
-    return cell.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3})", "", answer))
+    return cell.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
 
 
 def _prompt(cell: Cell, sentences: Sequence[str], place: int, cue: bool) -> str:

@@ -77,7 +77,7 @@ def test_files_of_e_may_bear_its_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"pred": "x", "answers": ["x"], "all_classes": None}, "field 'length' is missing"),
+        ({"pred": "x", "answers": ["x"], "length": 9}, "field 'all_classes' is missing"),
         (prediction("x", []), "field 'answers'"),
         (prediction("x", "x"), "field 'answers'"),  # type: ignore[arg-type]
         (prediction(None, ["x"]), "field 'pred': expected a string, found NoneType"),  # type: ignore[arg-type]
@@ -95,6 +95,22 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         read_predictions([file])
     assert command("score", file) == 1
     assert capsys.readouterr().err.startswith("evalkit: ")
+
+
+def test_the_length_is_wanted_for_e_and_pictures_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As by the official scorer."""
+    file = write(tmp_path / "hotpotqa.jsonl", [{"pred": "x", "answers": ["x"], "all_classes": None}])
+    assert command("score", file) == 0
+    assert "100.00" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"hotpotqa\.jsonl, line 1 .*field 'length' is missing"):
+        read_predictions([file], "longbench-e")
+    assert command("score", file, "--plot", tmp_path / "lengths.png") == 1
+    assert "some predictions have no field 'length'; leave out --plot" in capsys.readouterr().err
+
+
+def test_files_of_e_without_the_flag_are_told(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("score", golden / "hotpotqa.jsonl") == 0
+    assert "300 rows, where hotpotqa has 200 documents; are they LongBench-E's, which" in capsys.readouterr().out
 
 
 def test_files_that_are_none_are_told(tmp_path: Path) -> None:

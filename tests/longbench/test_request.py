@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"
 
 @pytest.mark.parametrize(
     ("asked", "context", "most_new", "window"),
-    [(None, 8192, 512, 7500), (None, 4096, 512, 3500), (None, 2048, 512, 1356), (None, 32768, 512, 32076),
+    [(None, 8192, 512, 7500), (None, 4096, 512, 3500), (None, 2048, 512, 1356), (None, 16384, 512, 15500),
+     (None, 32768, 512, 31500), (None, 12000, 512, 11308),
      (7680, 8192, 512, 7680), (2, 8192, 512, 2)],
 )  # fmt: skip
 def test_windows(asked: int | None, context: int, most_new: int, window: int) -> None:
@@ -51,7 +53,7 @@ def test_windows(asked: int | None, context: int, most_new: int, window: int) ->
      (0, 8192, 512, "--window 0: .*give a --window of 2 to 7680"),
      (1, 8192, 512, "--window 1: "),
      (-5, 8192, 512, "--window -5: "),
-     (None, 600, 128, "--window -92: .*give a --window of 2 to 472"),
+     (None, 600, 128, "a prompt is cut at the context less 692 tokens: .*give a --window of 2 to 472"),
      (None, 512, 512, "answers have up to 512 tokens and the model takes 512; give a longer --context")],
 )  # fmt: skip
 def test_windows_that_cannot_be(asked: int | None, context: int, most_new: int, words: str) -> None:
@@ -122,8 +124,24 @@ def test_unknown_names(model: Path, rows: Path) -> None:
 def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
     silent_model = tiny_checkpoint(tmp_path / "tiny")
     edit_config(silent_model, "max_position_embeddings")
-    with pytest.raises(UsageError, match="its config tells no context window; give --context"):
+    with pytest.raises(UsageError, match="tells no context window; give --context with --context-original"):
         prepared(silent_model, rows)
+    assert prepared(silent_model, rows, context=1024, context_original=1024).manifest["context"] == 1024
+
+
+def test_a_folder_that_is_none_is_told_once(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    common = request_of(model, {"data_dir": tmp_path / "none"})
+    with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
+        prepare_longbench(LongBenchRequest(common), said.append)
+    assert said == []
+
+
+def test_other_end_tokens_are_another_run(model: Path, rows: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(model, tmp_path / model.name))
+    before = prepared(copied, rows).folder
+    (copied / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    assert prepared(copied, rows).folder != before
 
 
 def test_dynamic_yarn_cannot_generate(model: Path, rows: Path) -> None:

@@ -164,6 +164,17 @@ def test_a_stretched_checkpoint_within_its_own_reach_is_left_alone() -> None:
     assert "by its own stretching (rope_type yarn, from 2,048 tokens, factor 4)" in said[0]
 
 
+@pytest.mark.parametrize("target", [1024, 4096])
+@pytest.mark.parametrize("config", [PLAIN, YARNED, {}], ids=["plain", "yarn", "silent"])
+def test_a_window_that_is_told_otherwise_is_taken(config: dict[str, Any], target: int) -> None:
+    """A shorter one than config.json's too; its own stretching goes, since the frequencies are then the plain ones."""
+    assert planned(config, target=target, original=4096) == Extension("none", 4096, 4096, 1.0)
+
+
+def test_the_windows_own_size_changes_nothing() -> None:
+    assert plan_extension(PLAIN, ContextSettings(2048, original=2048)) is None
+
+
 def test_several_kinds_of_rotary_embeddings_are_refused() -> None:
     nested = {"sliding_attention": {"rope_type": "default"}, "full_attention": {"rope_type": "default"}}
     with pytest.raises(CheckpointError, match="several kinds"):

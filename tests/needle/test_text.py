@@ -50,6 +50,18 @@ def test_length_and_depth(tokenizer: Any, length: int, depth: float) -> None:
     assert depth / 100 == pytest.approx(before / (before + after), abs=40 / (before + after))
 
 
+@pytest.mark.parametrize("wrong", [0.7, 1.0, 1.5])
+def test_a_text_is_filled_however_sentences_are_sized(tokenizer: Any, wrong: float) -> None:
+    """By themselves they may be more tokens than in a text, or fewer."""
+    cell = Cell(2000, 50.0, 0)
+
+    def size(text: str) -> int:
+        return round(wrong * len(tokenizer(text, add_special_tokens=False).input_ids))
+
+    tokens = Haystack(None).prompt(cell, lambda text: tokenizer(text).input_ids, size, cue=True)
+    assert 2000 - 80 < len(tokens) <= 2000
+
+
 def test_without_a_cue_the_answer_is_asked_for(tokenizer: Any) -> None:
     cell = Cell(500, 50.0, 0)
     text = text_of(tokenizer, made(Haystack(None), tokenizer, cell, cue=False))
@@ -93,7 +105,8 @@ def test_the_built_in_text_is_varied_and_without_numbers() -> None:
 @pytest.mark.parametrize(
     ("answer", "found"),
     [(" 2220526.", True), ("It is 2,220,526", True), ("2220526", True), ("1 2220526 3", True), ("", False),
-     ("22205261", False), ("12220526", False), ("222052", False), ("2 220 526", False), ("2220527", False)],
+     ("22205261", False), ("12220526", False), ("222052", False), ("2 220 526", False), ("2220527", False),
+     ("2220526,1234567", True), ("1,2220526", True), ("2,2205260", False)],
 )  # fmt: skip
 def test_found(answer: str, found: bool) -> None:
     assert is_found(Cell(1000, 50.0, 0), answer) == found
