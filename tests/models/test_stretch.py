@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     FalconConfig,
     GPT2Config,
@@ -284,6 +286,43 @@ def test_traps_after_loading_are_found(tmp_path: Path) -> None:
     model.model.rotary_emb = Ignoring(model.model.rotary_emb)
     with pytest.raises(CheckpointError, match="it ignores rope_parameters"):
         finish("model", model, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layers", [[0], [3], [1, 2]])
+def test_one_layer_that_goes_its_own_way_is_found(tmp_path: Path, layers: list[int], dtype: torch.dtype) -> None:
+    folder = saved(LlamaConfig(**SHAPE | {"num_hidden_layers": 4}), tmp_path / "llama")
+    model, expected = built(folder)
+    model = model.to(dtype)
+    for name, buffer in built(folder)[0].named_buffers():
+        model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = buffer
+    finish("model", model, expected)
+    plain = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+
+    def unstretched(_: Any, args: Any, settings: dict[str, Any]) -> Any:
+        own = plain(args[0], settings["position_ids"])
+        return args, settings | {"position_embeddings": own}
+
+    def unscaled(_: Any, args: Any, settings: dict[str, Any]) -> Any:
+        rotary = copy.deepcopy(model.model.rotary_emb)
+        rotary._forward_pre_hooks.clear()
+        rotary.attention_scaling = 1.0
+        return args, settings | {"position_embeddings": rotary(args[0], settings["position_ids"])}
+
+    for own_way, words in ((unstretched, f"in its layers {', '.join(map(str, layers))} "), (unscaled, None)):
+        hooks = [model.model.layers[n].register_forward_pre_hook(own_way, with_kwargs=True) for n in layers]
+        with pytest.raises(CheckpointError, match=words or "loses yarn's attention factor"):
+            finish("model", model, expected)
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_without_positions_are_as_they_should_be(tmp_path: Path, dtype: str) -> None:
+    config = AutoConfig.for_model(
+        "smollm3", **SHAPE | {"num_hidden_layers": 4, "num_key_value_heads": 2}, no_rope_layers=[1, 1, 1, 0]
+    )
+    assert stretched(saved(config, tmp_path / "smollm3"), dtype=dtype).window == 8192
 
 
 def test_a_lost_share_of_partial_rotary_embeddings_is_found(tmp_path: Path) -> None:
