@@ -22,7 +22,7 @@ import pandas as pd
 
 from evalkit.errors import DataError
 from evalkit.longbench.metrics import EditVariant, score_prediction
-from evalkit.longbench.protocol import GROUPS, SuiteName, Task, find_task, suite_tasks
+from evalkit.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 
 BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
 """LongBench-E's, by the stored length in words: below 4,000, below 8,000, and from there on."""
@@ -116,7 +116,7 @@ def score_generations(
     if generations.empty:
         raise DataError("there are no generations to score")
     known = {str(name): rows for name, rows in generations.groupby("task", sort=False)}
-    present = sorted((find_task(name) for name in known), key=[*map(find_task, _order())].index)
+    present = sorted((find_task(name) for name in known), key=list(TASKS.values()).index)
     tasks: dict[str, TaskScore] = {}
     samples: dict[str, _Cells] = {}
     for task in present:
@@ -213,7 +213,7 @@ def _resampled(task: str, part: int, scores: np.ndarray) -> _Cell:
 
 
 def _mean_cells(members: Sequence[_Cells]) -> _Cells:
-    """Unweighted means, of all rows and of each bucket; of the printed scores, so that a reader can add them up."""
+    """Unweighted means, of all rows and of each bucket; of tasks' printed scores, so that a reader can add them up."""
     return [_mean_cell(cells) for cells in zip(*members, strict=True)]
 
 
@@ -230,7 +230,3 @@ def _mean(name: str, cells: _Cells, count: int, size: int) -> Mean:
     rounded = [_Cell(cell.n, None if cell.mean is None else round(cell.mean, 2), cell.resampled) for cell in cells]
     scores = [cell.score() for cell in rounded]
     return Mean(name if count == size else f"{name} ({count} of {size} tasks)", scores[0], tuple(scores[1:]))
-
-
-def _order() -> list[str]:
-    return [task.name for task in suite_tasks("longbench")]

@@ -19,7 +19,7 @@ from evalkit.generation.run import load_table
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import Task, find_task
-from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench
+from evalkit.longbench.request import PreparedLongBench
 from evalkit.longbench.rows import Row
 from evalkit.progress import Progress
 from evalkit.runs import RESULTS, Run
@@ -58,15 +58,6 @@ class Prediction(NamedTuple):
     ended: str
     """"end" token, "enough" read, or "length"."""
     seconds: float
-
-
-def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
-    """Run LongBench on a checkpoint; resume or open the run if it was begun or finished before.
-
-    Raises:
-        EvalkitError: whatever is wrong, in one line.
-    """
-    return run_longbench(prepare_longbench(request, progress.say), progress)
 
 
 def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:

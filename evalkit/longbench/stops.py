@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.generation.tokens import end_tokens
 from evalkit.longbench.metrics import code_line, first_line
 from evalkit.longbench.protocol import Task
 
@@ -32,7 +33,7 @@ def stops_of(task: Task, model: Any, tokenizer: Any) -> Stops:
 
     Args:
         task: samsum ends at a newline too, and may begin neither with that nor with the end token.
-        model: whose generation config names its end tokens, as `generate` would take them.
+        model: whose generation config names its end tokens.
         tokenizer: of the model.
     """
     ends = end_tokens(model, tokenizer)
@@ -63,11 +64,3 @@ def has_code_line(text: str) -> bool:
     whole, newline, _ = text.lstrip("\n").rpartition("\n")
     # An empty line counts too, and is what `code_line` gives where there is none
     return bool(newline) and (bool(code_line(whole)) or "" in whole.split("\n"))
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Token ids that end a text, as `generate` would take them."""
-    found = getattr(model.generation_config, "eos_token_id", None)
-    if found is None:
-        found = tokenizer.eos_token_id
-    return frozenset(found if isinstance(found, list) else [] if found is None else [found])

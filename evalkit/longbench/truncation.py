@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import DataError, TemplateError, first_line
+from evalkit.errors import DataError
+from evalkit.generation.tokens import as_message
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,3 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
         limit = min(limit, before) - max(2, len(tokens) - room)
         if limit < 2:
             raise DataError(f"{label}: no room for its prompt in {room} tokens; raise --context")
-
-
-def as_message(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text as one user message, up to where the answer begins.
-
-    Raises:
-        TemplateError: there is no chat template, or it fails.
-    """
-    if not tokenizer.chat_template:
-        raise TemplateError("the tokenizer has no chat template; leave out --chat")
-    try:
-        found = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
-        )
-    except Exception as error:  # a Jinja template may raise anything
-        raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
-    return list(found["input_ids"])

@@ -108,8 +108,7 @@ class _Session:
 
     def _prompts(self, loaded: LoadedModel) -> list[Prompt]:
         from evalkit.generation.batches import Prompt
-        from evalkit.longbench.stops import end_tokens
-        from evalkit.longbench.truncation import as_message
+        from evalkit.generation.tokens import as_message, end_tokens
 
         tokenizer, chat = loaded.tokenizer, self._prepared.request.chat
         size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))

@@ -22,7 +22,7 @@ from evalkit.runs import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.table import Table
 from tests.compare.made import make_longbench, make_run, scores_of
-from tests.longbench.made import record, write
+from tests.longbench.made import evaluate_longbench, record, write
 
 N = 40
 
@@ -156,7 +156,7 @@ def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
 def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two questions about one document, answered by a model of random weights in two precisions."""
     from evalkit.longbench.request import LongBenchRequest
-    from evalkit.longbench.session import evaluate_longbench, load_generations
+    from evalkit.longbench.session import load_generations
 
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

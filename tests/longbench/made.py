@@ -8,6 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.longbench.request import LongBenchRequest, prepare_longbench
+from evalkit.longbench.session import run_longbench
+from evalkit.progress import Progress
+from evalkit.runs import Run
+
 INPUTS = {
     "trec": "Question: Who ?\nType:",
     "triviaqa": "Passage:\nx\nQuestion:\ny\nAnswer:\n",
@@ -58,3 +63,7 @@ def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = 
             "truncated": 0,
         }
     )
+
+
+def evaluate_longbench(request: LongBenchRequest, progress: Progress) -> Run:
+    return run_longbench(prepare_longbench(request, progress.say), progress)

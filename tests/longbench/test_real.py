@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from evalkit.longbench.protocol import TASKS
-from evalkit.longbench.session import evaluate_longbench, load_generations
+from evalkit.longbench.session import load_generations
+from tests.longbench.made import evaluate_longbench
 from tests.longbench.test_session import request
 from tests.test_evaluation import Lines
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -69,11 +68,3 @@ def test_the_known_answer() -> None:
     recall, precision = 4 / 5, 4 / 8
     found = rouge_l("w1 w2 w6 w7 w8.w1 w3 w8 w9 w5", "w1 w2 w3 w4 w5")
     assert found == pytest.approx(2 * recall * precision / (recall + precision), abs=1e-7)
-
-
-def test_two_hundred_reports_take_seconds(golden: Path) -> None:
-    rows = [json.loads(line) for line in (golden / "gov_report.jsonl").read_bytes().splitlines()[:200]]
-    start = time.perf_counter()
-    for row in rows:
-        rouge_l(row["pred"], row["answers"][0])
-    assert time.perf_counter() - start < 10  # 0.4 s on one core that is not busy

@@ -19,12 +19,12 @@ from evalkit.longbench.metrics import score_prediction
 from evalkit.longbench.prompts import prompt
 from evalkit.longbench.protocol import TASKS
 from evalkit.longbench.request import LongBenchRequest, prepare_longbench
-from evalkit.longbench.session import GENERATIONS, evaluate_longbench, load_generations, results_of, run_longbench
+from evalkit.longbench.session import GENERATIONS, load_generations, results_of, run_longbench
 from evalkit.models.locate import silent
 from evalkit.request import request_of
 from evalkit.runs import JOURNAL, RESULTS, Run
 from tests.generation.made import by_transformers
-from tests.longbench.made import record, write
+from tests.longbench.made import evaluate_longbench, record, write
 from tests.models.loading import load_folder
 from tests.test_evaluation import Lines
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
@@ -43,7 +43,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     for task in ("qasper", "trec", "samsum", "lcc"):
         records = [record(task, number, context=TALK[50 * number :] * (1 + number % 3)) for number in range(4)]
-        records += [record(task, number, context=TALK, input=None or records[0]["input"]) for number in range(4, 6)]
+        records += [record(task, number, context=TALK, input=records[0]["input"]) for number in range(4, 6)]
         write(folder / f"{task}.jsonl", records)
     return folder
 
@@ -102,10 +102,7 @@ def test_results(generated: Run) -> None:
         assert task["all"]["score"] == pytest.approx(100 * own.mean(), abs=0.005)
         assert task["all"]["n"] == 6
         assert task["official"] is False
-    assert (
-        stored == results_of(generated).to_json() | {"averages": stored["averages"]}
-        or json.loads(json.dumps(results_of(generated).to_json() | {"averages": stored["averages"]})) == stored
-    )
+    assert stored == json.loads(json.dumps(results_of(generated).to_json() | {"averages": stored["averages"]}))
     assert [mean["name"] for mean in stored["averages"]] == [
         "Plain mean (4 of 16 tasks)",
         "Mean of groups (4 of 16 tasks)",

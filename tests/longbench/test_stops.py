@@ -87,7 +87,7 @@ def test_other_tasks_are_read_to_their_end(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(("named", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, {1})])
-def test_end_tokens_are_those_that_generate_takes(
+def test_end_tokens_are_the_generation_configs_else_the_tokenizers(
     named: int | list[int] | None, ends: set[int], tokenizer: Any
 ) -> None:
     assert tokenizer.eos_token_id == 1

@@ -1,0 +1,34 @@
+"""Token ids around a prompt: a message under a chat template, and what ends a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalkit.errors import TemplateError, first_line
+
+
+def as_message(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text as one user message, up to where the answer begins.
+
+    Raises:
+        TemplateError: there is no chat template, or it fails.
+    """
+    if not tokenizer.chat_template:
+        raise TemplateError("the tokenizer has no chat template; leave out --chat")
+    try:
+        found = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
+        )
+    except Exception as error:  # a Jinja template may raise anything
+        raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
+    return list(found["input_ids"])
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end a text: those of the generation config, as `generate` takes them; if it has none, the
+    tokenizer's, where `generate` would go on to the end.
+    """
+    found = getattr(model.generation_config, "eos_token_id", None)
+    if found is None:
+        found = tokenizer.eos_token_id
+    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
