@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
-from evalkit.cli import main
 from evalkit.models.zoo import models, named_model
 from tests.models.small import TEXT, small
+from tests.test_cli import Command, _no_settings, complains, evalkit
 from tests.tiny import tiny_checkpoint
 
-
-class Outcome(NamedTuple):
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
+__all__ = ["_no_settings", "evalkit"]  # fixtures
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("EVALKIT_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+def _text(_no_settings: None) -> None:
     Path("text.txt").write_text(TEXT, encoding="utf-8")
-
-
-@pytest.fixture
-def evalkit(capsys: pytest.CaptureFixture[str]) -> Command:
-    def run(*arguments: object) -> Outcome:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(argument) for argument in arguments])
-        return Outcome(int(left.value.code or 0), *capsys.readouterr())
-
-    return run
-
-
-def complains(outcome: Outcome, code: int, *words: str) -> None:
-    """One line, without a traceback, that says these words."""
-    assert (outcome.code, outcome.out) == (code, "")
-    [line] = outcome.err.splitlines()
-    assert line.startswith("evalkit: ")
-    for word in words:
-        assert word in line, line
 
 
 def test_list(evalkit: Command) -> None:
