@@ -26,12 +26,25 @@ def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Room(model, Generator(model), 77).tokens == 77
 
 
-def test_work_is_that_of_weights_and_pairs() -> None:
-    model = model_of("llama", VANILLA, tie_word_embeddings=False)
+@pytest.mark.parametrize("tied", [False, True])
+def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
+    """A prompt's operations and the bytes that its new tokens have read, at one of each a second until measured."""
+    model = model_of("llama", VANILLA, tie_word_embeddings=tied)
+    weights, embedding = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
+    room = Room(model, Generator(model), 250)
+    operations = 2 * (weights - embedding) * 90 + 4 * 3 * model.config.hidden_size * 90**2 / 2
+    read = 4 * (weights - (0 if tied else embedding)) / 2 + 100 * BYTES  # two rows of 100 tokens in 250
+    assert room.work(Prompt(0, tokens(90)[0], 10)) == operations + 10 * read
+
+
+def test_the_estimate_is_of_the_machine() -> None:
+    """Twice the prompts and new tokens take twice as long; longer ones more than that."""
+    model = model_of("llama", VANILLA)
     room = Room(model, Generator(model), None)
-    weights = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
-    width = model.config.hidden_size
-    assert room.work(Prompt(0, tokens(90)[0], 10)) == 2 * weights * 100 + 4 * 3 * width * 100**2 / 2
+    room.estimate(prompts(tokens(60), most=5))
+    one = room.work(Prompt(0, tokens(60)[0], 5))
+    assert 0 < one < 5
+    assert room.work(Prompt(0, tokens(120)[0], 10)) > 2 * one
 
 
 def test_the_estimate_says_what_there_is_to_do() -> None:
