@@ -72,7 +72,7 @@ class Room:
     def _measure(self, tokens: Ints) -> None:
         """Time a chunk and a few tokens after it, as fast as the model is where it has been run before."""
         found = [self._generator.generate([Prompt(-1, tokens, 1 + _STEPS)])[0] for _ in range(2)][-1]
-        self._operations_a_second = self._operations(len(tokens)) / found.prompt_seconds
+        self._operations_a_second = self._operations(len(tokens)) / max(found.prompt_seconds, 1e-9)
         steps = max(found.seconds - found.prompt_seconds, 1e-9) / _STEPS
         self._bytes_a_second = (self._weights + len(tokens) * self._bytes) / steps
 
