@@ -11,7 +11,7 @@ from evalkit.decimals import percent
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.results import LABELS
 from evalkit.rules import RULES
-from evalkit.runs import JOURNAL, Run, list_runs
+from evalkit.runs import JOURNAL, RESULTS, Run, list_runs
 from evalkit.suites import load_suite, suite_names
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.markup import plain
@@ -59,7 +59,9 @@ def runs(output: Path) -> str:
     for run in list_runs(output):
         limit = run.manifest["specification"]["limit"]
         shots = run.manifest["specification"].get("num_fewshot", 0)
+        extension = run.manifest["specification"].get("context_extension")
         extent = (f"limit {limit}" if limit else "all documents") + (f", {shots}-shot" if shots else "")
+        extent += f", context {extension['target']:,} by {extension['method']}" if extension else ""
         rows.append([run.folder.name, extent, _run_state(run)])
     return _table(rows) if rows else f"none in {output}"
 
@@ -74,7 +76,7 @@ def _run_state(run: Run) -> str:
             return state(run.stored)
         average = run.stored["averages"][-1]
     except RunError:
-        return "damaged: evalkit rescore says where"
+        return f"damaged: {RESULTS} cannot be read; delete it and give the run's command again"
     error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
     return f"{average['name'].lower()} {percent(average['accuracy'])}{error} ({run.manifest['rule']})"
 

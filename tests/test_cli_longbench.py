@@ -58,6 +58,39 @@ def test_a_run(longbench: Command) -> None:
     assert longbench() == Outcome(0, first.out, "")
 
 
+def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, model: Path) -> None:
+    """Of which checkpoint and window, under which context, in every form."""
+    about = f"{model}, float32, plain prompts, cut above 400 tokens of a context of 2,048"
+    context = "context stretched from 1,024 to 2,048 tokens by yarn: factor 2"
+    table = longbench("--context", 2048)
+    folder = table.out.splitlines()[-1]
+    assert about in table.out
+    assert context in table.out
+    assert about in json.loads(evalkit("longbench", "rescore", folder, "--format", "json").out)["notes"]
+    lines = evalkit("longbench", "rescore", folder, "--format", "csv")
+    assert about in lines.err
+    assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
+    [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if Path(folder).name in line]
+    assert "limit 2, context 2,048 by yarn" in line
+
+
+def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command) -> None:
+    folder = longbench().out.splitlines()[-1]
+    before = evalkit("longbench", "--format", "latex", "rescore", folder)
+    complains(before, 2, "options of evalkit longbench rescore stand after its name")
+    complains(evalkit("longbench", "--tasks", "trec"), 2, "--model is missing")
+    complains(longbench("--tasks", ","), 2, "--tasks ,: names nothing")
+    Path("own.yaml").write_text("window:\n  tokens: 3\n")
+    complains(longbench("--config", "own.yaml"), 2, "own.yaml: key 'window' holds keys and values of its own")
+
+
+def test_a_table_without_a_column_is_damaged(longbench: Command, evalkit: Command) -> None:
+    folder = Path(longbench().out.splitlines()[-1])
+    table = pd.read_parquet(folder / "generations.parquet")
+    table.drop(columns="answers").to_parquet(folder / "generations.parquet")
+    complains(evalkit("longbench", "rescore", folder), 1, "generations.parquet is damaged (it has no column answers)")
+
+
 def test_looking_at_a_run(longbench: Command, evalkit: Command) -> None:
     folder = Path(longbench().out.splitlines()[-1])
     listed = evalkit("ls", "runs", "--output", "runs")

@@ -24,6 +24,7 @@ from evalkit.cli.options import (
     option,
     picture,
 )
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.longbench.metrics import EditVariant
@@ -85,9 +86,14 @@ def longbench(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
+    typed = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
     if ctx.invoked_subcommand is not None:
+        if typed:
+            raise UsageError(f"options of evalkit longbench {ctx.invoked_subcommand} stand after its name")
         return
     if model is None:
+        if typed:
+            raise UsageError("--model is missing: a checkpoint folder, a hub name, a .gguf file, or demo")
         click.echo(ctx.get_help())
         return
     from evalkit.errors import DataError
@@ -153,10 +159,15 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
 
 
 def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+    from evalkit.generation.run import about_run
     from evalkit.longbench.session import load_generations, results_of
     from evalkit.longbench.view import render
 
-    click.echo(render(results_of(finished, edit_similarity), form))
+    about = about_run(finished)
+    click.echo(render(results_of(finished, edit_similarity), form, about))
+    if form == "csv":
+        for line in about:
+            click.echo(line, err=True)
     if plot is not None:
         from evalkit.longbench.plots import draw_by_length
 

@@ -59,13 +59,18 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
         name = known.get(option)
         if name is None:
             raise UsageError(f"config file {path}: {UnknownNameError('key', option, known)}")
+        if isinstance(value, dict):
+            raise UsageError(f"config file {path}: key '{option}' holds keys and values of its own; give one value")
         if value is not None:
             defaults[name] = ",".join(map(str, value)) if isinstance(value, list) else value
     ctx.default_map = defaults
 
 
-def comma_separated(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+    if value and not parts:
+        raise UsageError(f"{_long(parameter.opts)} {value}: names nothing; leave it out, or name some")
+    return parts
 
 
 def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:

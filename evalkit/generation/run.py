@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
-from evalkit.models.context import configured_window, refuse_generation
+from evalkit.models.context import Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, silent
@@ -68,14 +68,24 @@ def generated_manifest(
     }
 
 
+def about_run(run: Run) -> tuple[str, ...]:
+    """What the reader of a run's results should know of it, in lines: checkpoint, precision, prompts, context."""
+    manifest, specification = run.manifest, run.manifest["specification"]
+    parts = [str(manifest["model"]), specification["dtype"], f"{run.template} prompts"]
+    if "window" in specification:
+        parts.append(f"cut above {specification['window']:,} tokens of a context of {manifest['context']:,}")
+    extension = specification["context_extension"]
+    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []))
+
+
 def _named_ends(checkpoint: Checkpoint) -> Any:
     """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
     path = checkpoint.folder / "generation_config.json"
     return read_json(path).get("eos_token_id") if path.is_file() else None
 
 
-def load_table(run: Run, name: str) -> pd.DataFrame:
-    """The table of a finished run.
+def load_table(run: Run, name: str, columns: Collection[str]) -> pd.DataFrame:
+    """The table of a finished run, which has these columns.
 
     Raises:
         RunError: it is not there yet, or damaged.
@@ -83,12 +93,13 @@ def load_table(run: Run, name: str) -> pd.DataFrame:
     import pandas as pd
 
     path = run.folder / name
+    again = "delete it and give the run's command again, which makes it anew from the journal"
     if not path.is_file():
         raise RunError(f"run {run.folder} is not finished; give its command again")
     try:
-        return pd.read_parquet(path)
+        table = pd.read_parquet(path)
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} is damaged ({first_line(error)}); delete it and give the run's command again, which makes it anew "
-            "from the journal"
-        ) from error
+        raise RunError(f"{path} is damaged ({first_line(error)}); {again}") from error
+    if missing := [column for column in columns if column not in table]:
+        raise RunError(f"{path} is damaged (it has no column {missing[0]}); {again}")
+    return table

@@ -6,6 +6,7 @@ too. Out: a generations table, and what is odd about the files. Or the other way
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.data.fields import text
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.longbench.rows import read_record
+from evalkit.longbench.rows import MOST_WORDS, read_record
+from evalkit.runs import MANIFEST
 
 _FIELDS = ("pred", "answers", "all_classes")
 
@@ -94,8 +97,15 @@ def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
 
 def _files(path: Path, notes: list[str]) -> list[Path]:
     """The file, or a folder's files of English tasks. Files that evalkit does not score there are told."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.name == "result.json":  # what the official scorer writes beside them
+        notes.append(f"{path} is passed over: it holds scores")
+        return []
     if not path.is_dir():
         return [path]
+    if (path / MANIFEST).is_file():
+        raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
         raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none")
@@ -115,7 +125,7 @@ def _task_of(file: Path) -> Task:
 
 def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
     rows: list[dict[str, Any]] = []
@@ -139,6 +149,7 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
     answers, classes = record["answers"], record["all_classes"]
     if not isinstance(record["pred"], str):
         raise DataError(f"field 'pred': expected a string, found {type(record['pred']).__name__}")
+    text(record, "pred", may_be_empty=True)
     if not _are_texts(answers):
         raise DataError("field 'answers': expected a list of strings with something in it")
     if not (classes is None or classes == [] or _are_texts(classes)):
@@ -146,8 +157,8 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
     if task.metric == "classification" and not classes:
         raise DataError(f"field 'all_classes': expected the labels of {task.name}")
     length = record.get("length")
-    if "length" in record and (isinstance(length, bool) or not isinstance(length, int)):
-        raise DataError(f"field 'length': expected a number of words, found {type(length).__name__}")
+    if "length" in record and (isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < MOST_WORDS):
+        raise DataError(f"field 'length': expected a number of words, found {ascii(length)[:60]}")
     return {
         "task": task.name,
         "id": str(index),

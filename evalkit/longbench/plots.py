@@ -113,7 +113,7 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
         axes.errorbar(places, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
     axes.set_xticks(range(len(BANDS)), BANDS)
     axes.set_xlim(-0.4, len(BANDS) - 0.6)
-    axes.set_ylim(0, 100)
+    axes.set_ylim(-2, 102)
     axes.grid(axis="y", color="#dddddd", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)

@@ -101,24 +101,26 @@ def window_of(asked: int | None, context: int, most_new: int) -> int:
     """Tokens above which a prompt is cut.
 
     Args:
-        asked: by the user; None: the official number, for contexts that have none by the same margin.
+        asked: by the user; None: the official number, for contexts that have none by the same margin,
+            but half of a short one.
         context: tokens that the model takes at once.
         most_new: most tokens that any task generates.
 
     Raises:
         UsageError: the longest answer would not fit behind such a prompt.
     """
-    window = _OFFICIAL_WINDOWS.get(context, context - _MARGIN) if asked is None else asked
     least, most = 2, context - most_new
     if most < least:
         raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
-    if not least <= window <= most:
-        given = f"--window {window}" if asked is not None else f"a prompt is cut at the context less {_MARGIN} tokens"
+    if asked is None:
+        # The margin would leave a short context next to nothing
+        return _OFFICIAL_WINDOWS.get(context, max(context - _MARGIN, min(context // 2, most)))
+    if not least <= asked <= most:
         raise UsageError(
-            f"{given}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"--window {asked}: the model takes {context} tokens, of which an answer may need {most_new}; "
             f"give a --window of {least} to {most}, or another --context"
         )
-    return window
+    return asked
 
 
 def _chosen(request: LongBenchRequest) -> list[Task]:

@@ -29,6 +29,10 @@ _CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
 """What the `input` of few-shot rows ends with; re-worked copies move it to a field of its own."""
 
 
+MOST_WORDS = 2**31
+"""No document has as many."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One document with its question and gold answers."""
@@ -63,29 +67,26 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
         DataError: it is no row of this task; names the field.
     """
     record = read_record(line)
-    if template_start is not None:
-        _refuse_reworked(task, record, template_start)
     stored = record.get("dataset", task.name)
     if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows bear either
         raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
+    if template_start is not None:
+        _refuse_reworked(task, record, template_start)
     context = text(record, "context")
     question = text(record, "input", may_be_empty=True)
     answers = _texts(record, "answers")
     if not any(answer.strip() for answer in answers):
         raise wrong("answers", "at least one gold answer", list(answers))
     length = value(record, "length", "an integer")
-    if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < MOST_WORDS:
         raise wrong("length", "a number of words", length)
     classes = () if record.get("all_classes") is None else _texts(record, "all_classes")
     if task.metric == "classification" and not set(answers) <= set(classes):
         raise wrong("all_classes", f"the labels of {task.name}, the gold answer among them", record.get("all_classes"))
     if task.metric == "retrieval" and not all("Paragraph " in answer for answer in answers):
         raise wrong("answers", "'Paragraph' and a number", list(answers))
-    identity = record.get("_id")
-    if identity is None:
-        identity = CONTENT_ID + _content_hash(task, context, question, answers)
-    elif not isinstance(identity, str) or not identity:
-        raise wrong("_id", "a non-empty string", identity)
+    made = CONTENT_ID + _content_hash(task, context, question, answers)
+    identity = made if record.get("_id") is None else text(record, "_id")
     return Row(task.name, identity, index, context, question, answers, length, classes)
 
 

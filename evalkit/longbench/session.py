@@ -79,7 +79,7 @@ def load_generations(run: Run) -> pd.DataFrame:
     """
     if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
-    return load_table(run, GENERATIONS)
+    return load_table(run, GENERATIONS, ("task", *Prediction._fields, "length", SOURCE, "answers", "all_classes"))
 
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:

@@ -113,7 +113,7 @@ def _csv(results: LongBenchResults) -> str:
     writer = csv.writer(out, lineterminator="\n")
     fields = ["n", "score", "low", "high"]
     per_bucket = [f"{field}_{name}" for name in buckets for field in fields]
-    writer.writerow(["kind", "name", "group", "metric", *fields, *per_bucket, "truncated", "official"])
+    writer.writerow(["kind", "name", "group", "metric", "variant", *fields, *per_bucket, "truncated", "official"])
     for task in results.tasks:
         scores = _flat((task.all, *task.buckets))
         writer.writerow(
@@ -122,6 +122,7 @@ def _csv(results: LongBenchResults) -> str:
                 task.task,
                 task.group,
                 task.metric,
+                results.edit_similarity if task.metric == "edit_similarity" else "",
                 *scores,
                 task.truncated,
                 "" if task.official is None else task.official,
@@ -129,7 +130,7 @@ def _csv(results: LongBenchResults) -> str:
         )
     for kind, mean in [*(("group", group) for group in results.groups), ("mean", results.mean_of_groups),
                        ("mean", results.plain_mean)]:  # fmt: skip
-        writer.writerow([kind, mean.name, "", "", *_flat((mean.all, *mean.buckets)), "", ""])
+        writer.writerow([kind, mean.name, "", "", "", *_flat((mean.all, *mean.buckets)), "", ""])
     return out.getvalue().rstrip("\n")
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
-from evalkit.models.context import WINDOW_KEYS, Extension
+from evalkit.models.context import WINDOW_KEYS, Extension, configured_window
+from evalkit.models.files import read_json
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
 
 _FALLBACK_WINDOW = 2048
@@ -104,7 +105,7 @@ def load(
     place = resolve_device(device)
     folder, options = _source(checkpoint, config, say)
     stretched = None
-    if extension is not None:
+    if extension is not None and not _only_told(checkpoint, folder, extension):
         from evalkit.models.stretch import finish, stretched_config
 
         remote = bool(options.get("trust_remote_code"))
@@ -122,7 +123,7 @@ def load(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=wanted,
         device=place,
-        window=context_window(model.config, tokenizer, say),
+        window=extension.target if extension is not None else context_window(model.config, tokenizer, say),
         bos_id=tokenizer.bos_token_id,
         eos_id=tokenizer.eos_token_id,
         attention=str(model.config._attn_implementation),
@@ -150,6 +151,14 @@ def resolve_device(device: str) -> str:
     if (index or 0) >= count[kind]:
         raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
     return device
+
+
+def _only_told(checkpoint: Checkpoint, folder: Path, extension: Extension) -> bool:
+    """Whether an extension only tells the window of a model whose config tells nothing of positions (ALiBi, Mamba)."""
+    if extension.target > extension.original:
+        return False
+    config = read_json(folder / "config.json") if checkpoint.gguf is not None else checkpoint.config()
+    return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 
 def context_window(config: Any, tokenizer: Any, say: Say) -> int:

@@ -127,6 +127,8 @@ def tokenizer_folder(given: str, say: Say) -> Path:
         CheckpointError: there is none, or no tokenizer in it.
     """
     folder = _path(given)
+    if given == "demo" or folder.suffix == ".gguf":
+        raise CheckpointError(f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder or a hub name")
     if not folder.is_dir():
         if folder.exists() or looks_like_path(given):
             raise CheckpointError(f"{given}: no such tokenizer folder")

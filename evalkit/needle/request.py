@@ -22,6 +22,7 @@ MAX_NEW_TOKENS = 32
 """Of an answer: a sentence with seven digits, each of which may be a token."""
 DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 _SHORTEST = 1000
+_MOST_CELLS = 100_000
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
         raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percents from 0 to 100")
     if request.repeats < 1:
         raise UsageError(f"--repeats is {request.repeats}; it must be at least 1")
+    if (count := len(lengths) * len(depths) * request.repeats) > _MOST_CELLS:
+        raise UsageError(f"{count:,} needles, where {_MOST_CELLS:,} are years of work; lower --repeats, or name fewer")
     cells = [Cell(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)]
     specification = {
         **numerics(common, checkpoint, say),
@@ -102,6 +105,6 @@ def _lengths(asked: tuple[int, ...], context: int) -> list[int]:
     if not all(1 <= length <= most for length in asked):
         raise UsageError(
             f"--lengths {','.join(map(str, asked))}: the model takes {context} tokens, of which an answer may need "
-            f"{MAX_NEW_TOKENS}; give lengths of at most {most}, or a longer --context"
+            f"{MAX_NEW_TOKENS}; give lengths of 100 to {most}, or a longer --context"
         )
     return sorted(set(asked))

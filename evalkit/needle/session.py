@@ -72,7 +72,7 @@ def load_needles(run: Run) -> pd.DataFrame:
     """
     if run.manifest["rule"] != NEEDLE:
         raise RunError(f"{run.folder} is not a needle test")
-    return load_table(run, NEEDLES)
+    return load_table(run, NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 
 
 class _Session:

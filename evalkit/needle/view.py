@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evalkit.generation.run import about_run
 from evalkit.runs import Run
 
 
@@ -25,7 +26,8 @@ def needle_table(run: Run) -> str:
     )
     [task] = stored["tasks"]
     n, texts = task["n"], stored["repeats"]
+    about = "\n".join(about_run(run))
     return (
         f"{table}\n\nneedles found in %, by tokens of the prompt and depth in it; {task['found']} of {n} in all, "
-        f"{texts} text{'s' if texts > 1 else ''} a cell\ntext: {run.manifest['documents']['needle']['source']}"
+        f"{texts} text{'s' if texts > 1 else ''} a cell\ntext: {run.manifest['documents']['needle']['source']}\n{about}"
     )

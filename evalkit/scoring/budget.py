@@ -54,5 +54,5 @@ def bytes_per_token(model: Any) -> int:
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     size = model.get_output_embeddings().weight.element_size()
     # Eager attention keeps scores for every head; the others keep the mask alone
-    heads = config.num_attention_heads if config._attn_implementation == "eager" else 0
+    heads = getattr(config, "num_attention_heads", 0) if config._attn_implementation == "eager" else 0
     return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

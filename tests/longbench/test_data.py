@@ -114,6 +114,8 @@ def test_rows_without_ids_get_theirs_from_their_content(tmp_path: Path) -> None:
         (record(context=" "), "field 'context'"),
         (record(context="\ud800"), "field 'context': expected valid Unicode"),
         (record(_id=7), "field '_id'"),
+        (record(_id="\ud800"), "field '_id': expected valid Unicode"),
+        (record(length=10**30), "field 'length': expected a number of words"),
         (record("musique"), "field 'dataset': expected 'hotpotqa', found 'musique'"),
         (record(_id="hotpotqa-9"), "'hotpotqa-9' stands in line 1 already"),
         (["a"], "expected a JSON object, found list"),
@@ -128,6 +130,12 @@ def test_a_bad_row_is_named(tmp_path: Path, bad: Any, message: str) -> None:
         load(tmp_path)
     assert len(str(raised.value)) < 400
     assert load(tmp_path, limit=1).rows[0].id == "hotpotqa-9"
+
+
+def test_another_tasks_rows_are_not_called_reworked(tmp_path: Path) -> None:
+    write(tmp_path / "trec.jsonl", [record("qasper")])
+    with pytest.raises(DataError, match="field 'dataset': expected 'trec', found 'qasper': another task's file"):
+        load_rows(TASKS["trec"], tmp_path)
 
 
 def test_labels_and_paragraphs_are_asked_for(tmp_path: Path) -> None:

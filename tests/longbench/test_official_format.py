@@ -82,6 +82,8 @@ def test_files_of_e_may_bear_its_suffix(tmp_path: Path) -> None:
         (prediction("x", "x"), "field 'answers'"),  # type: ignore[arg-type]
         (prediction(None, ["x"]), "field 'pred': expected a string, found NoneType"),  # type: ignore[arg-type]
         (prediction("x", ["x"], "9", ["x"]), "field 'length'"),  # type: ignore[arg-type]
+        (prediction("x", ["x"], 10**30, ["x"]), "field 'length': expected a number of words, found 1000"),
+        (b'{"pred": "\\ud800", "answers": ["x"], "all_classes": ["x"], "length": 3}', "field 'pred'"),
         (prediction("x", ["x"], all_classes=[1]), "field 'all_classes'"),  # type: ignore[list-item]
         (prediction("x", ["x"]), "field 'all_classes': expected the labels of trec"),
         ([], "expected a JSON object, found list"),
@@ -113,10 +115,22 @@ def test_files_of_e_without_the_flag_are_told(golden: Path, capsys: pytest.Captu
     assert "300 rows, where hotpotqa has 200 documents; are they LongBench-E's, which" in capsys.readouterr().out
 
 
+def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A byte-order mark, the official scores, a run of evalkit's own."""
+    file = write(tmp_path / "hotpotqa.jsonl", [prediction("x", ["x"])])
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    scores = write(tmp_path / "result.json", [{"hotpotqa": 1.0}])
+    assert command("score", file, scores) == 0
+    assert "result.json is passed over: it holds scores" in capsys.readouterr().out
+    write(tmp_path / "manifest.json", [{}])
+    with pytest.raises(DataError, match="is a run of evalkit; use evalkit longbench rescore"):
+        read_predictions([tmp_path])
+
+
 def test_files_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected a folder with <task>.jsonl files, found none"):
         read_predictions([tmp_path])
-    with pytest.raises(DataError, match=r"lcc\.jsonl \(lcc\): cannot be read"):
+    with pytest.raises(DataError, match=r"lcc\.jsonl: no such file or folder"):
         read_predictions([tmp_path / "lcc.jsonl"])
     with pytest.raises(DataError, match="expected predictions, found none"):
         read_predictions([write(tmp_path / "lcc.jsonl", [b""])])

@@ -40,4 +40,4 @@ def test_forms_escape_what_they_must() -> None:
     assert "\\begin{tabular}" in latex
     assert "95 \\% interval" in latex
     assert "–" not in "".join(line for line in latex.splitlines() if not line.startswith("%"))
-    assert "kind,name,group,metric,n,score,low,high,truncated,official" in render(found, "csv")
+    assert "kind,name,group,metric,variant,n,score,low,high,truncated,official" in render(found, "csv")

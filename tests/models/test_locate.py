@@ -109,6 +109,12 @@ def test_tokenizer_from_another_folder(tmp_path: Path) -> None:
         locate(str(path), tokenizer=str(path))
 
 
+@pytest.mark.parametrize("given", ["demo", "other.gguf"])
+def test_a_tokenizer_inside_a_gguf_file_cannot_be_taken(tmp_path: Path, given: str) -> None:
+    with pytest.raises(CheckpointError, match=f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder"):
+        locate(str(tiny_checkpoint(tmp_path / "tiny")), tokenizer=given)
+
+
 def test_config_that_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ', encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):

@@ -13,6 +13,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    BloomConfig,
     FalconConfig,
     GPT2Config,
     GPTJConfig,
@@ -238,6 +239,15 @@ def test_models_that_would_not_be_stretched_are_refused(tmp_path: Path, kind: st
     with pytest.raises(CheckpointError, match=words) as caught:
         stretched(saved(config, tmp_path / "model"), 8192)
     assert "\n" not in str(caught.value)
+
+
+def test_the_window_of_a_model_without_one_may_be_told(tmp_path: Path) -> None:
+    """ALiBi has no positions to stretch, and its config no window."""
+    config = BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, pad_token_id=None)
+    folder = saved(config, tmp_path / "bloom")
+    assert stretched(folder, 700, original=700).window == 700
+    with pytest.raises(CheckpointError, match="the context cannot be stretched"):
+        stretched(folder, 1400, original=700)
 
 
 def built(folder: Path, **changes: Any) -> tuple[Any, Any]:

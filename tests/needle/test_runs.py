@@ -133,7 +133,7 @@ def test_lengths_by_default(needle: Command, evalkit: Command, model: Path) -> N
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--lengths", "1000"], 2, ["--lengths 1000: the model takes 1024 tokens", "at most 992"]),
+        (["--lengths", "1000"], 2, ["--lengths 1000: the model takes 1024 tokens", "100 to 992"]),
         (["--lengths", "0"], 2, ["--lengths 0"]),
         (["--lengths", "50"], 2, ["--lengths 50: no room for a needle and a sentence"]),
         (["--lengths", "1k"], 2, ["--lengths 1k: expected whole numbers, separated by commas"]),
