@@ -75,7 +75,7 @@ class Extension:
     def describe(self) -> str:
         """One line for the terminal."""
         if self.target == self.original:
-            return f"context window {self.target:,} tokens, with the frequencies as they are"
+            return f"context window {self.target:,} tokens, as given"
         if self.method == NONE:
             return f"context window {self.original:,} taken for {self.target:,} tokens with the frequencies as they are"
         at_most = "up to " if self.by_length else ""
