@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.errors import RunError
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 GENERATIONS = "generations.parquet"
 SOURCE = "source"
 """The generations table's column that is equal for rows of one document: a hash of their context."""
+
+_READ = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
+"""Columns of the generations table without which there is nothing to score."""
 
 
 class Prediction(NamedTuple):
@@ -71,15 +74,15 @@ def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
     )
 
 
-def load_generations(run: Run) -> pd.DataFrame:
-    """The generations table of a finished LongBench run.
+def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
+    """The generations table of a finished LongBench run, which has these columns.
 
     Raises:
         RunError: it is no LongBench run, not finished, or its table is damaged.
     """
     if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
-    return load_table(run, GENERATIONS, ("task", *Prediction._fields, "length", SOURCE, "answers", "all_classes"))
+    return load_table(run, GENERATIONS, columns)
 
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
@@ -87,7 +90,7 @@ def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
     from evalkit.longbench.scores import score_generations
 
     official = {task: about["official"] for task, about in run.manifest["documents"].items()}
-    return score_generations(load_generations(run), run.manifest["specification"]["suite"], variant, official)
+    return score_generations(load_generations(run, _READ), run.manifest["specification"]["suite"], variant, official)
 
 
 class _Session:
