@@ -22,11 +22,9 @@ from evalkit.generation.greedy import Generation, Generator
 from evalkit.generation.room import Room
 from evalkit.longbench.data import load_rows
 from evalkit.longbench.metrics import score_prediction
-from evalkit.longbench.prompts import prompt
 from evalkit.longbench.protocol import Task, find_task
 from evalkit.longbench.rows import Row
-from evalkit.longbench.stops import stops_of
-from evalkit.longbench.truncation import fit
+from evalkit.longbench.session import fitted_prompts
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 
@@ -53,7 +51,7 @@ def main() -> None:
     for name in options.tasks.split(","):
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
-        prompts = prompts_of(task, rows, loaded, options.window)
+        _, prompts = fitted_prompts(task, rows, loaded, options.window, loaded.window)
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)
         totals = [totals[0] + slow, totals[1] + fast]
@@ -64,17 +62,6 @@ def main() -> None:
         cells = (name, len(rows), f"{tokens:,}", *times, *speeds, f"{alike} of {len(rows)}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
     print(f"| all | | | {totals[0]:.1f} | {totals[1]:.1f} | {totals[0] / totals[1]:.2f} | | | |")
-
-
-def prompts_of(task: Task, rows: tuple[Row, ...], loaded: LoadedModel, window: int) -> list[Prompt]:
-    """The rows' prompts as evalkit feeds them."""
-    stops = stops_of(task, loaded.model, loaded.tokenizer)
-    room = loaded.window - task.max_new_tokens
-    fitted = [fit(loaded.tokenizer, prompt(task, row), window, room, chat=False, label=row.id) for row in rows]
-    return [
-        Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
-        for number, one in enumerate(fitted)
-    ]
 
 
 def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedModel) -> tuple[list[list[int]], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,11 @@ from evalkit.cli.options import (
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evalkit.longbench.metrics import EditVariant
     from evalkit.longbench.protocol import SuiteName
+    from evalkit.longbench.scores import LongBenchResults
     from evalkit.longbench.view import Form
     from evalkit.runs import Run
 
@@ -143,34 +147,35 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
     """
     from evalkit.longbench.official_format import read_predictions
     from evalkit.longbench.scores import score_generations
-    from evalkit.longbench.view import render
 
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
-    click.echo(render(results, form, predictions.notes))
-    if form == "csv":
-        for note in predictions.notes:
-            click.echo(note, err=True)
+    _show(results, predictions.notes, form)
     if plot is not None:
-        from evalkit.longbench.plots import draw_by_length
-
-        draw_by_length(predictions.generations, plot, edit_similarity)
-        click.echo(f"{plot} is drawn", err=True)
+        _draw(predictions.generations, plot, edit_similarity)
 
 
 def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
     from evalkit.generation.run import about_run
     from evalkit.longbench.session import load_generations, results_of
+
+    _show(results_of(finished, edit_similarity), about_run(finished), form)
+    if plot is not None:
+        _draw(load_generations(finished), plot, edit_similarity)
+    click.echo(f"\n{finished.folder}", err=form != "table")
+
+
+def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
     from evalkit.longbench.view import render
 
-    about = about_run(finished)
-    click.echo(render(results_of(finished, edit_similarity), form, about))
+    click.echo(render(results, form, notes))
     if form == "csv":
-        for line in about:
-            click.echo(line, err=True)
-    if plot is not None:
-        from evalkit.longbench.plots import draw_by_length
+        for note in notes:
+            click.echo(note, err=True)
 
-        draw_by_length(load_generations(finished), plot, edit_similarity)
-        click.echo(f"{plot} is drawn", err=True)
-    click.echo(f"\n{finished.folder}", err=form != "table")
+
+def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
+    from evalkit.longbench.plots import draw_by_length
+
+    draw_by_length(generations, plot, edit_similarity)
+    click.echo(f"{plot} is drawn", err=True)

@@ -15,12 +15,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from evalkit.scoring.attention import attention_named
+from evalkit.scoring.attention import SPECIAL, attention_named
 
 NAME = "evalkit_chunks"
 """Of this attention among transformers' own."""
-_SPECIAL = ("softcap", "position_bias", "cache", "s_aux")
-"""Settings that transformers' function sees to, or refuses."""
 
 
 def attending_in_chunks(model: Any) -> AbstractContextManager[None]:
@@ -57,7 +55,8 @@ def _attention(
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
-    if mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in _SPECIAL):
+    # What is special, transformers' function sees to, or refuses
+    if mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, mask, scaling=scaling, **settings
         )

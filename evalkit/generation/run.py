@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
@@ -11,7 +12,7 @@ from evalkit.models.context_settings import config_of
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.request import Request, circumstances, context_extension
-from evalkit.runs import Run, specification_id
+from evalkit.runs import Run, folder_name, specification_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,12 @@ def generated_manifest(
         "documents": documents,
         **circumstances(request, checkpoint),
     }
+
+
+def generated_folder(output: Path, checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Path:
+    """The folder of a run with such a manifest, whether it exists yet or not."""
+    suite, template = manifest["specification"]["suite"], manifest["template"]["name"]
+    return output / folder_name(checkpoint.name, suite, template, manifest["id"])
 
 
 def about_run(run: Run) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from evalkit.data.fields import text
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.longbench.rows import MOST_WORDS, read_record
+from evalkit.longbench.rows import read_record, words
 from evalkit.runs import MANIFEST
 
 _FIELDS = ("pred", "answers", "all_classes")
@@ -156,14 +156,11 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
         raise DataError("field 'all_classes': expected a list of strings, or null")
     if task.metric == "classification" and not classes:
         raise DataError(f"field 'all_classes': expected the labels of {task.name}")
-    length = record.get("length")
-    if "length" in record and (isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < MOST_WORDS):
-        raise DataError(f"field 'length': expected a number of words, found {ascii(length)[:60]}")
     return {
         "task": task.name,
         "id": str(index),
         "index": index,
-        "length": length,
+        "length": words(record) if "length" in record else None,
         "prediction": record["pred"],
         "answers": json.dumps(answers),
         "all_classes": json.dumps(classes),

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import DataError, UnknownNameError, UsageError
-from evalkit.generation.run import context_of, generated_manifest
+from evalkit.generation.run import context_of, generated_folder, generated_manifest
 from evalkit.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.request import Request, locate_checkpoint, numerics
-from evalkit.runs import LONGBENCH, folder_name
+from evalkit.runs import LONGBENCH
 
 DEFAULT: SuiteName = "longbench"
 _OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
@@ -55,9 +55,7 @@ class PreparedLongBench:
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        name = folder_name(self.checkpoint.name, self.request.suite, "chat" if self.request.chat else "plain",
-                           self.manifest["id"])  # fmt: skip
-        return self.request.common.output / name
+        return generated_folder(self.request.common.output, self.checkpoint, self.manifest)
 
 
 def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:

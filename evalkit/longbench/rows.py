@@ -29,7 +29,7 @@ _CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
 """What the `input` of few-shot rows ends with; re-worked copies move it to a field of its own."""
 
 
-MOST_WORDS = 2**31
+_MOST_WORDS = 2**31
 """No document has as many."""
 
 
@@ -77,16 +77,16 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
     answers = _texts(record, "answers")
     if not any(answer.strip() for answer in answers):
         raise wrong("answers", "at least one gold answer", list(answers))
-    length = value(record, "length", "an integer")
-    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < MOST_WORDS:
-        raise wrong("length", "a number of words", length)
+    length = words(record)
     classes = () if record.get("all_classes") is None else _texts(record, "all_classes")
     if task.metric == "classification" and not set(answers) <= set(classes):
         raise wrong("all_classes", f"the labels of {task.name}, the gold answer among them", record.get("all_classes"))
     if task.metric == "retrieval" and not all("Paragraph " in answer for answer in answers):
         raise wrong("answers", "'Paragraph' and a number", list(answers))
-    made = CONTENT_ID + _content_hash(task, context, question, answers)
-    identity = made if record.get("_id") is None else text(record, "_id")
+    if record.get("_id") is None:
+        identity = CONTENT_ID + _content_hash(task, context, question, answers)
+    else:
+        identity = text(record, "_id")
     return Row(task.name, identity, index, context, question, answers, length, classes)
 
 
@@ -101,6 +101,14 @@ def read_record(line: bytes) -> Record:
     if not isinstance(record, dict):
         raise DataError(f"expected a JSON object, found {type(record).__name__}")
     return record
+
+
+def words(record: Record) -> int:
+    """The length that is stored with a row; a `DataError` says what it is instead."""
+    length = value(record, "length", "an integer")
+    if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < _MOST_WORDS:
+        raise wrong("length", "a number of words", length)
+    return length
 
 
 def _refuse_reworked(task: Task, record: Record, template_start: str) -> None:

@@ -93,6 +93,36 @@ def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
     return score_generations(load_generations(run, _READ), run.manifest["specification"]["suite"], variant, official)
 
 
+def fitted_prompts(
+    task: Task, rows: Sequence[Row], loaded: LoadedModel, window: int, context: int, chat: bool = False
+) -> tuple[list[Fitted], list[Prompt]]:
+    """A task's prompts, cut to fit, and the same as they are generated from; in the rows' order.
+
+    Args:
+        task: of the rows.
+        rows: documents.
+        loaded: the model, whose tokens and end tokens count.
+        window: tokens above which a prompt is cut.
+        context: tokens that the model takes at once, the answer's included.
+        chat: whether prompts go into the chat template, where the task's do.
+    """
+    from evalkit.generation.batches import Prompt
+    from evalkit.longbench.prompts import prompt
+    from evalkit.longbench.stops import stops_of
+    from evalkit.longbench.truncation import fit
+
+    stops = stops_of(task, loaded.model, loaded.tokenizer)
+    room, wrapped = context - task.max_new_tokens, chat and task.chat
+    fitted = [
+        fit(loaded.tokenizer, prompt(task, row), window, room, chat=wrapped, label=f"{task.name} row {row.id}")
+        for row in rows
+    ]
+    return fitted, [
+        Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
+        for number, one in enumerate(fitted)
+    ]
+
+
 class _Session:
     """The part of a run that one process does."""
 
@@ -141,35 +171,17 @@ class _Session:
         return lambda prompt: self._is_done(task, rows[prompt.index])
 
     def _prompts(self, task: Task, loaded: LoadedModel) -> list[Prompt]:
-        from evalkit.generation.batches import Prompt
-        from evalkit.longbench.prompts import prompt
-        from evalkit.longbench.stops import stops_of
-        from evalkit.longbench.truncation import fit
-
-        rows = self._prepared.rows[task].rows
-        stops = stops_of(task, loaded.model, loaded.tokenizer)
-        window = self._prepared.manifest["specification"]["window"]
-        fitted = self._fitted[task.name] = [
-            fit(
-                loaded.tokenizer,
-                prompt(task, row),
-                window,
-                self._prepared.manifest["context"] - task.max_new_tokens,
-                chat=self._prepared.request.chat and task.chat,
-                label=f"{task.name} row {row.id}",
-            )
-            for row in rows
-        ]
-        return [
-            Prompt(number, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
-            for number, one in enumerate(fitted)
-        ]
+        rows, manifest = self._prepared.rows[task].rows, self._prepared.manifest
+        self._fitted[task.name], prompts = fitted_prompts(
+            task, rows, loaded, manifest["specification"]["window"], manifest["context"], self._prepared.request.chat
+        )
+        return prompts
 
     def _finish(self, task: Task, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
         """Put a batch into the journal."""
         rows, fitted = self._prepared.rows[task].rows, self._fitted[task.name]
         predictions = [
-            _prediction(task, rows[one.index], fitted[one.index], generation, tokenizer)
+            _prediction(rows[one.index], fitted[one.index], generation, tokenizer)
             for one, generation in zip(batch, found, strict=True)
         ]
         # A row is generated once, so its number in the file names the batch in every session
@@ -217,12 +229,10 @@ class _Session:
             ) from None
 
 
-def _prediction(task: Task, row: Row, fitted: Fitted, generation: Generation, tokenizer: Any) -> Prediction:
-    from evalkit.longbench.prompts import prompt
-
+def _prediction(row: Row, fitted: Fitted, generation: Generation, tokenizer: Any) -> Prediction:
     return Prediction(
         id=row.id,
-        prompt_sha256=hashlib.sha256(prompt(task, row).encode()).hexdigest(),
+        prompt_sha256=fitted.text_sha256,
         tokens_before=fitted.before,
         tokens=len(fitted.tokens),
         truncated=fitted.truncated,

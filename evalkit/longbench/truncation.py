@@ -7,6 +7,7 @@ special tokens left out, and is tokenised anew.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from evalkit.generation.tokens import as_message
 class Fitted:
     """A prompt for the model."""
 
+    text_sha256: str
+    """Of the whole prompt's text, before it was cut."""
     tokens: NDArray[np.int64]
     """[length] token ids, special tokens included."""
     before: int
@@ -54,7 +57,7 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
             cut = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
         tokens = as_message(tokenizer, cut) if chat else tokenizer(cut, verbose=False).input_ids if truncated else ids
         if len(tokens) <= room:
-            return Fitted(np.asarray(tokens, np.int64), before, truncated)
+            return Fitted(hashlib.sha256(text.encode()).hexdigest(), np.asarray(tokens, np.int64), before, truncated)
         truncated = True
         limit = min(limit, before) - max(2, len(tokens) - room)
         if limit < 2:

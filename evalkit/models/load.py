@@ -13,7 +13,7 @@ from typing import Any
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
 from evalkit.models.context import WINDOW_KEYS, Extension, configured_window
-from evalkit.models.files import read_json
+from evalkit.models.context_settings import config_of
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
 
 _FALLBACK_WINDOW = 2048
@@ -105,7 +105,7 @@ def load(
     place = resolve_device(device)
     folder, options = _source(checkpoint, config, say)
     stretched = None
-    if extension is not None and not _only_told(checkpoint, folder, extension):
+    if extension is not None and not _only_told(checkpoint, extension, say):
         from evalkit.models.stretch import finish, stretched_config
 
         remote = bool(options.get("trust_remote_code"))
@@ -153,11 +153,11 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def _only_told(checkpoint: Checkpoint, folder: Path, extension: Extension) -> bool:
+def _only_told(checkpoint: Checkpoint, extension: Extension, say: Say) -> bool:
     """Whether an extension only tells the window of a model whose config tells nothing of positions (ALiBi, Mamba)."""
     if extension.target > extension.original:
         return False
-    config = read_json(folder / "config.json") if checkpoint.gguf is not None else checkpoint.config()
+    config = config_of(checkpoint, say)
     return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 

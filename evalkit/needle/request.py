@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UsageError
-from evalkit.generation.run import context_of, generated_manifest
+from evalkit.generation.run import context_of, generated_folder, generated_manifest
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.needle.text import Cell, Haystack
 from evalkit.request import Request, locate_checkpoint, numerics
-from evalkit.runs import folder_name
 
 NEEDLE = "needle"
 MAX_NEW_TOKENS = 32
@@ -57,9 +56,7 @@ class PreparedNeedle:
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        template = self.manifest["template"]["name"]
-        name = folder_name(self.checkpoint.name, NEEDLE, template, self.manifest["id"])
-        return self.request.common.output / name
+        return generated_folder(self.request.common.output, self.checkpoint, self.manifest)
 
 
 def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:

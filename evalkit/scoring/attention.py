@@ -30,6 +30,9 @@ from evalkit.scoring.tree import Ints
 NAME = "evalkit_tree"
 """Of this attention among transformers' own."""
 
+SPECIAL = ("softcap", "s_aux", "position_bias", "cache")
+"""Settings of transformers' attention functions that are more than a softmax under a mask."""
+
 _PIECE = 64
 """Tokens of a tile are multiples of this or end where a branch does."""
 _WIDEST = 512
@@ -293,7 +296,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls; the mask is None, since a name without a mask function gets none."""
     # Soft caps, attention sinks and position biases would be left out without a word
-    for setting in ("softcap", "s_aux", "position_bias", "cache"):
+    for setting in SPECIAL:
         if settings.get(setting) is not None:
             raise Unsupported(f"attention with {setting}")
     if not getattr(module, "is_causal", True):
