@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.parts import base_of
 
 Use = Callable[[int, torch.Tensor], None]
 """Given a layer's number, from 0, and its map, [batch, heads, query, key]."""
@@ -55,7 +56,7 @@ def stream_attention_maps(
     hooks = [modules[layer].register_forward_hook(_handing(layer, use, layer == max(wanted))) for layer in wanted]
     try:
         with _eager(model), torch.no_grad():
-            model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
     except _Enough:
         pass
     finally:

@@ -49,20 +49,23 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: queries [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
+    """What transformers calls, the mask by place or by name.
+
+    Queries [batch, heads, tokens, size] → [batch, tokens, heads, size].
+    """
     # What is special, transformers' function sees to, or refuses
-    if mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
+    if attention_mask is None or query.shape[2] == 1 or any(settings.get(name) is not None for name in SPECIAL):
         found: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, mask, scaling=scaling, **settings
+            module, query, key, value, attention_mask, scaling=scaling, **settings
         )
         return found
     shared = query.shape[1] != key.shape[1]
     attended = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=shared
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=shared
     )
     return attended.transpose(1, 2).contiguous(), None

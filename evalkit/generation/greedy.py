@@ -21,6 +21,7 @@ from evalkit.generation.attention import attending_in_chunks
 from evalkit.generation.batches import Prompt, shared_tokens
 from evalkit.generation.cache import Storage
 from evalkit.models.dynamic import dynamic_modules, forget_lengths
+from evalkit.models.parts import base_of
 from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
 
 CHUNK = 512
@@ -72,7 +73,7 @@ class Generator:
         """Whether prompts go through the model one by one and in one piece."""
         self.chunk = sys.maxsize if self.alone else chunk
         self._model = model
-        self._base = model.base_model
+        self._base = base_of(model)
         self._layers = int(model.config.get_text_config().num_hidden_layers)
         self._head = model.get_output_embeddings()
         self._device = self._head.weight.device

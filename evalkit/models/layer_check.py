@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from evalkit.errors import CheckpointError, first_line
+from evalkit.models.parts import base_of
 
 _TRIED = 16
 """Tokens of the forward passes that show whether the layers use the rotary modules."""
@@ -109,7 +110,7 @@ def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Te
         hooks += [layer.register_forward_pre_hook(enter, with_kwargs=True), layer.register_forward_hook(leave)]
     try:
         with torch.inference_mode():
-            model.base_model(input_ids=ids, use_cache=False)
+            base_of(model)(input_ids=ids, use_cache=False)
     except Exception as error:  # an architecture of any kind may fail in any way
         raise CheckpointError(f"{given}: does not run with a stretched context ({first_line(error)})") from error
     finally:
@@ -120,7 +121,7 @@ def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Te
 
 def _layers_of(model: Any) -> list[Any]:
     layers = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in model.base_model.modules() if isinstance(module, torch.nn.ModuleList))
+    lists = (module for module in base_of(model).modules() if isinstance(module, torch.nn.ModuleList))
     return next((list(found) for found in lists if len(found) == layers), [])
 
 

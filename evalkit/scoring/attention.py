@@ -288,13 +288,15 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _: Any,
+    attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
     product: Product | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls; the mask is None, since a name without a mask function gets none."""
+    """What transformers calls, the mask in place or by name; a name without a mask function gets none."""
+    if attention_mask is not None:
+        raise Unsupported("attention with a mask that the model makes itself")
     # Soft caps, attention sinks and position biases would be left out without a word
     for setting in SPECIAL:
         if settings.get(setting) is not None:

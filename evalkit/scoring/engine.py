@@ -1,7 +1,7 @@
 """Scoring batches: shared where the model allows it, one by one where it does not.
 
 In: items and batches from `pack`, a loaded model. Out: the scores of their sequences. Before anything is scored,
-`check` compares shared with one-by-one scores on a few items and makes sure that the model does not look ahead.
+`check` finds out on made-up sequences whether sharing changes nothing (`sharing.py`), and that the model is causal.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, ScoringError, first_line
+from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
+from evalkit.models.context import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Batch, Item
-from evalkit.scoring.tree import trunk_length
+from evalkit.scoring.sharing import Lengths, SharingCheck
+from evalkit.scoring.verdicts import Verdicts
 
-FLOAT32_TOLERANCE = 1e-4
-"""Shared and one-by-one log-likelihoods of a sequence differ by rounding only: relative, in float32."""
-HEAD_TOLERANCE = 5e-3
-"""Mean difference of a token's log-probability, in nats, between our head and the model's own on the same sequence: the
-same arithmetic in the same order, so next to nothing in any dtype."""
-LOOKAHEAD_TOLERANCE = 1e-3
-"""In float32, how far a token's log-probability may move, in nats, when the tokens after it are cut off."""
-HALF_TOLERANCE = 0.25
-"""In bf16 and fp16, the mean difference of a token's log-probability, in nats. Rounding alone gives 0.05 to 0.1
-(SmolLM2-135M in bf16, two documents of each task); a model that ignores the mask is off by whole nats."""
 DENSE_TOKENS = 512
 """Most tokens of a batch whose tree is a mask over all of it, since attention then grows with its square."""
-
-_CHECKED = 2
-"""Items on which sharing is checked before anything is scored."""
+_WINDOW = 2048
+"""Tokens of a sequence where the config does not say how many the model takes."""
+_LONGEST = 4096
+"""Most tokens of the sequences that the check begins with; where longer ones come, they are checked then."""
+_TRIED = 64
+"""Tokens of a sequence on which causality and the output head are checked, over the whole vocabulary."""
+_LEAST_ROW = 256
+"""Fewest tokens of the rows that are checked."""
+_LEAST_LONGEST = 64
+"""Fewest tokens of their longest sequence, where the model takes so many."""
 
 Logprobs = NDArray[np.float32]
 
@@ -46,9 +45,11 @@ class Engine:
         model: a Hugging Face causal language model.
         budget: most tokens of a batch; less where the model's attention needs it, parted where memory runs out.
         say: told of fallbacks.
-        greedy: whether to find out if tokens are the likeliest.
+        greedy: whether to find out if tokens are the argmax.
         kernels: ways to attend inside a tree, of `forward.KERNELS`, in the order in which they are tried; None: those
             that may work for the model, the fastest first.
+        remembers: whether what `check` finds is kept for the next model of the same class and config, and taken from
+            there; not for a model that was changed after it was loaded.
     """
 
     def __init__(
@@ -58,11 +59,13 @@ class Engine:
         say: Callable[[str], None],
         greedy: bool = False,
         kernels: tuple[str, ...] | None = None,
+        remembers: bool = False,
     ) -> None:
         self._kernels = kernels or _kernels(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
-        self._exact = model.dtype in (torch.float32, torch.float64)
+        self._model = model
+        self._verdicts = Verdicts(model) if remembers else None
         self._longest = _longest_shared(model.config)
         self._asked = budget
         self.budget = self._fitting_budget()
@@ -78,6 +81,10 @@ class Engine:
         self.checked = False
         """Whether `check` has been passed."""
         self._own_head = True
+        self._checked = Lengths(0, 0)
+        """Up to which lengths sharing has been compared."""
+        self._refused: Lengths | None = None
+        """Lengths at which it did not agree, or could not be compared, after it had at lesser ones."""
 
     @property
     def kernel(self) -> str:
@@ -85,31 +92,30 @@ class Engine:
         return self._forward.kernel
 
     def check(self, items: Sequence[Item]) -> None:
-        """Compare shared with one-by-one scores; without agreement go on without sharing, and say so.
+        """Find out whether prefixes may be shared; if not go on without, and say so.
 
         Args:
-            items: candidates, of which the first few that may be shared are used.
+            items: some of those to be scored; the longest sequence of the first is run as it is.
 
         Raises:
-            CheckpointError: the model's predictions depend on later tokens, or are not numbers.
+            CheckpointError: the model does not run, its predictions depend on later tokens, or are not numbers.
         """
-        chosen = [item for item in items if self._within_reach([item])][:_CHECKED] or list(items[:1])
-        sequences = [sequence for item in chosen for sequence in item.sequences]
-        alone = [self._alone(item, s, own=False).logprobs for item in chosen for s in item.sequences]
-        longest, reference = max(zip(sequences, alone, strict=True), key=lambda pair: len(pair[0]))
-        self._check_causal(longest, reference)
-        if any(np.isnan(scores[1:]).any() for scores in alone):
+        self._try_one(items[0])
+        check = SharingCheck(self._model)
+        length = max(2, min(self._window(), _TRIED))
+        with _one_line("does not run"):
+            lookahead = self._ask(f"lookahead {length}", lambda: check.lookahead(length))
+        if lookahead:
             raise CheckpointError(
-                "the model's log-probabilities are not numbers (NaN); "
-                "its weights may be damaged, or its dtype too narrow: try --dtype float32"
+                f"the model's predictions change with the tokens that follow ({lookahead}): "
+                "it is not a causal language model, so its log-likelihoods mean nothing"
             )
-        self.why_not = self._head_trouble(longest, reference)
+        self.why_not = self._ask(f"head {length}", lambda: _failure(lambda: check.head(length)))
         self._own_head = not self.why_not
-        if self._own_head and self._within_reach(chosen):
+        if self._own_head:
             for kernel in self._kernels:
                 self._forward.kernel = kernel
-                self.budget = self._fitting_budget()
-                self.why_not = self._sharing_trouble(chosen, alone)
+                self.why_not = self._check_kernel(check)
                 if not self.why_not:
                     break
                 self.dropped.append(f"{kernel}: {self.why_not}")
@@ -124,7 +130,8 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """What `check` has found, for a run's manifest."""
-        return {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
+        found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
+        return found | {"checked": self._checked._asdict()}
 
     def score(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
         """Scores of a batch's items, of each the sequences in order, every token of `wanted` scored.
@@ -145,14 +152,77 @@ class Engine:
     def _fitting_budget(self) -> int:
         return min(self._asked, DENSE_TOKENS) if self._forward.kernel == "dense" else self._asked
 
-    def _may_share(self, batch: Batch) -> bool:
-        return self.shares and self._within_reach(batch.items)
+    def _window(self) -> int:
+        """Tokens of a sequence that the model takes, and treats one by one as it would alone."""
+        config = self._model.config.get_text_config()
+        windows = (getattr(config, key, None) for key in WINDOW_KEYS)
+        window = next((value for value in windows if isinstance(value, int) and value > 0), _WINDOW)
+        return min(window, self._longest or window)
 
-    def _within_reach(self, items: Sequence[Item]) -> bool:
-        """Whether sequences are short enough that the model treats each of their tokens as it would alone."""
-        if self._longest is None:
+    def _reach(self) -> int:
+        """Tokens of the longest sequence that the check begins with."""
+        return min(self._window(), _LONGEST, self._first_row() // 2)
+
+    def _first_row(self) -> int:
+        """Keys of the batches that are planned, with room for a trunk."""
+        return max(self.budget + self.budget // 4, _LEAST_ROW)
+
+    def _check_kernel(self, check: SharingCheck) -> str:
+        """Compare sharing under the present kernel, in batches of the budget or of as much as memory holds."""
+        self.budget = self._fitting_budget()
+        while True:
+            lengths = Lengths(self._first_row(), self._reach())
+            try:
+                trouble = self._compare(check, lengths)
+            except _TooManyTokens:
+                if self.budget <= _LEAST_ROW:
+                    return f"memory does not hold rows of {lengths.row} tokens"
+                self.budget = self._asked = self.budget // 2
+                self._say(f"out of memory at {lengths.row} tokens: going on with batches of {self.budget}")
+            else:
+                self._checked = Lengths(0, 0) if trouble else lengths
+                return trouble
+
+    def _compare(self, check: SharingCheck, lengths: Lengths) -> str:
+        """Why prefixes cannot be shared under the present kernel, or nothing."""
+        question = f"{self.kernel} row {lengths.row} longest {lengths.longest}"
+        return self._ask(question, lambda: _failure(lambda: check.sharing(self.kernel, lengths)))
+
+    def _ask(self, question: str, answer: Callable[[], str]) -> str:
+        return answer() if self._verdicts is None else self._verdicts.ask(question, answer)
+
+    def _may_share(self, batch: Batch) -> bool:
+        if not self.shares:
+            return False
+        longest = max(len(sequence) for item in batch.items for sequence in item.sequences)
+        # Longer ones the model does not treat, token by token, as it would alone
+        if self._longest is not None and longest > self._longest:
+            return False
+        return self._is_checked(Lengths(len(batch.trunk) + len(batch.tree.tokens), longest))
+
+    def _is_checked(self, lengths: Lengths) -> bool:
+        """Whether sharing agrees at these lengths, compared now where it has not been before."""
+        if lengths.row <= self._checked.row and lengths.longest <= self._checked.longest:
             return True
-        return max(len(sequence) for item in items for sequence in item.sequences) <= self._longest
+        if self._refused is not None and (lengths.row >= self._refused.row or lengths.longest >= self._refused.longest):
+            return False
+        # Rounded up, so that a few comparisons serve for all
+        row = max(_rounded_up(lengths.row), self._checked.row, _LEAST_ROW)
+        longest = min(max(_rounded_up(lengths.longest), _LEAST_LONGEST), self._window())
+        asked = Lengths(row, max(longest, lengths.longest, self._checked.longest))
+        try:
+            trouble = self._compare(SharingCheck(self._model), asked)
+        except _TooManyTokens:
+            trouble = "memory holds no comparison of that length"
+        if not trouble:
+            self._checked = asked
+            return True
+        self._refused = lengths
+        self._say(
+            f"warning: from {lengths.row} tokens a batch or {lengths.longest} a sequence, prefixes are not shared "
+            f"({trouble}); such sequences are scored by themselves, which is several times slower"
+        )
+        return False
 
     def _shared_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
         tree, single = batch.tree, len(batch.items) == 1
@@ -187,58 +257,16 @@ class Engine:
         with _memory_for(item, len(tokens)):
             return self._forward.score_unshared(tokens) if own else self._forward.score_alone(tokens)
 
-    def _check_causal(self, tokens: NDArray[np.int32], whole: Logprobs) -> None:
-        if self._longest is not None and len(tokens) > self._longest:
-            # Past it, rotary embeddings that depend on the length change with the tokens that follow
-            tokens = tokens[: self._longest]
-            whole = self._forward.score_alone(tokens).logprobs
-        cut = self._forward.score_alone(tokens[: len(tokens) // 2 + 1]).logprobs
-        gap = float(np.abs(whole[1 : len(cut)] - cut[1:]).mean())
-        if gap > (LOOKAHEAD_TOLERANCE if self._exact else HALF_TOLERANCE):
+    def _try_one(self, item: Item) -> None:
+        """Run a document as it is; refuse a model that cannot, or whose answer is no number."""
+        longest = max(item.sequences, key=len)
+        with _one_line("does not run"):
+            found = self._alone(item, longest, own=False).logprobs[1:]
+        if np.isnan(found).any():
             raise CheckpointError(
-                f"the model's predictions change with the tokens that follow (by {gap:.2g} nats a token): "
-                "it is not a causal language model, so its log-likelihoods mean nothing"
+                f"the model's log-probabilities are not numbers (NaN) on {item.label}; "
+                "its weights may be damaged, or its dtype too narrow: try --dtype float32"
             )
-
-    def _head_trouble(self, tokens: NDArray[np.int32], reference: Logprobs) -> str:
-        """Why our output head cannot stand for the model's own, or nothing."""
-        with _failing() as trouble:
-            gap = float(np.abs(self._forward.score_unshared(tokens).logprobs - reference)[1:].mean())
-            # Written so that NaN is trouble too
-            if not gap <= HEAD_TOLERANCE:
-                return f"its output head does more than evalkit knows, by {gap:.2g} nats"
-        return "".join(trouble)
-
-    def _sharing_trouble(self, items: list[Item], alone: list[Logprobs]) -> str:
-        """Why prefixes cannot be shared under the present kernel, or nothing."""
-        with _failing() as trouble:
-            gap = self._largest_gap(items, alone)
-            if not gap <= (FLOAT32_TOLERANCE if self._exact else HALF_TOLERANCE):
-                return f"scores differ by {gap:.2g}"
-        return "".join(trouble)
-
-    def _largest_gap(self, items: list[Item], alone: list[Logprobs]) -> float:
-        """Largest disagreement: in float32 of a sequence's sum, relative; below, mean of the tokens past the trunk."""
-        expected = iter(alone)
-        by_item = {item.index: [next(expected) for _ in item.sequences] for item in items}
-        whole = [_whole(item) for item in items]
-        gaps = []
-        # Each also by itself: its sequences' common context is a trunk, which the items together may lack
-        for group in (whole, *([item] for item in whole)):
-            trunk = trunk_length([sequence for item in group for sequence in item.sequences])
-            batch = Batch(group[0].sequences[0][:trunk], tuple(group))
-            tails: list[Logprobs] = []
-            for item, members in self._shared_scores(batch):
-                for one, other in zip(members, by_item[item.index], strict=True):
-                    differ = (one.logprobs - other)[1:]
-                    if self._exact:
-                        gaps.append(abs(float(differ.sum())) / max(abs(float(other[1:].sum())), 1.0))
-                    # The trunk's own tokens agree whatever the model does with the mask, and would hide the rest
-                    tails.append(np.abs(differ[max(trunk - 1, 0) :]))
-            if not self._exact:
-                gaps.append(float(np.concatenate(tails).mean()))
-        # A NaN is the largest of all
-        return float(np.max(gaps))
 
 
 class _TooManyTokens(Exception):
@@ -253,23 +281,39 @@ def _kernels(model: Any) -> tuple[str, ...]:
     return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
 
 
-def _whole(item: Item) -> Item:
-    """The same with every token to be scored."""
-    return Item(
-        item.index, item.label, item.group, item.sequences, tuple(np.ones(len(s), np.bool_) for s in item.sequences)
-    )
+def _rounded_up(length: int) -> int:
+    """To the next of four steps between powers of two."""
+    step = max(1, (1 << length.bit_length()) // 8)
+    return -(-length // step) * step
 
 
 @contextmanager
-def _failing() -> Iterator[list[str]]:
-    """Catch what goes wrong inside: an architecture of any kind may fail in any way where it is not asked alone."""
-    trouble: list[str] = []
+def _one_line(what: str) -> Iterator[None]:
+    """Turn any failure of the model's own into one line that has its words."""
     try:
-        yield trouble
+        yield
+    except EvalkitError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"the model {what} ({type(error).__name__}: {first_line(error)[:200]})") from error
+
+
+def _failure(question: Callable[[], str]) -> str:
+    """The answer, or how finding it failed: where it is not asked alone, an architecture may fail in any way.
+
+    Raises:
+        _TooManyTokens: memory ran out, which says nothing of the model.
+    """
+    try:
+        return question()
     except ScoringError:
         raise
     except Exception as error:
-        trouble.append(f"it fails ({type(error).__name__}: {first_line(error)[:120]})")
+        if is_out_of_memory(error):
+            raise _TooManyTokens from None
+        return f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from evalkit.models.dynamic import dynamic_modules, forget_lengths
+from evalkit.models.parts import base_of
+from evalkit.scoring.alibi import alibi_by_position
 from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, attending
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
@@ -97,18 +99,21 @@ class Forward:
     Args:
         model: a Hugging Face causal language model in evaluation mode.
         kernel: one of `KERNELS`.
-        greedy: whether to find out if a token is the likeliest.
+        greedy: whether to find out if a token is the argmax.
+        dtype: what the model computes in, where that is not the dtype of its weights (`precision.in_float32`).
     """
 
-    def __init__(self, model: Any, kernel: str = "dense", greedy: bool = False) -> None:
+    def __init__(
+        self, model: Any, kernel: str = "dense", greedy: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
         self.kernel = kernel
         self._greedy = greedy
         self._model = model
-        self._base = model.base_model
+        self._base = base_of(model)
         self._head = model.get_output_embeddings()
         self._config = model.config.get_text_config()
         self._device = self._head.weight.device
-        self._dtype = self._head.weight.dtype
+        self._dtype = dtype or self._head.weight.dtype
         self._dynamic = dynamic_modules(model)
         self._trunk: Trunk | None = None
 
@@ -151,6 +156,34 @@ class Forward:
         greedy = logits.argmax(-1) == ids[0, 1:]
         return Scores.after_first(Scores(found.cpu().numpy(), greedy.cpu().numpy()))
 
+    @torch.inference_mode()
+    def hidden_alone(self, tokens: Ints) -> torch.Tensor:
+        """[length, d_model] final hidden states of every token of one sequence, by the model's own attention."""
+        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
+        states: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state[0]
+        return states
+
+    @torch.inference_mode()
+    def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
+        """[nodes, d_model] final hidden states of every node of a tree, which is laid out after `trunk`."""
+        before = self.trunk(trunk)
+        forget_lengths(self._dynamic)
+        return self._hidden(tree, before)
+
+    @torch.inference_mode()
+    def head_gap(self, tokens: Ints) -> float:
+        """Mean difference, in nats, of our output head's log-probabilities of the whole vocabulary from the model's."""
+        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
+        own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
+        hidden = self.hidden_alone(tokens)
+        ours = self._logits(hidden, slice(0, self._head.weight.shape[0])).float().log_softmax(-1)
+        # The columns are also taken in parts, as scores are
+        parts = self._head_scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
+        expected = own[:-1].gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
+
     def _run_trunk(self, tokens: Ints) -> Trunk:
         if not len(tokens):
             empty = torch.zeros(1, self._head.weight.shape[1], device=self._device, dtype=self._dtype)
@@ -173,7 +206,9 @@ class Forward:
         if self.kernel == "dense":
             ends = torch.from_numpy(tree.ends).to(self._device)
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
-            hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
+            before = torch.arange(len(trunk.tokens), device=self._device)
+            with alibi_by_position(self._base, torch.cat((before, positions[0]))):
+                hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
         else:
             with attending(self._model, self._layout(tree, len(trunk.tokens))):
                 hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state

@@ -1,0 +1,101 @@
+"""What the start-up check has found of an architecture, kept in evalkit's cache folder.
+
+In: a loaded model. Out: answers to the check's questions, each asked once for the same class, config, libraries,
+device and code of evalkit. Best effort: a cache that cannot be read or written only costs time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalkit.journal import replace_file
+from evalkit.resources import cache_dir
+
+_REMOTE = "transformers_modules"
+"""Package of classes that came with a checkpoint, whose name does not tell which code it was."""
+_VOLATILE = ("_name_or_path", "transformers_version", "architectures")
+"""Keys of a config that bear on no forward pass."""
+_SOURCES = ("scoring", "models")
+"""evalkit's own folders that a forward pass goes through."""
+
+
+class Verdicts:
+    """Answers about one architecture.
+
+    Args:
+        model: the loaded model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._file = None if type(model).__module__.startswith(_REMOTE) else _file_of(model)
+        self._answers: dict[str, str] = _read(self._file) if self._file else {}
+
+    def ask(self, question: str, answer: Callable[[], str]) -> str:
+        """Return the answer to a question, known or found now.
+
+        Args:
+            question: names what is compared, and at which lengths.
+            answer: finds it out; empty where all is well.
+        """
+        if question not in self._answers:
+            self._answers[question] = answer()
+            self._save()
+        return self._answers[question]
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        # Another process may have found out more meanwhile
+        self._answers = _read(self._file) | self._answers
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._file, json.dumps(self._answers, indent=1).encode())
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(answer, str) for answer in content.values()):
+        return {}
+    return content
+
+
+def _file_of(model: Any) -> Path:
+    config = {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE}
+    identity = {
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "config": config,
+        "attention": model.config.get_text_config()._attn_implementation,
+        "dtype": str(model.dtype),
+        "device": _device_name(model.device),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "code": _code_digest(),
+    }
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return cache_dir() / "sharing" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _device_name(device: Any) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device.type)
+
+
+@cache
+def _code_digest() -> str:
+    """Of evalkit's own code, so that what an earlier version found says nothing of a later one."""
+    package = Path(__file__).resolve().parents[1]
+    files = sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py"))
+    found = hashlib.sha256()
+    for path in files:
+        found.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()

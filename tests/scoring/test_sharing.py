@@ -1,0 +1,435 @@
+"""Whether the start-up check finds every way of sharing that is wrong, and passes those that are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from evalkit.errors import CheckpointError
+from evalkit.scoring import attention
+from evalkit.scoring.engine import Engine
+from evalkit.scoring.forward import Forward
+from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.precision import in_float32
+from evalkit.scoring.probe import hide_first, make_probe
+from evalkit.scoring.tree import build_tree
+
+VOCABULARY = 256
+BUDGET = 1100
+RELATIVE = 1e-4
+"""Of a log-likelihood, in float32: sums of the same numbers in another order."""
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SHAPE | settings))
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+
+
+def engine_of(model: Any, budget: int = BUDGET, **settings: Any) -> tuple[Engine, list[str]]:
+    said: list[str] = []
+    return Engine(model, budget, said.append, **settings), said
+
+
+def items() -> list[Item]:
+    """The first two short and with choices of one token, then contexts of up to 700 tokens."""
+    dice = np.random.default_rng(0)
+    made = []
+    instruction = dice.integers(0, VOCABULARY, 30)
+    for index, length in enumerate([4, 6, 700, 90, 300, 8, 40, 120, 500, 60]):
+        context = np.concatenate((instruction, dice.integers(0, VOCABULARY, length)))
+        endings = dice.integers(1, 40, 3) if index > 1 else np.ones(3, int)
+        sequences = tuple(
+            np.concatenate((context, dice.integers(0, VOCABULARY, int(n)))).astype(np.int32) for n in endings
+        )
+        made.append(
+            Item(
+                index,
+                f"document {index}",
+                "task",
+                sequences,
+                tuple(np.arange(len(s)) >= len(context) for s in sequences),
+            )
+        )
+    return made
+
+
+def largest_difference(engine: Engine, model: Any) -> float:
+    """Of a continuation's log-likelihood from the model's own forward pass; relative, or in nats below 1."""
+    gaps = []
+    alone = Forward(model)
+    for batch in plan(items(), engine.budget):
+        for item, members in engine.score(batch):
+            for sequence, wanted, scores in zip(item.sequences, item.wanted, members, strict=True):
+                expected = float(alone.score_alone(sequence).logprobs[wanted].sum())
+                gaps.append(abs(float(scores.logprobs[wanted].sum()) - expected) / max(1.0, abs(expected)))
+    return max(gaps)
+
+
+# A model that counts by rows
+
+
+def by_rows(monkeypatch: pytest.MonkeyPatch, kernel: str, window: int, with_trunk: bool | None = None) -> None:
+    """Have attention see the last `window` keys of the row, whatever their positions are.
+
+    Args:
+        with_trunk: only behind a trunk, or only without one; None: always.
+    """
+
+    def applies(trunk: int) -> bool:
+        return with_trunk is None or bool(trunk) == with_trunk
+
+    def too_far(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return queries[:, None] - keys[None] >= window
+
+    if kernel == "tiles":
+        real_tile = attention._tile_mask
+
+        def tile_mask(ends: Any, tile: attention.Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
+            mask = real_tile(ends, tile, trunk, dtype)
+            ranges = [(0, trunk), *((trunk + a, trunk + b) for a, b in (*tile.ancestors, (tile.start, tile.end)))]
+            keys = torch.cat([torch.arange(a, b) for a, b in ranges])
+            if applies(trunk):
+                mask[0, 0].masked_fill_(
+                    too_far(trunk + torch.arange(tile.start, tile.end), keys), torch.finfo(dtype).min
+                )
+            return mask
+
+        monkeypatch.setattr(attention, "_tile_mask", tile_mask)
+    elif kernel == "dense":
+        real_mask = Forward._tree_mask
+
+        def tree_mask(own: Forward, ends: torch.Tensor, trunk: int) -> torch.Tensor:
+            mask = real_mask(own, ends, trunk)
+            keys = torch.arange(trunk + len(ends))
+            if applies(trunk):
+                mask[0, 0].masked_fill_(too_far(keys[trunk:], keys), torch.finfo(mask.dtype).min)
+            return mask
+
+        monkeypatch.setattr(Forward, "_tree_mask", tree_mask)
+    else:
+        from torch.nn.attention import flex_attention
+
+        real_block = flex_attention.create_block_mask
+
+        def block_mask(sees: Any, batch: Any, heads: Any, queries: int, keys: int, **settings: Any) -> Any:
+            # Queries follow the trunk, which is filled up to whole blocks
+            before = keys - queries
+
+            def near(b: Any, h: Any, query: Any, key: Any) -> Any:
+                return sees(b, h, query, key) & (query + before - key < window)
+
+            return real_block(near if applies(before) else sees, batch, heads, queries, keys, **settings)
+
+        monkeypatch.setattr(flex_attention, "create_block_mask", block_mask)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_trunk", [False, True])
+@pytest.mark.parametrize("kernel", ["tiles", "dense", "flex"])
+@pytest.mark.parametrize("window", [64, 256, 1024, -1])
+def test_attention_by_rows_is_found(
+    monkeypatch: pytest.MonkeyPatch, window: int, kernel: str, with_trunk: bool, dtype: torch.dtype
+) -> None:
+    """Also where it goes wrong in no row of the documents, and in half precision."""
+    # The mask of a whole row is given fewer tokens at a time
+    monkeypatch.setattr("evalkit.scoring.engine.DENSE_TOKENS", BUDGET)
+    by_rows(monkeypatch, kernel, BUDGET - 1 if window < 0 else window, with_trunk)
+    engine, said = engine_of(model_of("llama", dtype), kernels=(kernel,))
+    engine.check(items()[:2])
+    assert not engine.shares
+    assert said == [
+        f"warning: this model does not support scoring through shared prefixes ({engine.why_not}); every sequence is "
+        "scored by itself, which is several times slower"
+    ]
+    assert "states differ by" in engine.why_not
+    assert engine.why_not.endswith("where a prefix is kept") == with_trunk
+
+
+SHARING = {
+    "llama": ({}, "tiles"),
+    "mistral": ({"sliding_window": 900}, "tiles"),
+    "qwen2": ({}, "tiles"),
+    "gpt_neox": ({}, "tiles"),
+    "gemma2": ({"head_dim": 16, "sliding_window": 900}, "dense"),
+    "llama4_text": ({"num_local_experts": 2, "head_dim": 16, "intermediate_size_mlp": 96}, "tiles"),
+    "afmoe": (
+        {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "head_dim": 16, "sliding_window": 900},
+        "tiles",
+    ),
+    "doge": ({"keep_window_size": 1024}, "dense"),
+    "bloom": ({"n_layer": 2, "n_head": 4}, "dense"),
+    "falcon": ({"alibi": True}, "dense"),
+    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048}, "dense"),
+    "mixtral": ({"num_local_experts": 4, "sliding_window": 900}, "tiles"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", SHARING)
+def test_architectures_share_and_score_as_by_themselves(kind: str, dtype: torch.dtype) -> None:
+    settings, kernel = SHARING[kind]
+    model = model_of(kind, dtype, **settings)
+    if kind == "doge":  # untrained, its attention chooses among equals
+        for layer in model.model.layers:
+            layer.self_attn.A.add_(torch.randn_like(layer.self_attn.A))
+    engine, _ = engine_of(model)
+    engine.check(items()[:2])
+    assert (engine.shares, engine.kernel, engine.why_not) == (True, kernel, "")
+    if dtype == torch.float32:
+        assert largest_difference(engine, model) <= RELATIVE
+        assert engine.shares
+
+
+def test_a_window_of_rows_in_the_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-Neo's local layers look back so many rows; short documents in small batches never show it."""
+    model = model_of("gpt_neo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=256)
+    engine, said = engine_of(model)
+    engine.check(items()[:2])
+    assert not engine.shares and len(said) == 1
+    assert largest_difference(engine, model) <= RELATIVE
+
+
+def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document larger than the budget is a batch by itself: here larger than the window of rows too."""
+    monkeypatch.setattr("evalkit.scoring.attention._WIDEST", 512)
+    by_rows(monkeypatch, "tiles", 400)
+    model = model_of("llama")
+    engine, said = engine_of(model, budget=200, kernels=("tiles",))
+    engine.check(items()[:2])
+    assert engine.shares and not said
+    assert largest_difference(engine, model) <= RELATIVE
+    (line,) = said
+    assert line.startswith("warning: from ") and "such sequences are scored by themselves" in line
+
+
+def test_longer_batches_than_were_checked_still_share_where_that_is_right() -> None:
+    model = model_of("llama")
+    engine, said = engine_of(model, budget=200)
+    engine.check(items()[:2])
+    first = engine.describe()["checked"]
+    lone = Forward.score_unshared
+    calls = 0
+
+    def counted(own: Forward, tokens: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return lone(own, tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forward, "score_unshared", counted)
+        assert largest_difference(engine, model) <= RELATIVE
+    assert not calls and not said
+    checked = engine.describe()["checked"]
+    assert checked["row"] > first["row"] and checked["longest"] >= 730
+
+
+def test_a_check_that_cannot_tell_does_not_pass() -> None:
+    """Without values, attention changes nothing, and a wrong mask would not show."""
+    model = model_of("llama")
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.weight.zero_()
+    engine, _ = engine_of(model)
+    engine.check(items()[:2])
+    assert not engine.shares
+    assert "too little to tell" in engine.why_not
+
+
+@pytest.mark.parametrize("window", [1, 7])
+def test_a_window_too_short_to_tell(window: int) -> None:
+    engine, _ = engine_of(model_of("mistral", sliding_window=window))
+    engine.check(items()[:2])
+    assert engine.why_not == f"sequences of {window} tokens are too short to tell whether it can"
+
+
+def test_experts_that_rounding_decides_between_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One state in a hundred may be another, if it is not the same one with other tokens."""
+    real = Forward.hidden_shared
+    places = iter(range(10, 10**6, 7))
+
+    def flipped(own: Forward, tree: Any, trunk: Any) -> torch.Tensor:
+        states = real(own, tree, trunk).clone()
+        states[next(places)] += 1
+        return states
+
+    monkeypatch.setattr(Forward, "hidden_shared", flipped)
+    engine, _ = engine_of(model_of("llama"))
+    engine.check(items()[:2])
+    assert engine.shares, engine.why_not
+    places = iter([30] * 100)
+    engine, _ = engine_of(model_of("llama"))
+    engine.check(items()[:2])
+    assert not engine.shares
+
+
+def test_memory_for_half_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Forward.hidden_shared
+
+    def scarce(own: Forward, tree: Any, trunk: Any) -> torch.Tensor:
+        if len(tree.tokens) > 700:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+        return real(own, tree, trunk)
+
+    monkeypatch.setattr(Forward, "hidden_shared", scarce)
+    engine, said = engine_of(model_of("llama"))
+    engine.check(items()[:2])
+    assert engine.shares and engine.budget == 550
+    assert said == ["out of memory at 1375 tokens: going on with batches of 550"]
+
+
+def test_a_model_that_does_not_run_is_named_in_one_line() -> None:
+    model = model_of("qwen2")
+    model.model.layers[1].self_attn.q_proj = torch.nn.Linear(64, 24)
+    engine, _ = engine_of(model)
+    with pytest.raises(CheckpointError, match=r"^the model does not run \(RuntimeError: .*") as caught:
+        engine.check(items()[:2])
+    assert "\n" not in str(caught.value)
+
+
+# Verdicts that are kept
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """How many rows have been compared since it was last asked; the cache is the test's own."""
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    real, made = Forward.hidden_shared, 0
+
+    def counted(own: Forward, tree: Any, trunk: Any) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return real(own, tree, trunk)
+
+    monkeypatch.setattr(Forward, "hidden_shared", counted)
+
+    def since() -> int:
+        nonlocal made
+        made, found = 0, made
+        return found
+
+    return since
+
+
+def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], int], tmp_path: Path) -> None:
+    def checked(
+        kind: str = "llama", dtype: torch.dtype = torch.float32, budget: int = BUDGET, **settings: Any
+    ) -> Engine:
+        engine, _ = engine_of(model_of(kind, dtype, **settings), budget, remembers=True)
+        engine.check(items()[:2])
+        return engine
+
+    first = checked()
+    assert comparisons()
+    assert checked().describe() == first.describe()
+    assert not comparisons()
+    for other in (
+        {"kind": "qwen2"},
+        {"dtype": torch.bfloat16},
+        {"budget": BUDGET + 100},
+        {"rms_norm_eps": 1e-4},
+        {"hidden_act": "gelu"},
+    ):
+        checked(**other)
+        assert comparisons(), other
+    wrong = {"attention_types": [[["global", "local"], 1]], "window_size": 256, "num_layers": 2, "num_heads": 4}
+    assert not checked("gpt_neo", **wrong).shares
+    assert comparisons()
+    assert not checked("gpt_neo", **wrong).shares
+    assert not comparisons()
+    for content in ("", "[]", '{"tiles row 1375 longest 687": 3}', "[" * 10**5):
+        for file in (tmp_path / "cache" / "sharing").iterdir():
+            file.write_text(content)
+        assert checked().shares
+        assert comparisons()
+
+
+def test_a_model_changed_by_hand_is_always_compared(comparisons: Callable[[], int]) -> None:
+    for _ in range(2):
+        engine, _ = engine_of(model_of("llama"))
+        engine.check(items()[:2])
+        assert comparisons()
+
+
+# What the check is made of
+
+
+@pytest.mark.parametrize(("row", "longest"), [(256, 8), (256, 64), (700, 350), (640, 600), (3000, 1000)])
+def test_a_probe_is_the_tree_of_its_sequences(row: int, longest: int) -> None:
+    """Each token stands after the tokens of its own sequence, and sees just these."""
+    probe = make_probe(VOCABULARY, row, longest)
+    tree = probe.tree
+    assert len(tree.tokens) == row
+    lengths = [len(sequence) for sequence in probe.sequences]
+    assert max(lengths) == longest and len(set(lengths)) > 3
+    index = np.arange(row)
+    sees = (index[None] <= index[:, None]) & (index[:, None] < tree.ends[None])
+    for node in range(row):
+        path = np.flatnonzero(sees[node])
+        assert tree.positions[path].tolist() == list(range(len(path)))
+        assert tree.tokens[path].tolist() == probe.sequences[probe.owner[node]][: len(path)].tolist()
+    assert sees[:, 0].all()
+    assert not (np.flatnonzero(~sees[:, 0]).size) and hide_first(tree).ends[0] == 1
+    after = probe.after(probe.trunk)
+    assert 0 < probe.trunk < longest and len(after.tokens) == row - probe.trunk
+    assert after.ends.max() == row - probe.trunk
+
+
+def test_a_probe_of_one_block_is_what_the_planner_lays_out() -> None:
+    probe = make_probe(VOCABULARY, 5000, 60)
+    laid_out = build_tree(probe.sequences, [np.ones(len(s), bool) for s in probe.sequences])
+    # The same distinct tokens, but for the last of each sequence, which the planner leaves out
+    ours = {(tuple(s[: i + 1])) for s in probe.sequences for i in range(len(s))}
+    ends = {tuple(s) for s in probe.sequences}
+    assert len(laid_out.tokens) == len(ours - ends)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", SHARING)
+def test_half_precision_runs_in_float32_without_a_copy(kind: str, dtype: torch.dtype) -> None:
+    model = model_of(kind, dtype, **SHARING[kind][0])
+    tokens = np.arange(40, dtype=np.int32)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with in_float32(model):
+        found = Forward(model, dtype=torch.float32).hidden_alone(tokens)
+    assert found.dtype == torch.float32
+    after = model.state_dict()
+    assert all(after[name].dtype == tensor.dtype and after[name].equal(tensor) for name, tensor in before.items())
+    half = Forward(model).hidden_alone(tokens)
+    copy = model.float()
+    exact = Forward(copy).hidden_alone(tokens)
+    assert torch.allclose(found, exact, rtol=1e-5, atol=1e-5)
+    assert half.dtype == dtype and not torch.allclose(half.float(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_restored_after_a_failure() -> None:
+    model = model_of("llama", torch.bfloat16)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no kernel")
+
+    hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no kernel"), in_float32(model):
+        Forward(model, dtype=torch.float32).hidden_alone(np.arange(9, dtype=np.int32))
+    hook.remove()
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.bfloat16}
+    assert not model.model.layers[0].mlp.gate_proj._forward_pre_hooks
