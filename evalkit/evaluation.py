@@ -162,7 +162,7 @@ class _Session:
 
         asked, say = self._prepared.request.token_budget, self._progress.say
         budget = resumed_budget(self._writer.manifest, bool(self._rows), asked, say)
-        return Engine(loaded.model, budget or auto_budget(loaded.model), say)
+        return Engine(loaded.model, budget or auto_budget(loaded.model), say, remembers=True)
 
     def _record(self, loaded: LoadedModel, engine: Engine) -> None:
         """Add to the manifest what only the loaded model tells."""

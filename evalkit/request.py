@@ -25,7 +25,7 @@ from evalkit.runs import LM_EVAL, folder_name, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.templates import SEGMENTS, Template, load_template
 
-SCORING_VERSION = 2
+SCORING_VERSION = 3
 """Raised whenever a change of evalkit changes a score: part of every run's specification."""
 
 DEFAULT_SUITE = "zeroshot8"

@@ -125,6 +125,8 @@ class Harness(HFLM):  # type: ignore[misc]
         self.prefix_text = self.tokenizer.decode(self.prefix_token_id)
         self._say = say
         self._engine: Any = None
+        self.remembers = loaded is not pretrained
+        """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
         self.token_budget = _budget(token_budget, loaded.model)
         self.asked_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
 
@@ -134,7 +136,9 @@ class Harness(HFLM):  # type: ignore[misc]
         if self._engine is None:
             from evalkit.scoring.engine import Engine
 
-            self._engine = Engine(self.loaded.model, self.token_budget, self._say, greedy=True)
+            self._engine = Engine(
+                self.loaded.model, self.token_budget, self._say, greedy=True, remembers=self.remembers
+            )
         return self._engine
 
     def encode(self, requests: Sequence[Any]) -> list[Pair]:

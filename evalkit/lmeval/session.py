@@ -99,6 +99,7 @@ class _Session:
         budget = resumed_budget(manifest, bool(self._answers), request.token_budget, say)
         harness = Harness(loaded, token_budget=budget, say=say)
         harness.asked_budget = request.token_budget
+        harness.remembers = True
         manifest |= {
             "token_budget": harness.token_budget,
             "generation_batch": harness.batch_size,
