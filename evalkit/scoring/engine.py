@@ -19,7 +19,7 @@ from evalkit.models.context import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Batch, Item
-from evalkit.scoring.sharing import Lengths, SharingCheck
+from evalkit.scoring.sharing import NOT_NUMBERS, Lengths, SharingCheck
 from evalkit.scoring.verdicts import Verdicts
 
 DENSE_TOKENS = 512
@@ -28,6 +28,7 @@ _WINDOW = 2048
 """Tokens of a sequence where the config does not say how many the model takes."""
 _LONGEST = 4096
 """Most tokens of the sequences that the check begins with; where longer ones come, they are checked then."""
+_DAMAGED = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 _TRIED = 64
 """Tokens of a sequence on which causality and the output head are checked, over the whole vocabulary."""
 _LEAST_ROW = 256
@@ -105,6 +106,8 @@ class Engine:
         length = max(2, min(self._window(), _TRIED))
         with _one_line("does not run"):
             lookahead = self._ask(f"lookahead {length}", lambda: check.lookahead(length))
+        if lookahead == NOT_NUMBERS:
+            raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
         if lookahead:
             raise CheckpointError(
                 f"the model's predictions change with the tokens that follow ({lookahead}): "
@@ -139,14 +142,18 @@ class Engine:
         Raises:
             ScoringError: out of memory on a single item, or a score that is not a number.
         """
-        found = self._shared_scores(batch) if self._may_share(batch) else self._lone_scores(batch)
-        for item, members in found:
-            for wanted, scores in zip(item.wanted, members, strict=True):
-                if not np.isfinite(scores.logprobs[1:][wanted[1:]]).all():
-                    raise ScoringError(
-                        f"{item.label}: a log-likelihood is not a finite number; "
-                        "the dtype may be too narrow: try --dtype float32"
-                    )
+        if self._may_share(batch):
+            found = self._shared_scores(batch)
+            if all(map(_is_finite, found)):
+                return found
+            # A masked NaN is a NaN still, and spreads over its row: by themselves they tell whose it is
+        found = self._lone_scores(batch)
+        for one in found:
+            if not _is_finite(one):
+                raise ScoringError(
+                    f"{one[0].label}: a log-likelihood is not a finite number; "
+                    "the dtype may be too narrow: try --dtype float32"
+                )
         return found
 
     def _fitting_budget(self) -> int:
@@ -263,10 +270,7 @@ class Engine:
         with _one_line("does not run"):
             found = self._alone(item, longest, own=False).logprobs[1:]
         if np.isnan(found).any():
-            raise CheckpointError(
-                f"the model's log-probabilities are not numbers (NaN) on {item.label}; "
-                "its weights may be damaged, or its dtype too narrow: try --dtype float32"
-            )
+            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {item.label}; {_DAMAGED}")
 
 
 class _TooManyTokens(Exception):
@@ -279,6 +283,13 @@ def _kernels(model: Any) -> tuple[str, ...]:
     if not getattr(model, "_supports_attention_backend", False) or implementation != "sdpa":
         return ("dense",)
     return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
+
+
+def _is_finite(scored: tuple[Item, list[Scores]]) -> bool:
+    """Whether every score of an item is a number."""
+    item, members = scored
+    pairs = zip(item.wanted, members, strict=True)
+    return all(bool(np.isfinite(scores.logprobs[1:][wanted[1:]]).all()) for wanted, scores in pairs)
 
 
 def _rounded_up(length: int) -> int:

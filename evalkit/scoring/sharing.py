@@ -24,6 +24,7 @@ from evalkit.scoring.tree import Ints
 TOLERANCE = 1e-3
 """How far a hidden state may lie from that of the sequence alone, as a share of its norm, in float32. Rounding alone
 gives 2e-5 at most (SmolLM2-135M, 30 layers) and 6e-6 in small models of six architectures."""
+NOT_NUMBERS = "its states are not numbers (NaN)"
 _MARGIN = 10
 """How many times less than the smallest mistake a difference must be, to be no mistake."""
 _LEAST_EFFECT = 1e-5
@@ -76,7 +77,9 @@ class SharingCheck:
 
         with self._widened():
             worst = _systematic(gaps, TOLERANCE)
-        return "" if worst is None else f"its states change by {worst:.2g} of their norm"
+        if worst is None:
+            return ""
+        return f"its states change by {worst:.2g} of their norm" if worst == worst else NOT_NUMBERS
 
     def head(self, length: int) -> str:
         """Say why our output head cannot stand for the model's own, if it cannot, on a sequence of a length."""

@@ -1,7 +1,7 @@
-"""What the start-up check has found of an architecture, kept in evalkit's cache folder.
+"""What the start-up check has found to be right of an architecture, kept in evalkit's cache folder.
 
-In: a loaded model. Out: answers to the check's questions, each asked once for the same class, config, libraries,
-device and code of evalkit. Best effort: a cache that cannot be read or written only costs time.
+In: a loaded model. Out: answers to the check's questions; one that was passed is not asked again for the same class,
+config, libraries, device and code of evalkit. Best effort: a cache that cannot be read or written only costs time.
 """
 
 from __future__ import annotations
@@ -35,38 +35,40 @@ class Verdicts:
 
     def __init__(self, model: Any) -> None:
         self._file = None if type(model).__module__.startswith(_REMOTE) else _file_of(model)
-        self._answers: dict[str, str] = _read(self._file) if self._file else {}
+        self._passed: frozenset[str] = _read(self._file) if self._file else frozenset()
 
     def ask(self, question: str, answer: Callable[[], str]) -> str:
-        """Return the answer to a question, known or found now.
+        """Return what is wrong, known or found now; nothing where all is well.
 
         Args:
             question: names what is compared, and at which lengths.
-            answer: finds it out; empty where all is well.
+            answer: finds it out.
         """
-        if question not in self._answers:
-            self._answers[question] = answer()
+        if question in self._passed:
+            return ""
+        found = answer()
+        # Trouble may lie in one checkpoint's weights, which says nothing of the next
+        if not found:
+            self._passed |= {question}
             self._save()
-        return self._answers[question]
+        return found
 
     def _save(self) -> None:
         if self._file is None:
             return
         # Another process may have found out more meanwhile
-        self._answers = _read(self._file) | self._answers
+        self._passed |= _read(self._file)
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._file, json.dumps(self._answers, indent=1).encode())
+            replace_file(self._file, json.dumps(sorted(self._passed), indent=1).encode())
 
 
-def _read(file: Path) -> dict[str, str]:
+def _read(file: Path) -> frozenset[str]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(answer, str) for answer in content.values()):
-        return {}
-    return content
+        return frozenset()
+    return frozenset(part for part in content if isinstance(part, str)) if isinstance(content, list) else frozenset()
 
 
 def _file_of(model: Any) -> Path:

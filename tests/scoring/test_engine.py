@@ -129,13 +129,17 @@ def test_damaged_weights_are_refused(tiny: Tiny) -> None:
 
 
 def test_a_score_that_is_not_a_number_names_the_document(tiny: Tiny) -> None:
-    """An overflow that the first documents did not show: here, of a byte of "🌊"."""
+    """An overflow that the check did not show: here, of a byte of "🌊". It spreads over the documents of its batch."""
     loaded = tiny()
     encoded = encode(loaded)
     (mark,) = loaded.tokenizer("🌊", add_special_tokens=False)["input_ids"][-1:]
-    loaded.model.get_input_embeddings().weight[mark] = torch.inf
-    engine = Engine(loaded.model, BUDGET, print)
+    engine = Engine(loaded.model, 4096, print)
     engine.check(items_of(encoded[:2]))
+    assert engine.shares
+    loaded.model.get_input_embeddings().weight[mark] = torch.inf
+    (batch,) = plan(items_of(encoded), engine.budget)
+    spoilt = {item.label for item, members in engine._shared_scores(batch) if np.isnan(members[0].logprobs[1:]).any()}
+    assert len(spoilt) > 1
     with pytest.raises(
         ScoringError, match=r"subject_0 document 8: a log-likelihood is not a finite number; .* --dtype float32"
     ):

@@ -352,11 +352,10 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
         checked(**other)
         assert comparisons(), other
     wrong = {"attention_types": [[["global", "local"], 1]], "window_size": 256, "num_layers": 2, "num_heads": 4}
-    assert not checked("gpt_neo", **wrong).shares
-    assert comparisons()
-    assert not checked("gpt_neo", **wrong).shares
-    assert not comparisons()
-    for content in ("", "[]", '{"tiles row 1375 longest 687": 3}', "[" * 10**5):
+    for _ in range(2):  # may lie in the weights, so it is not kept
+        assert not checked("gpt_neo", **wrong).shares
+        assert comparisons()
+    for content in ("", "[]", "[3]", '{"tiles row 1375 longest 687": ""}', "[" * 10**5):
         for file in (tmp_path / "cache" / "sharing").iterdir():
             file.write_text(content)
         assert checked().shares
