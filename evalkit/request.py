@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from evalkit import __version__
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.models.context import Extension
@@ -164,7 +165,8 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
-        "versions": {name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
+        "versions": {"evalkit": __version__}
+        | {name: version(name) for name in (*_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
 
