@@ -139,6 +139,8 @@ def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
     settings = context_settings(None, *given, default=PAPER_CONTEXT)
     assert settings is not None
     stretched = replace(common, context=settings.target)
+    if common.context_config is not None:  # which names the context itself, or was written for this one
+        return stretched
     default = (
         f"--context {PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
     )
@@ -146,7 +148,7 @@ def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
         extension = context_extension(stretched, checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error} ({default})") from error
-    if extension is not None and common.context_config is None:
+    if extension is not None:
         say(f"{extension.describe()} ({default})")
     return stretched
 
