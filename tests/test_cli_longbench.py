@@ -75,7 +75,7 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
 
 
 def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:
-    """Announced, told with the scores, and the run that `--context 8192` makes."""
+    """Announced, printed with the scores, and the run that `--context 8192` makes."""
     bare = ["longbench", "--model", model, "--data-dir", rows, "--tasks", "lcc", "--window", 400, "--limit", 1]
     first = evalkit(*bare)
     assert first.code == 0

@@ -36,7 +36,7 @@ def foreign(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nothing_tells_anybody_to_install_the_other_project() -> None:
+def test_nothing_installs_the_other_project() -> None:
     files = [path for place in _PLACES for path in ((ROOT / place).rglob("*") if (ROOT / place).is_dir()
              else [ROOT / place]) if path.is_file() and path.suffix not in (".png", ".svg", ".pyc")]  # fmt: skip
     assert len(files) > 200
@@ -46,7 +46,7 @@ def test_nothing_tells_anybody_to_install_the_other_project() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "foreign"),
     [
         ("pip install 'evalkit[rapidfuzz]'", True),
         ("reinstall evalkit", True),
@@ -58,8 +58,8 @@ def test_nothing_tells_anybody_to_install_the_other_project() -> None:
         ("pip install -c constraints.txt -e .          # or: make demo, then .venv/bin/evalkit", False),
     ],
 )
-def test_what_the_search_finds(text: str, told: bool) -> None:
-    assert bool(FOREIGN.search(text)) == told
+def test_what_the_search_finds(text: str, foreign: bool) -> None:
+    assert bool(FOREIGN.search(text)) == foreign
 
 
 def test_the_distribution_has_a_name_of_its_own() -> None:

@@ -180,7 +180,7 @@ def _are_texts(found: object) -> bool:
 def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
     """A note on files that have not one row for each document, where there are any.
 
-    The official code appends to the file of an earlier run. Documents are told apart by gold answers and length, as
+    The official code appends to the file of an earlier run. Documents are distinguished by gold answers and length, as
     the format has no ids; some official documents agree in both, so that it is a rerun only where each of them stands
     there several times, or where there are too many rows. How many LongBench-E has is not known here.
     """

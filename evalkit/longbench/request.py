@@ -122,7 +122,7 @@ def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
     """The request with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
 
     The run is then the same as one that was asked for that context in so many words. A checkpoint whose own window is
-    as long, or not told, is left alone.
+    as long, or not in its config, is left alone.
 
     Raises:
         UsageError: see `context_settings`.
