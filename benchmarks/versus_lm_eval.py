@@ -34,6 +34,7 @@ import numpy as np
 import psutil
 import torch
 
+from evalkit import __version__
 from evalkit.data import Library
 from evalkit.models.load import load
 from evalkit.models.locate import locate
@@ -116,7 +117,7 @@ def machine(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": name,
         "threads": torch.get_num_threads(),
-        "versions": {p: version(p) for p in ("evalkit", "lm-eval", "torch", "transformers")},
+        "versions": {"evalkit": __version__} | {p: version(p) for p in ("lm-eval", "torch", "transformers")},
         "python": platform.python_version(),
     }
 

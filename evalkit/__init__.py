@@ -15,7 +15,6 @@ Importing evalkit is instant; torch is loaded when a model is.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from evalkit.models.registration import register_when_used
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
     from evalkit.results import Average, Results, TaskResult
     from evalkit.runs import Run, list_runs, load_run
 
-__version__ = version("evalkit")
+# Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
+__version__ = "0.1.0"
 
 _HOMES = {
     "evaluate": "evaluation",

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 from tabulate import tabulate
 
+from evalkit import __version__
 from evalkit.data import TASKS, Library
 from evalkit.resources import cache_dir
 
-_PACKAGES = ("evalkit", "lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
+_PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
              "numpy", "pandas", "pyarrow")  # fmt: skip
 _TESTED = {"lm-eval": "0.4.13"}
 _SCRATCH = 2**30
@@ -29,12 +30,13 @@ def report(data_dir: Path | None, output: Path) -> str:
 
 
 def _versions() -> list[list[str]]:
-    rows = [["", "python", platform.python_version()]]
+    rows = [["", "python", platform.python_version()], ["", "evalkit", __version__]]
     for name in _PACKAGES:
         try:
             found = version(name)
         except PackageNotFoundError:
-            rows.append(["!", name, "not installed: reinstall evalkit"])
+            pinned = f"=={_TESTED[name]}" if name in _TESTED else ""
+            rows.append(["!", name, f"not installed: pip install {name}{pinned}"])
             continue
         wrong = name in _TESTED and found != _TESTED[name]
         rows.append(["!" if wrong else "", name, found + (f" (evalkit needs {_TESTED[name]})" if wrong else "")])

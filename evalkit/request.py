@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from evalkit import __version__
 from evalkit.data import Documents, Library
+from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.models.context import Extension
-from evalkit.models.context_settings import context_settings, extension_of
+from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype, silent
 from evalkit.rules import Rule, find_rule
@@ -65,8 +67,9 @@ class Request:
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
     """Another folder or hub name to take the tokenizer from."""
-    context: int | None = None
-    """Tokens that the model is to take at once, by stretching its context; None: as many as it was trained on."""
+    context: int | Literal["none"] | None = None
+    """Tokens that the model is to take at once, by stretching its context; "none": as many as it was trained on; None:
+    the same, but for LongBench the paper's 8,192 where it was trained on fewer."""
     context_method: str | None = None
     """How: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none"."""
     context_original: int | None = None
@@ -164,7 +167,8 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
-        "versions": {name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
+        "versions": {"evalkit": __version__}
+        | {name: version(name) for name in (*_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
 
@@ -187,7 +191,7 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
         del tidy["token_budget"]
     least_of = {"limit": 1, "num_fewshot": 0, "token_budget": 1, "context": 1, "context_original": 1}
     for name, least in least_of.items():
-        if name in tidy:
+        if name in tidy and (name, tidy[name]) != ("context", UNSTRETCHED):
             tidy[name] = _whole_number(name, tidy[name], least)
     tasks = tidy.get("tasks", ())
     tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
@@ -196,7 +200,7 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
 
 def _whole_number(name: str, value: Any, least: int) -> int:
     flag = f"--{name.replace('_', '-')}"
-    hint = ", or auto" if name == "token_budget" else ""
+    hint = {"token_budget": ", or auto", "context": ", or none"}.get(name, "")
     try:
         number = int(value)
     except (TypeError, ValueError):
@@ -210,9 +214,12 @@ def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:
     """A folder that holds none of the documents was meant to hold some."""
     names = {suite.documents.get(task, task) for task in suite.tasks}
     if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
+        hint = did_you_mean(
+            request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
+        )
         raise DataError(
             f"--data-dir {request.data_dir} holds no documents of {', '.join(sorted(names))}; "
-            "expected files named <task>.jsonl"
+            f"expected files named <task>.jsonl{hint}"
         )
 
 

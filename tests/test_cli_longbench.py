@@ -16,7 +16,7 @@ from evalkit.runs import JOURNAL, load_run
 from tests.longbench.made import record, write
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
 from tests.test_kills import batches_in, journal_of, wait_for
-from tests.tiny import TRAINING_TEXT, tiny_checkpoint
+from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
 
@@ -41,7 +41,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def longbench(evalkit: Command, model: Path, rows: Path) -> Command:
     """`evalkit longbench` on the made-up rows; options given later win over these."""
     common = ["--model", model, "--data-dir", rows, "--tasks", ",".join(TASKS), "--window", 400, "--limit", 2,
-              "--output", "runs"]  # fmt: skip
+              "--context", "none", "--output", "runs"]  # fmt: skip
     return lambda *more: evalkit("longbench", *common, *more)
 
 
@@ -72,6 +72,37 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
     [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if Path(folder).name in line]
     assert "limit 2, context 2,048 by yarn" in line
+
+
+def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:
+    """Announced, printed with the scores, and the run that `--context 8192` makes."""
+    bare = ["longbench", "--model", model, "--data-dir", rows, "--tasks", "lcc", "--window", 400, "--limit", 1]
+    first = evalkit(*bare)
+    assert first.code == 0
+    stretched = "context stretched from 1,024 to 8,192 tokens by yarn: factor 8, beta 32/1, attention factor 1.20794"
+    [announced] = [line for line in first.err.splitlines() if line.startswith(stretched) and "--context none" in line]
+    assert "cut above 400 tokens of a context of 8,192" in first.out
+    assert stretched in first.out
+    # In the lines of the model that was loaded too
+    assert first.err.index(announced) < first.err.index("LlamaForCausalLM")
+    assert evalkit(*bare, "--context", 8192).out == first.out
+    left = evalkit(*bare, "--context", "none")
+    assert "stretched" not in left.out + left.err
+    assert "of a context of 1,024" in left.out
+    assert left.out.splitlines()[-1] != first.out.splitlines()[-1]
+    complains(evalkit(*bare, "--context", "long"), 2, "--context is 'long'; it must be a whole number, or none")
+
+
+def test_positions_that_cannot_be_stretched(evalkit: Command, rows: Path, tmp_path: Path) -> None:
+    """The model is not silently taken as it is; asked for as it is, it runs."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tiny_tokenizer(tmp_path / "gpt2")
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=512, vocab_size=512, eos_token_id=1)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    bare = ["longbench", "--model", folder, "--data-dir", rows, "--tasks", "lcc", "--limit", 1]
+    complains(evalkit(*bare), 1, "model type 'gpt2' has no rope_parameters", "give --context none")
+    assert "of a context of 512" in evalkit(*bare, "--context", "none").out
 
 
 def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command) -> None:
@@ -164,6 +195,7 @@ def test_no_documents_at_all(evalkit: Command, model: Path, monkeypatch: pytest.
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = evalkit("longbench", "--model", model, "--tasks", "qasper")
     complains(outcome, 1, "no documents for qasper", "Unpack data.zip of the dataset THUDM/LongBench", "--data-dir")
+    assert outcome.err.count("Unpack data.zip") == 1
 
 
 def test_help(evalkit: Command) -> None:
@@ -182,7 +214,7 @@ def test_the_command_is_killed_and_given_again(
     batches, output = batches_in(Path("undisturbed")), Path("disturbed")
     process = subprocess.Popen(
         [sys.executable, "-m", "evalkit", "longbench", "--model", str(model), "--data-dir", str(rows), "--tasks",
-         ",".join(TASKS), "--window", "400", *budget, "--output", str(output)],
+         ",".join(TASKS), "--window", "400", "--context", "none", *budget, "--output", str(output)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -72,9 +72,16 @@ def test_audit(evalkit: Command) -> None:
     everything = evalkit("table", "--audit").out
     assert "app_long_contx" in everything
     assert "Rounding is decimal, half up" in everything
+    assert "12 out of 16" in everything
+    assert "5,760" in everything
     one = evalkit("table", "backbone_abl_main", "--audit").out
     assert "app_long_contx" not in one
     assert "40.3" in one
+    assert "holds by the printed averages only" in one
+    rows = list(csv.DictReader(io.StringIO(evalkit("table", "app_long_contx", "--audit", "--format", "csv").out)))
+    [twelve] = [row for row in rows if row["key"] == "twelve_of_sixteen"]
+    assert (twelve["printed"], twelve["recomputed"]) == ("12 out of 16", "11")
+    assert twelve["why"].startswith("does not follow")
 
 
 def test_the_documentation_lists_what_the_audit_finds(evalkit: Command) -> None:

@@ -58,8 +58,9 @@ def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_p
 def test_what_changes_nothing_is_the_same_run(model: Path, documents: Path, tmp_path: Path) -> None:
     """Neither a context within the window nor a missing one shows in a run's identity."""
     lines = Lines()
-    runs = [run_of(model, documents, tmp_path), run_of(model, documents, tmp_path, lines, context=WINDOW)]
-    assert runs[0].folder == runs[1].folder
+    asked: list[dict[str, Any]] = [{}, {"context": "none"}, {"context": WINDOW}]
+    runs = [run_of(model, documents, tmp_path, lines, **one) for one in asked]
+    assert len({run.folder for run in runs}) == 1
     assert runs[0].manifest["specification"]["context_extension"] is None
     assert any("nothing is stretched" in line for line in lines.said)
 
@@ -87,6 +88,8 @@ def test_a_file_names_what_flags_do_not(model: Path, documents: Path, tmp_path: 
     run = run_of(model, documents, tmp_path, context_config=str(path))
     kept = run.manifest["specification"]["context_extension"]
     assert (kept["target"], kept["factor"], kept["attention_factor"]) == (900, 3.0, 1.5)
+    left = run_of(model, documents, tmp_path, context_config=str(path), context="none")
+    assert left.manifest["specification"]["context_extension"] is None
     with pytest.raises(UsageError, match="--context is '8k'; it must be a whole number"):
         run_of(model, documents, tmp_path, context="8k")
     with pytest.raises(UsageError, match="give --context"):
@@ -120,6 +123,7 @@ def test_the_harness_takes_the_same_words(model: Path) -> None:
     assert harness.max_length == 1200
     assert harness.loaded.extension is not None
     assert harness.loaded.extension.describe() == "context stretched from 300 to 1,200 tokens by linear: factor 4"
+    assert Harness(harness.loaded, context="none").max_length == 1200
     with pytest.raises(UsageError, match="is loaded already"):
         Harness(harness.loaded, context=2400)
     with pytest.raises(CheckpointError, match=r"does not exist|no such"):

@@ -346,10 +346,12 @@ def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words:
         small(**options)
 
 
-def test_a_data_dir_without_the_documents(small: Evaluate, tmp_path: Path) -> None:
+def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"holds no documents of arc_easy, piqa; expected files named <task>.jsonl"):
         small(data_dir=tmp_path / "empty")
+    with pytest.raises(DataError, match=rf"expected files named <task>.jsonl \(did you mean {documents}\?\)$"):
+        small(data_dir=documents.parent)
 
 
 def test_a_document_that_cannot_fit_is_told(small: Evaluate, documents: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from evalkit.cli.options import (
     CHAT,
     COMPUTING,
     CONFIG,
-    CONTEXT,
     DATA_DIR,
     FOLDER,
     KEPT_TOKENS,
@@ -22,6 +21,7 @@ from evalkit.cli.options import (
     TRUST,
     Commands,
     comma_separated,
+    context_options,
     option,
     picture,
 )
@@ -54,7 +54,7 @@ PLOT = option(
         "LongBench-E with scores by length.")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these, separated by commas.  [default: all]")
 @option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
-@CONTEXT
+@context_options("8192, as in the paper, where it was trained on fewer")
 @option(
     "--window", type=int, help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]"
 )
@@ -85,7 +85,8 @@ def longbench(
     The same command again resumes what was interrupted, or prints the finished result at once.
 
     \b
-    evalkit longbench --model CKPT --context 8192 --data-dir DOCUMENTS   stretched to 8,192 tokens by YaRN
+    evalkit longbench --model CKPT --data-dir DOCUMENTS                  stretched to 8,192 tokens by YaRN if shorter
+    evalkit longbench --model CKPT --context none                        as it was trained
     evalkit longbench --model CKPT --tasks qasper,trec --limit 20
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
@@ -111,9 +112,9 @@ def longbench(
         prepared = prepare_longbench(request, progress.say)
         finished = run_longbench(prepared, progress)
     _print(finished, edit_similarity, plot, form)
-    if prepared.trouble:
+    if prepared.left_out:
         # What could be evaluated is saved and printed; the exit status tells of the rest
-        raise DataError(f"left out: {'; '.join(str(error) for error in prepared.trouble.values())}")
+        raise DataError(f"left out: {'; '.join(prepared.left_out)}")
 
 
 @longbench.command()

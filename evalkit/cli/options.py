@@ -110,16 +110,20 @@ COMPUTING = several(
     option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
     option("--attention", default="auto", help="auto, sdpa or eager."),
 )
-CONTEXT = several(
-    option(
-        "--context",
-        type=int,
-        help="Tokens the model is to take, by stretching its rotary positions.  [default: those it was trained on]",
-    ),
-    option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
-    option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]"),
-    option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
-)
+
+
+def context_options(default: str) -> Callable[[Command], Command]:
+    """How the context is stretched; `default` says for the help what is done where `--context` is not given."""
+    stretching = "Tokens the model is to take, by stretching its rotary positions, or none: as it is."
+    return several(
+        option("--context", metavar="TOKENS", help=f"{stretching}  [default: {default}]"),
+        option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
+        option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]"),
+        option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
+    )
+
+
+CONTEXT = context_options("those it was trained on")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 KEPT_TOKENS = option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
 TRUST = several(

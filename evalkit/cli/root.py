@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import click
 
+from evalkit import __version__
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
-@click.version_option(package_name="evalkit")
+@click.version_option(__version__)
 def cli() -> None:
     """Evaluate language-model checkpoints: the same numbers as lm-eval, several times sooner.
 

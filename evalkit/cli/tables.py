@@ -32,7 +32,7 @@ _FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [defau
 )
 @option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
 @option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
-@option("--audit", is_flag=True, help="List what the paper printed otherwise than its numbers say.")
+@option("--audit", is_flag=True, help="What the paper printed otherwise than its numbers say, in tables and text.")
 @_FORM
 @_STANDALONE
 @_FILE

@@ -17,12 +17,38 @@ from evalkit.errors import DataError, first_line
 
 Placed = Iterator[tuple[str, object]]
 
+_DEEPEST, _MOST_FOLDERS = 3, 200
+"""How far a folder is searched for documents that were expected in it: levels, and folders of each."""
+
 
 def find(folder: Path, task: str) -> Path | None:
     """The file of a task in a folder, or None. A name that exists but is no readable file counts as found,
     so that reading it says what is wrong instead of another source silently stepping in."""
     candidates = (folder / f"{task}{suffix}" for suffix in _READERS)
     return next((path for path in candidates if os.path.lexists(path)), None)
+
+
+def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
+    """For a message that a folder lacks its files: the folder beneath it that has most of them, where one has any.
+
+    Args:
+        folder: what was given.
+        holds: how many of the files a folder holds, those in its own folders not counted.
+    """
+    level, best, most = [folder], None, 0
+    for _ in range(_DEEPEST):
+        level = [child for parent in level for child in _folders(parent)][:_MOST_FOLDERS]
+        for child in level:
+            if (count := holds(child)) > most:
+                best, most = child, count
+    return "" if best is None else f" (did you mean {best}?)"
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError:
+        return []
 
 
 def read(path: Path, task: str) -> Placed:

@@ -193,7 +193,8 @@ class Library:
 
     def _not_to_be_had(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
-            problems = [f"no {data.name}.jsonl in {self._data_dir}", *problems]
+            hint = files.did_you_mean(self._data_dir, lambda folder: files.find(folder, data.name) is not None)
+            problems = [f"no {data.name}.jsonl in {self._data_dir}{hint}", *problems]
         if self._hub.trouble is not None:
             problems = [*problems, f"hub: {self._hub.trouble}"]
         return DataError(

@@ -8,6 +8,7 @@ The task files under `tasks/` name `dataset` as their `custom_dataset`, so that 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ def dataset(
     documents: str,
     split: str,
     subject: str | None = None,
+    in_turn: str | None = None,
     library: Library | None = None,
     data_dir: str | None = None,
     examples: str | None = None,
@@ -34,6 +36,7 @@ def dataset(
         documents: name of the document set, as in `evalkit.data.TASKS`.
         split: the split's name that the task file expects.
         subject: keep only the documents of this MMLU subject.
+        in_turn: a field; the documents stand in turns, one of each of its values, so that the first ones are of all.
         library: where evalkit itself loads from; without it one is opened on `data_dir`.
         data_dir: folder of `<task>.jsonl` files, else `EVALKIT_DATA_DIR`.
         examples: name of the documents that few-shot examples are taken from; they become the split `dev`.
@@ -50,6 +53,8 @@ def dataset(
 
     library = library or _own_library(data_dir)
     found = _of_subject(library.load(documents).records, subject)
+    if in_turn is not None:
+        found = _in_turn(found, in_turn)
     if not found:
         # lm-eval looks at the first document of every task, and fails on none without saying of which
         of_subject = f" of the subject {subject}" if subject else ""
@@ -63,6 +68,18 @@ def dataset(
 
 def _of_subject(records: list[Record], subject: str | None) -> list[Record]:
     return records if subject is None else [record for record in records if record["subject"] == subject]
+
+
+def _in_turn(records: list[Record], field: str) -> list[Record]:
+    seen: Counter[object] = Counter()
+    turns: list[list[Record]] = []
+    for record in records:
+        turn = seen[record[field]]
+        seen[record[field]] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(record)
+    return [record for turn in turns for record in turn]
 
 
 _libraries: dict[str | None, Library] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -74,7 +74,7 @@ class Harness(HFLM):  # type: ignore[misc]
         token_budget: int | str | None = None,
         tokenizer: str | None = None,
         revision: str | None = None,
-        context: int | None = None,
+        context: int | Literal["none"] | None = None,
         context_method: str | None = None,
         context_original: int | None = None,
         context_config: str | None = None,

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from evalkit.data.files import did_you_mean
 from evalkit.data.hub import Hub
 from evalkit.data.wheels import Say, say_on_stderr
 from evalkit.errors import DataError, UsageError, first_line
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.prompts import template
 from evalkit.longbench.protocol import E_TASKS, SuiteName, Task
-from evalkit.longbench.rows import CONTENT_ID, LARGEST_ROW, Row, parse_row
+from evalkit.longbench.rows import CONTENT_ID, LARGEST_ROW, Row, parse_row, read_record
 
 REPOSITORY, ARCHIVE = "THUDM/LongBench", "data.zip"
 
@@ -73,7 +74,7 @@ def load_rows(
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
         raise DataError(
-            f"no documents for {name}: {'' if data_dir is None else f'no {name}.jsonl in {data_dir}; '}"
+            f"no documents for {name}: {'' if data_dir is None else _not_in(data_dir.expanduser(), name)}"
             f"the hub does not serve ({hub.trouble}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
             "with --data-dir"
         )
@@ -109,6 +110,21 @@ def _find(folder: Path, name: str) -> Path | None:
                     f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
                 )
     return None
+
+
+def _not_in(folder: Path, name: str) -> str:
+    return (
+        f"no {name}.jsonl in {folder}{did_you_mean(folder, lambda beneath: _has_context(beneath / f'{name}.jsonl'))}; "
+    )
+
+
+def _has_context(path: Path) -> bool:
+    """Whether a file holds documents: predictions, which are kept in files of the same names, have no context."""
+    try:
+        with path.open("rb") as file:
+            return "context" in read_record(file.readline(LARGEST_ROW))
+    except (OSError, DataError):
+        return False
 
 
 def _from_file(task: Task, name: str, path: Path, limit: int | None) -> Rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.data.fields import text
+from evalkit.data.files import did_you_mean
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
@@ -50,24 +51,23 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
     """
     notes: list[str] = []
     files: dict[str, Path] = {}
+    absent: list[str] = []
     for path in paths:
         for file in _files(path, notes):
             task = _task_of(file)
             if task.name in files:
                 raise DataError(f"{files[task.name]} and {file} are both of {task.name}; give one of them")
             if suite == "longbench-e" and not task.in_e:
-                notes.append(f"{file} is passed over: LongBench-E has no task {task.name}")
+                absent.append(str(file))
                 continue
             files[task.name] = file
+    if absent:
+        notes.append(f"passed over, since LongBench-E has no such task: {', '.join(absent)}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
-    rows: list[dict[str, Any]] = []
-    for name, file in files.items():
-        found = _read(find_task(name), file, suite)
-        if note := _repeated(find_task(name), file, found, suite):
-            notes.append(note)
-        rows += found
-    return Predictions(pd.DataFrame(rows), tuple(notes))
+    found = {file: _read(find_task(name), file, suite) for name, file in files.items()}
+    notes += _miscounted(found, suite)
+    return Predictions(pd.DataFrame([row for rows in found.values() for row in rows]), tuple(notes))
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
@@ -108,12 +108,17 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
         raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none")
+        hint = did_you_mean(path, lambda folder: sum(_bears_task(file) for file in folder.glob("*.jsonl")))
+        raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
     other = [file.name for file in files if file.stem not in TASKS and file.stem in OFFICIAL_BLOBS]
     other = [name for name in other if name.removesuffix("_e.jsonl") not in TASKS]
     if other:
         notes.append(f"passed over, since only the English tasks are scored: {', '.join(other)}")
     return [file for file in files if file.name not in other]
+
+
+def _bears_task(file: Path) -> bool:
+    return file.stem.removesuffix("_e") in TASKS
 
 
 def _task_of(file: Path) -> Task:
@@ -172,20 +177,26 @@ def _are_texts(found: object) -> bool:
     return isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
 
 
-def _repeated(task: Task, path: Path, rows: Sequence[dict[str, Any]], suite: SuiteName) -> str | None:
-    """What is odd about the number of rows. The official code appends to the file of an earlier run.
+def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
+    """A note on files that have not one row for each document, where there are any.
 
-    Documents are told apart by gold answers and length, as the format has no ids; some official documents agree in
-    both, so that it is a rerun only where each of them stands there several times, or where there are too many rows.
+    The official code appends to the file of an earlier run. Documents are distinguished by gold answers and length, as
+    the format has no ids; some official documents agree in both, so that it is a rerun only where each of them stands
+    there several times, or where there are too many rows. How many LongBench-E has is not known here.
     """
-    copies = Counter((row["answers"], row["length"]) for row in rows)
-    times = gcd(*copies.values())
-    advice = "was a later run appended? All are scored, as the official code does, but intervals are then too narrow"
-    other = "are they LongBench-E's, which are scored with --e, or "
-    if times > 1 and len(rows) > times:
-        return f"{path}: {len(rows)} rows for {len(rows) // times}: every document stands there {times} times; {advice}"
-    if suite == "longbench" and len(rows) > task.documents:
-        return f"{path}: {len(rows)} rows, where {task.name} has {task.documents} documents; {other}{advice}"
-    if suite == "longbench" and len(rows) < task.documents:
-        return f"{path}: {len(rows)} rows of {task.name}'s {task.documents} documents"
-    return None
+    odd: list[str] = []
+    too_many = of_e = False
+    for path, rows in found.items():
+        copies = Counter((row["answers"], row["length"]) for row in rows)
+        times, official = gcd(*copies.values()), find_task(rows[0]["task"]).documents
+        if times > 1 and len(rows) > times:
+            odd.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
+            too_many = True
+        elif suite == "longbench" and len(rows) != official:
+            odd.append(f"{path.name} {len(rows)} for {official}")
+            of_e = of_e or len(rows) > official
+    if not odd:
+        return []
+    advice = "are they LongBench-E's, which are scored with --e, or " if of_e else ""
+    advice += "was a later run appended? All are scored, as the official code does, but intervals are then too narrow"
+    return [f"more or fewer rows than documents: {', '.join(odd)}" + (f"; {advice}" if too_many or of_e else "")]

@@ -6,20 +6,24 @@ that is already finished is found at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.generation.run import context_of, generated_folder, generated_manifest
 from evalkit.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
+from evalkit.models.context import configured_window
+from evalkit.models.context_settings import config_of, context_settings
 from evalkit.models.locate import Checkpoint, Say
-from evalkit.request import Request, locate_checkpoint, numerics
+from evalkit.request import Request, context_extension, locate_checkpoint, numerics
 from evalkit.runs import LONGBENCH
 
 DEFAULT: SuiteName = "longbench"
+PAPER_CONTEXT = 8192
+"""Tokens to which the paper stretches what was trained on fewer, by YaRN; its appendix "Long Context Evaluation"."""
 _OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
 """Context → tokens of a prompt in the official `model2maxlen.json`."""
 _MARGIN = 692
@@ -31,7 +35,7 @@ class LongBenchRequest:
     """What a user can ask of a LongBench run."""
 
     common: Request
-    """Checkpoint, context, device, limit, folders: what every run is asked."""
+    """Checkpoint, context, device, limit, folders: what every run is asked. Without a context: see `paper_context`."""
     suite: SuiteName = DEFAULT
     tasks: tuple[str, ...] = ()
     """Only these; all where empty."""
@@ -48,8 +52,8 @@ class PreparedLongBench:
     request: LongBenchRequest
     checkpoint: Checkpoint
     rows: Mapping[Task, Rows]
-    trouble: Mapping[str, DataError] = field(default_factory=dict)
-    """Tasks whose documents cannot be evaluated, and why; the others go on."""
+    left_out: Sequence[str] = ()
+    """Why the documents of some tasks cannot be evaluated, in a line for each reason; the other tasks go on."""
     manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,10 +68,9 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint, or the documents of every task.
     """
-    common = request.common
-    checkpoint = locate_checkpoint(common, say)
+    checkpoint = locate_checkpoint(request.common, say)
     tasks = _chosen(request)
-    context = context_of(common, checkpoint, LONGBENCH)
+    common = request.common
     check_data_dir(common.data_dir)
     rows: dict[Task, Rows] = {}
     trouble: dict[str, DataError] = {}
@@ -76,9 +79,14 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
             rows[task] = load_rows(task, common.data_dir, common.limit, request.suite, say)
         except DataError as error:
             trouble[task.name] = error
-            say(f"{task.name} is left out: {error}")
+    left_out = together(trouble)
     if not rows:
-        raise next(iter(trouble.values()))
+        raise DataError("; ".join(left_out))
+    for line in left_out:
+        say(f"left out: {line}")
+    common = paper_context(common, checkpoint, say)
+    request = replace(request, common=common)
+    context = context_of(common, checkpoint, LONGBENCH)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(common, checkpoint, say),
@@ -92,7 +100,57 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
     }
     manifest = generated_manifest(LONGBENCH, common, checkpoint, specification, request.chat, documents)
     manifest["context"] = context
-    return PreparedLongBench(request, checkpoint, rows, trouble, manifest)
+    return PreparedLongBench(request, checkpoint, rows, left_out, manifest)
+
+
+def together(trouble: Mapping[str, DataError]) -> list[str]:
+    """What is wrong with tasks, those together of which the same is to be said.
+
+    Args:
+        trouble: task → its error.
+    """
+    alike: dict[str, list[str]] = {}
+    for task, error in trouble.items():
+        alike.setdefault(str(error).replace(task, "<task>"), []).append(task)
+    return [
+        str(trouble[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
+        for common, tasks in alike.items()
+    ]
+
+
+def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
+    """The request with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
+
+    The run is then the same as one that was asked for that context in so many words. A checkpoint whose own window is
+    as long, or not in its config, is left alone.
+
+    Raises:
+        UsageError: see `context_settings`.
+        CheckpointError: the checkpoint cannot be stretched. It is not taken as it is then, since its scores would
+            stand beside others' under another protocol.
+    """
+    if common.context is not None:
+        return common
+    given = common.context_method, common.context_original, common.context_config
+    if given == (None, None, None):
+        _, window = configured_window(config_of(checkpoint, say))
+        if window is None or window >= PAPER_CONTEXT:
+            return common
+    settings = context_settings(None, *given, default=PAPER_CONTEXT)
+    assert settings is not None
+    stretched = replace(common, context=settings.target)
+    if common.context_config is not None:  # which names the context itself, or was written for this one
+        return stretched
+    default = (
+        f"--context {PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
+    )
+    try:
+        extension = context_extension(stretched, checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} ({default})") from error
+    if extension is not None:
+        say(f"{extension.describe()} ({default})")
+    return stretched
 
 
 def window_of(asked: int | None, context: int, most_new: int) -> int:

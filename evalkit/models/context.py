@@ -130,7 +130,7 @@ def plan_extension(
     if own and not settings.original:
         raise CheckpointError(
             f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "
-            "stretched twice; leave out --context, or give the window that it was trained on with --context-original "
+            "stretched twice; give --context none, or the window that it was trained on with --context-original "
             "to replace its own stretching"
         )
     if own:
@@ -262,7 +262,7 @@ def _own_stretching(text: Mapping[str, Any]) -> str:
     if rope and all(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(
             f"config.json has rotary embeddings of several kinds ({', '.join(rope)}), some of which see a window only; "
-            "evalkit does not know which of them to stretch: leave out --context"
+            "evalkit does not know which of them to stretch: give --context none"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("default", "mrope"):

@@ -7,7 +7,7 @@ In: the four values behind `--context`, `--context-method`, `--context-original`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -16,6 +16,9 @@ from evalkit.models.context import YARN, ContextSettings, Extension, plan_extens
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, Say, silent
 from evalkit.resources import resource
+
+UNSTRETCHED: Literal["none"] = "none"
+"""In place of a number of tokens: the checkpoint is taken as it is."""
 
 _WHOLE = ("context", "original")
 _NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor")
@@ -28,28 +31,35 @@ def context_names() -> list[str]:
 
 
 def context_settings(
-    context: int | None = None,
+    context: int | Literal["none"] | None = None,
     method: str | None = None,
     original: int | None = None,
     config: str | Path | None = None,
+    default: int | None = None,
 ) -> ContextSettings | None:
     """The settings that flags and a file make together, or None where nothing is to be stretched.
 
     Args:
-        context: tokens that the model is to take at once.
+        context: tokens that the model is to take at once, or "none": whatever a file says, nothing is stretched.
         method: one of `context.METHODS`; None: the file's, else "yarn".
         original: tokens of the window that it was trained on; None: the file's, else the checkpoint's.
         config: a name in `configs/context`, or a YAML file of the same form. What else is given comes before it.
+        default: the context where neither flag nor file gives one; None: the model's own.
 
     Raises:
-        UsageError: a file that does not exist or holds something else, or no context to stretch to.
+        UsageError: a file that does not exist or holds something else, no context to stretch to, or a flag beside
+            the context "none" that says how to stretch.
     """
+    if context == UNSTRETCHED:
+        if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
+            raise UsageError(f"--context none leaves the model as it is; leave out {flag}, or give a number of tokens")
+        return None
     given = {"context": context, "method": method, "original": original}
     found = {} if config is None else _read(str(config))
     found |= {name: value for name, value in given.items() if value is not None}
-    if not found:
+    target = found.pop("context", default)
+    if not found and target is None:
         return None
-    target = found.pop("context", None)
     if target is None:
         raise UsageError("how long the context is to be is not said; give --context, e.g. --context 8192")
     return ContextSettings(target=target, **({"method": YARN} | found))

@@ -62,7 +62,7 @@ def check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> No
     if not rotating:
         raise CheckpointError(
             f"{given}: the layers of {name} do not use its rotary modules, so a stretching would have no effect; "
-            "leave out --context"
+            "give --context none"
         )
     if len(rotating) < len(clean):
         # What its tokens attend to in another order is the same to a layer that knows no positions
@@ -73,7 +73,7 @@ def check_layers(given: str, model: Any, modules: list[Any], scaled: bool) -> No
         if others:
             raise CheckpointError(
                 f"{given}: {name} places tokens otherwise than by its rotary modules in its layers "
-                f"{', '.join(map(str, others))} (from 0), which would stay unstretched; leave out --context"
+                f"{', '.join(map(str, others))} (from 0), which would stay unstretched; give --context none"
             )
     if scaled:
         grown = effects(_scale_up)

@@ -83,7 +83,7 @@ def stretched_config(given: str, folder: Path, extension: Extension, *, trust_re
         if not isinstance(own, dict) or not own.get("rope_theta"):
             raise CheckpointError(
                 f"{given}: the context cannot be stretched: model type '{text.model_type}' has no rope_parameters, so "
-                "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); leave out --context"
+                "its positions are fixed in code, learned, or none (as in GPT-J, GPT-2, ALiBi); give --context none"
             )
         text.max_position_embeddings = extension.target
         # Merged and not replaced: without its own theta and share, a model rotates otherwise than it was trained to
@@ -121,7 +121,7 @@ def finish(given: str, model: Any, stretched: Stretched) -> None:
     if not modules:
         raise CheckpointError(
             f"{given}: the context cannot be stretched: {type(model).__name__} has no rotary module (inv_freq), so "
-            "its positions are fixed in code, learned, or none; leave out --context"
+            "its positions are fixed in code, learned, or none; give --context none"
         )
     for path, module in modules:
         where = f"{given}: {path}"
@@ -194,7 +194,7 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
     if found.shape != (size // 2,):
         raise CheckpointError(
             f"{where}: rotates {2 * len(found)} channels of a head, where config.json gives {size}; the context of "
-            "such a model cannot be stretched safely: leave out --context"
+            "such a model cannot be stretched safely: give --context none"
         )
     expected, scaling = rotary_frequencies(stretched.extension, size, stretched.theta, length)
     plain = stretched.theta ** (-np.arange(0, size, 2) / size)
@@ -204,12 +204,12 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
         why = "are those of the unstretched model: it ignores rope_parameters" if ignored else f"are off by {gap:.1g}"
         raise CheckpointError(
             f"{where}: its rotary frequencies {why}, so {stretched.extension.method} would not do what it says; "
-            "leave out --context"
+            "give --context none"
         )
     own = getattr(module, "attention_scaling", None)
     if own is None or abs(float(own) - scaling) > _TOLERANCE:
         shown = "none" if own is None else f"{float(own):g}"
-        raise CheckpointError(f"{where}: its attention scaling is {shown}, not {scaling:g}; leave out --context")
+        raise CheckpointError(f"{where}: its attention scaling is {shown}, not {scaling:g}; give --context none")
 
 
 def _rope_parameters(extension: Extension) -> dict[str, Any]:

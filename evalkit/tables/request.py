@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from evalkit.errors import TableError, UsageError
+from evalkit.resources import resource
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import Layout, layout_names, load_layout
@@ -67,15 +68,23 @@ def make(request: TableRequest) -> Table:
 
 
 def audited(names: Sequence[str]) -> Table:
-    """What was printed otherwise than the numbers say, in these tables; all others are read too, to be compared.
+    """What was printed otherwise than the numbers say, in these tables and in the sentences about them.
+
+    All other tables are read too, to be compared. Sentences about no table are given with all the paper's tables.
 
     Raises:
-        EvalkitError: a layout or its numbers cannot be read, or nothing tells how a table was printed.
+        EvalkitError: a layout, its numbers or the claims cannot be read, or nothing tells how a table was printed.
     """
+    from evalkit.tables import claims
+
     layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
     shown = {load_layout(name).name for name in names}
-    findings = audit([Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts])
-    return as_table([finding for finding in findings if finding.table in shown])
+    tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
+    table = as_table([finding for finding in audit(tables) if finding.table in shown])
+    verdicts = claims.judge(claims.read_claims(resource("results", "published", "claims.yaml")), tables)
+    if not shown.issuperset(layout_names()):
+        verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
+    return table._replace(sections=(*table.sections, *claims.sections(verdicts)))
 
 
 def write(table: Table, form: str, standalone: bool = False) -> str:

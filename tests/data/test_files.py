@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from evalkit.data import Library
-from evalkit.data.files import find, read, write_jsonl
+from evalkit.data.files import did_you_mean, find, read, write_jsonl
 from evalkit.errors import DataError
 from tests.data.samples import sample, write
 
@@ -138,3 +138,21 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_jsonl(path, breaks_off())
     assert path.read_bytes() == before
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_folder_beneath_is_named(tmp_path: Path) -> None:
+    """The one with most of what is looked for, of equals the uppermost; not hidden ones, nor those too deep."""
+
+    def hint() -> str:
+        return did_you_mean(tmp_path, lambda folder: sum(find(folder, task) is not None for task in "ab"))
+
+    for name in (".cache", "one/two/three/four"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.jsonl").touch()
+    assert hint() == ""
+    (tmp_path / "one/two/b.parquet").touch()
+    assert hint() == f" (did you mean {tmp_path / 'one/two'}?)"
+    (tmp_path / "one/two/three/a.jsonl").touch()
+    assert hint() == f" (did you mean {tmp_path / 'one/two'}?)"
+    (tmp_path / "one/two/three/b.json").touch()
+    assert hint() == f" (did you mean {tmp_path / 'one/two/three'}?)"

@@ -13,6 +13,7 @@ import pytest
 from evalkit.cli import main
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.official_format import read_predictions, write_predictions
+from evalkit.longbench.protocol import suite_tasks
 from tests.longbench.made import generations, prediction, write
 
 
@@ -29,10 +30,10 @@ def test_the_command_reproduces_the_official_scores(golden: Path, capsys: pytest
     wanted = json.loads((golden / "result.json").read_text())
     found = {row["name"]: {name: float(row[f"score_{name}"]) for name in ("0-4k", "4-8k", "8k+")} for row in rows}
     assert found == wanted
-    assert "qasper.jsonl: 672 rows for 224: every document stands there 3 times" in printed.err
-    assert "multifieldqa_en.jsonl: 300 rows for 150" in printed.err
-    assert "repobench-p.jsonl: 600 rows for 300" in printed.err
-    assert printed.err.count("rows for") == 3
+    assert "qasper.jsonl 672 for 224 (each 3 times)" in printed.err
+    assert "multifieldqa_en.jsonl 300 for 150" in printed.err
+    assert "repobench-p.jsonl 600 for 300" in printed.err
+    assert printed.err.count(".jsonl ") == 3
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "json", "csv"])
@@ -61,9 +62,10 @@ def test_what_is_odd_is_told_under_the_table(tmp_path: Path, capsys: pytest.Capt
     write(tmp_path / "vcsum.jsonl", once)
     assert command("score", tmp_path) == 0
     out = capsys.readouterr().out
-    assert "lcc.jsonl: 6 rows for 3: every document stands there 2 times" in out
-    assert "qasper.jsonl: 3 rows of qasper's 200 documents" in out
-    assert "multifieldqa_en.jsonl: 151 rows, where multifieldqa_en has 150 documents" in out
+    [note] = [line for line in out.splitlines() if line.startswith("more or fewer rows than documents: ")]
+    assert "lcc.jsonl 6 for 3 (each 2 times)" in note
+    assert "qasper.jsonl 3 for 200" in note
+    assert "multifieldqa_en.jsonl 151 for 150" in note
     assert "passed over, since only the English tasks are scored: vcsum.jsonl" in out
 
 
@@ -112,7 +114,16 @@ def test_the_length_is_wanted_for_e_and_pictures_only(tmp_path: Path, capsys: py
 
 def test_files_of_e_without_the_flag_are_told(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("score", golden / "hotpotqa.jsonl") == 0
-    assert "300 rows, where hotpotqa has 200 documents; are they LongBench-E's, which" in capsys.readouterr().out
+    assert "hotpotqa.jsonl 300 for 200; are they LongBench-E's, which are scored with --e" in capsys.readouterr().out
+
+
+def test_what_is_odd_about_many_files_is_one_note(golden: Path, tmp_path: Path) -> None:
+    [note] = read_predictions([golden / f"{task.name}.jsonl" for task in suite_tasks("longbench-e")]).notes
+    assert note.count(".jsonl ") == 13
+    assert note.count("scored with --e") == 1
+    files = [write(tmp_path / f"{task}.jsonl", [prediction("x", ["x"])]) for task in ("musique", "qmsum", "lcc")]
+    [note] = read_predictions(files, "longbench-e").notes
+    assert note == f"passed over, since LongBench-E has no such task: {files[0]}, {files[1]}"
 
 
 def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +139,10 @@ def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_files_that_are_none_are_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected a folder with <task>.jsonl files, found none"):
+    with pytest.raises(DataError, match=r"expected a folder with <task>.jsonl files, found none$"):
+        read_predictions([tmp_path])
+    inner = write(tmp_path / "pred" / "my-model" / "lcc.jsonl", [prediction("x", ["x"])]).parent
+    with pytest.raises(DataError, match=rf"found none \(did you mean {inner}\?\)$"):
         read_predictions([tmp_path])
     with pytest.raises(DataError, match=r"lcc\.jsonl: no such file or folder"):
         read_predictions([tmp_path / "lcc.jsonl"])
@@ -136,7 +150,7 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
         read_predictions([write(tmp_path / "lcc.jsonl", [b""])])
     with pytest.raises(UnknownNameError, match="did you mean 'hotpotqa'"):
         read_predictions([write(tmp_path / "hotpot.jsonl", [])])
-    with pytest.raises(DataError, match="LongBench-E has no task musique"):
+    with pytest.raises(DataError, match=r"LongBench-E has no such task: .*musique\.jsonl"):
         read_predictions([write(tmp_path / "musique.jsonl", [])], "longbench-e")
 
 

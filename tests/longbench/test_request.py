@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.longbench.protocol import suite_tasks
 from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench, window_of
 from evalkit.models.locate import silent
 from evalkit.request import request_of
@@ -32,8 +33,10 @@ def rows(tmp_path: Path) -> Path:
 
 def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> PreparedLongBench:
     own = {name: asked.pop(name) for name in ("window", "chat", "suite") if name in asked}
-    common = request_of(model, {"data_dir": rows} | asked)
-    return prepare_longbench(LongBenchRequest(common, tasks=tasks, **own), silent)
+    say = asked.pop("say", silent)
+    # As it is, so that numbers are this checkpoint's, unless a test is about the context
+    common = request_of(model, {"data_dir": rows, "context": "none"} | asked)
+    return prepare_longbench(LongBenchRequest(common, tasks=tasks, **own), say)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,8 @@ def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     path = write(rows / "qasper.jsonl", [record("qasper"), b'{"broken'])
     found = prepared(model, rows)
     assert [task.name for task in found.rows] == ["trec"]
-    assert str(found.trouble["qasper"]).startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
+    [reason] = found.left_out
+    assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
     # The window is that of the tasks that are left
     assert prepared(model, rows, window=1024 - 64).manifest["specification"]["window"] == 960
 
@@ -103,6 +107,32 @@ def test_nothing_left(model: Path, rows: Path) -> None:
         DataError, match=r"no documents for lcc: no lcc.jsonl in .*data.zip.*give its folder with --data"
     ):
         prepared(model, rows, tasks=("lcc",))
+
+
+def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path) -> None:
+    """Without documents in the error alone; beside some documents in a line of news."""
+    said: list[str] = []
+    everything = tuple(task.name for task in suite_tasks("longbench-e"))
+    with pytest.raises(DataError) as caught:
+        prepared(model, tmp_path, everything, suite="longbench-e", say=said.append)
+    assert str(caught.value).startswith(f"{', '.join(everything)}: no documents for <task>_e: no <task>_e.jsonl in ")
+    assert str(caught.value).count("the hub does not serve") == 1
+    assert [line for line in said if "no documents" in line] == []
+    write(tmp_path / "lcc_e.jsonl", [record("lcc")])
+    write(tmp_path / "trec_e.jsonl", [b"{"])
+    found = prepared(model, tmp_path, everything, suite="longbench-e", say=said.append)
+    assert [line for line in said if line.startswith("left out: ")] == [f"left out: {line}" for line in found.left_out]
+    assert [("line 1 (trec)" in line, "no documents for <task>_e" in line) for line in found.left_out] == [
+        (False, True), (True, False)]  # fmt: skip
+
+
+def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
+    """Files of the same names that hold predictions are not what was looked for."""
+    for task in ("qasper", "trec"):
+        write(rows.parent / "a_predictions" / f"{task}.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
+    with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub does"):
+        prepared(model, rows.parent)
+    assert prepared(model, rows).left_out == []
 
 
 def test_no_hub_and_no_folder(model: Path) -> None:
@@ -155,3 +185,60 @@ def test_dynamic_yarn_cannot_generate(model: Path, rows: Path) -> None:
 def test_a_manifest_is_plain_data(model: Path, rows: Path) -> None:
     manifest = prepared(model, rows).manifest
     assert json.loads(json.dumps(manifest)) == manifest
+
+
+def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
+    """The same run as with --context 8192, announced in one line that says how to leave it."""
+    said: list[str] = []
+    bare = prepared(model, rows, context=None, say=said.append)
+    assert [line for line in said if "stretched" in line] == [
+        "context stretched from 1,024 to 8,192 tokens by yarn: factor 8, beta 32/1, attention factor 1.20794 "
+        "(--context 8192 is LongBench's default, as in the paper; --context none leaves the model as it is)"
+    ]
+    assert bare.manifest["id"] == prepared(model, rows, context=8192).manifest["id"]
+    assert bare.request.common.context == 8192  # which the model is loaded by
+    assert (bare.manifest["context"], bare.manifest["specification"]["window"]) == (8192, 7500)
+    left = prepared(model, rows, say=said.append)
+    assert left.manifest["specification"]["context_extension"] is None
+    assert len(said) == 2  # the other is the window that was found
+
+
+@pytest.mark.parametrize("window", [8192, 32768])
+def test_a_window_that_is_long_enough_is_left_alone(rows: Path, tmp_path: Path, window: int) -> None:
+    model, said = tiny_checkpoint(tmp_path / "tiny", window=window), list[str]()
+    bare = prepared(model, rows, context=None, say=said.append)
+    assert bare.manifest["id"] == prepared(model, rows).manifest["id"]
+    assert bare.manifest["context"] == window
+    assert said == []
+
+
+def test_how_to_stretch_without_how_far(model: Path, rows: Path, tmp_path: Path) -> None:
+    def stretched(**asked: Any) -> dict[str, Any]:
+        return dict(prepared(model, rows, **({"context": None} | asked)).manifest["specification"]["context_extension"])
+
+    assert stretched(context_method="linear") == stretched(context_method="linear", context=8192)
+    assert stretched(context_original=512)["factor"] == 16
+    path = tmp_path / "own.yaml"
+    path.write_text("beta_fast: 20\n", encoding="utf-8")
+    assert (stretched(context_config=path)["target"], stretched(context_config=path)["beta_fast"]) == (8192, 20)
+    path.write_text("context: 2048\n", encoding="utf-8")
+    assert stretched(context_config=path)["target"] == 2048
+    assert prepared(model, rows, context_config=path).manifest["specification"]["context_extension"] is None
+    with pytest.raises(UsageError, match="--context none leaves the model as it is; leave out --context-method"):
+        prepared(model, rows, context_method="linear")
+    with pytest.raises(UsageError, match="dynamic-yarn"):
+        prepared(model, rows, context=None, context_method="dynamic-yarn")
+
+
+def test_a_checkpoint_that_stretches_itself(rows: Path, tmp_path: Path) -> None:
+    """Its own window is not taken for the paper's context: it is asked for."""
+    model = tiny_checkpoint(tmp_path / "tiny", window=2048)
+    edit_config(model, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    with pytest.raises(
+        CheckpointError, match=r"config.json stretches the context itself .*give --context none"
+    ) as caught:
+        prepared(model, rows, context=None)
+    assert "--context 8192 is LongBench's default" in str(caught.value)
+    assert prepared(model, rows).manifest["context"] == 2048
+    edit_config(model, max_position_embeddings=8192)
+    assert prepared(model, rows, context=None).manifest["context"] == 8192

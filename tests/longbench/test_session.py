@@ -50,7 +50,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(model: Path, rows: Path, output: Path, *tasks: str, **asked: Any) -> LongBenchRequest:
     own = {name: asked.pop(name) for name in ("window", "chat", "suite") if name in asked}
-    common = request_of(model, {"data_dir": rows, "output": output, "dtype": "float32"} | asked)
+    # As it is, which transformers is asked for too
+    common = request_of(model, {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"} | asked)
     return LongBenchRequest(common, tasks=tasks or ("qasper", "trec", "samsum", "lcc"), **({"window": 600} | own))
 
 

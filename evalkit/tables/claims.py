@@ -1,0 +1,289 @@
+"""The paper's sentences, checked against its tables.
+
+In: claims (`results/published/claims.yaml`) and the tables that they speak of. Out: a verdict on each. A claim says how
+its figure follows from the tables, or what is to hold between numbers, in these words and no others.
+
+A value is a number; TABLE/MODEL/MEASURE; or one of
+
+- {difference: [a, b]}, {ratio: [a, b]}, {percent_more: [a, b]}, {sum: [a, …]}, {product: [a, …]};
+- {least: TABLE}; {size: {table: TABLE, of: measures}} (or models, groups);
+- {wins: {table: TABLE, model: MODEL}}: on how many measures the model is the highest, ties included; with `among:
+  [MODEL, …]`, `alone: true` (no ties) or `of: groups` (highest on all measures of a group);
+- {shape: {model: NAME, of: parameters}} of a named model (or head_size, layers).
+
+A relation is {rising: [a, b, …]}, falling, not_rising, not_falling, equal, or above: the first above all others.
+
+Numbers are taken as the tables print them, rounded. Averages are recomputed; a claim that follows from the averages as
+the paper printed them and not from these is said to do so.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from evalkit.decimals import half_up, parse_number, to_text
+from evalkit.errors import EvalkitError, TableError, first_line
+from evalkit.models.shapes import ModelShape, parameters, read_shape
+from evalkit.models.zoo import named_model
+from evalkit.tables.audit import Audited
+from evalkit.tables.fill import computed
+from evalkit.tables.layout import Layout
+from evalkit.tables.markup import literal
+from evalkit.tables.table import Line, Section
+
+HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
+    "holds",
+    "holds by the printed averages only",
+    "does not follow",
+    "cannot be checked",
+)
+_KEYS = {"where", "says", "printed", "figure", "computed", "holds", "unchecked", "note"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence, in other words, and how it follows."""
+
+    key: str
+    where: str
+    """Section or caption of the paper, and the line of its source."""
+    says: str
+    printed: str
+    """A figure or a few words, as printed."""
+    figure: str = ""
+    """The printed figure as a number, where `printed` is not one."""
+    computed: Any = None
+    """The value that the figure is to be."""
+    holds: tuple[Any, ...] = ()
+    """Relations, in place of a figure."""
+    unchecked: str = ""
+    """Why the tables cannot tell."""
+    note: str = ""
+
+
+class Claims(NamedTuple):
+    """A file of claims."""
+
+    claims: tuple[Claim, ...]
+    shapes: Mapping[str, ModelShape]
+    """Models that claims speak of and that are none of evalkit's own, by name."""
+
+
+class Verdict(NamedTuple):
+    """What became of a claim."""
+
+    claim: Claim
+    verdict: str
+    """`HOLDS`, `BY_PRINTED`, `FAILS` or `UNCHECKED`."""
+    computed: str
+    """What the tables give."""
+    tables: frozenset[str]
+    """Those that it was checked against."""
+
+
+def read_claims(path: Path) -> Claims:
+    """Read a file of claims.
+
+    Raises:
+        TableError: it cannot be read, or a claim lacks something; names the claim.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        shapes = {name: read_shape(config) for name, config in raw["models"].items()}
+        return Claims(tuple(_claim(path, key, about) for key, about in raw["claims"].items()), shapes)
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TableError(f"{path} is not a file of 'models' and 'claims' ({first_line(error)})") from error
+
+
+def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
+    """The verdict on each claim, in the file's order.
+
+    Raises:
+        TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
+    """
+    recomputed, printed = (_Facts(tables, found.shapes, as_printed) for as_printed in (False, True))
+    return [_verdict(claim, recomputed, printed) for claim in found.claims]
+
+
+def _claim(path: Path, key: str, about: Mapping[str, Any]) -> Claim:
+    ways = [name for name in ("computed", "holds", "unchecked") if name in about]
+    if strange := set(about) - _KEYS:
+        raise TableError(f"{path}: claim '{key}' has the unknown key '{min(strange)}'")
+    if len(ways) != 1 or not {"where", "says", "printed"} <= set(about):
+        raise TableError(f"{path}: claim '{key}' needs where, says, printed, and one of computed, holds, unchecked")
+    texts = {name: " ".join(str(value).split()) for name, value in about.items() if name not in ("computed", "holds")}
+    return Claim(key, computed=about.get("computed"), holds=tuple(about.get("holds", ())), **texts)
+
+
+def _verdict(claim: Claim, recomputed: _Facts, printed: _Facts) -> Verdict:
+    if claim.unchecked:
+        return Verdict(claim, UNCHECKED, "", frozenset())
+    try:
+        (follows, values), (follows_printed, _) = _check(claim, recomputed), _check(claim, printed)
+    except (EvalkitError, KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+        raise TableError(f"claim '{claim.key}' cannot be computed: {first_line(error)}") from error
+    verdict = HOLDS if follows else BY_PRINTED if follows_printed else FAILS
+    shown = "; ".join(", ".join(map(_shown, group)) for group in values)
+    return Verdict(claim, verdict, shown, frozenset(_tables_in((claim.computed, claim.holds))))
+
+
+def _check(claim: Claim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
+    """Whether it follows, and from which values."""
+    if not claim.holds:
+        text = claim.figure or claim.printed
+        figure, value = parse_number(text), facts.value(claim.computed)
+        if figure is None:
+            raise ValueError(f"no figure is printed in '{text}'")
+        return half_up(value, len(text.partition(".")[2])) == figure, [[value]]
+    follows, groups = True, []
+    for relation in claim.holds:
+        [(name, operands)] = relation.items()
+        values = [facts.value(raw) for raw in operands]
+        follows = follows and _RELATIONS[name](values)
+        groups.append(values)
+    return follows, groups
+
+
+def _throughout(compare: Callable[[Fraction, Fraction], bool]) -> Callable[[list[Fraction]], bool]:
+    return lambda values: all(compare(one, next_one) for one, next_one in pairwise(values))
+
+
+_RELATIONS: dict[str, Callable[[list[Fraction]], bool]] = {
+    "rising": _throughout(operator.lt),
+    "falling": _throughout(operator.gt),
+    "not_falling": _throughout(operator.le),
+    "not_rising": _throughout(operator.ge),
+    "equal": _throughout(operator.eq),
+    "above": lambda values: all(values[0] > other for other in values[1:]),
+}
+_ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
+    "difference": lambda values: values[0] - values[1],
+    "ratio": lambda values: values[0] / values[1],
+    "percent_more": lambda values: 100 * (values[0] / values[1] - 1),
+    "sum": lambda values: sum(values, Fraction(0)),
+    "product": lambda values: math.prod(values, start=Fraction(1)),
+}
+
+
+class _Facts:
+    """What claims can name: the tables' numbers and the models' shapes."""
+
+    def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, ModelShape], as_printed: bool) -> None:
+        self._layouts = {table.layout.name: table.layout for table in tables}
+        self._shapes = shapes
+        self._values: dict[str, dict[tuple[str, str], Fraction]] = {}
+        for layout, numbers, printed in tables:
+            cells = computed(layout, numbers).items()
+            values = {key: half_up(number.value, layout.decimals) for key, number in cells}
+            self._values[layout.name] = values | (printed.values if as_printed else {})
+
+    def value(self, raw: Any) -> Fraction:
+        """The number that an expression of the vocabulary stands for."""
+        if isinstance(raw, (int, float)):
+            return Fraction(str(raw))
+        if isinstance(raw, str):
+            table, model, measure = raw.split("/")
+            return self._values[table][model, measure]
+        [(name, operands)] = raw.items()
+        if name in _ARITHMETIC:
+            return _ARITHMETIC[name]([self.value(part) for part in operands])
+        if name == "least":
+            return min(self._values[operands].values())
+        look_up: dict[str, Callable[..., int]] = {"size": self._size, "wins": self._wins, "shape": self._shape}
+        return Fraction(look_up[name](**operands))
+
+    def _size(self, table: str, of: str) -> int:
+        layout = self._layouts[table]
+        sizes = {"models": len(layout.models), "measures": len(_read(layout)), "groups": len(_groups(layout))}
+        return sizes[of]
+
+    def _wins(
+        self, table: str, model: str, among: Sequence[str] = (), alone: bool = False, of: str = "measures"
+    ) -> int:
+        layout, values = self._layouts[table], self._values[table]
+        others = [item.key for item in layout.models if item.key != model and (not among or item.key in among)]
+        if strange := set(among) - {item.key for item in layout.models}:
+            raise KeyError(min(strange))
+
+        def wins(measure: str) -> bool:
+            own, best = values[model, measure], max(values[o, measure] for o in others if (o, measure) in values)
+            return own > best or (own == best and not alone)
+
+        measures: list[tuple[str, ...]] = [(measure,) for measure in _read(layout)]
+        return sum(all(map(wins, group)) for group in {"measures": measures, "groups": _groups(layout)}[of])
+
+    def _shape(self, model: str, of: str) -> int:
+        shape = self._shapes[model] if model in self._shapes else _named_shape(model)
+        kinds = {
+            "parameters": parameters(shape).total,
+            "head_size": shape.attention.head_size,
+            "layers": shape.attention.layers,
+        }
+        return kinds[of]
+
+
+@cache
+def _named_shape(name: str) -> ModelShape:
+    return named_model(name).shape
+
+
+def _groups(layout: Layout) -> list[tuple[str, ...]]:
+    """Measures that are read, by the titles over them; averages are none."""
+    groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
+    return [group for group in groups if group]
+
+
+def _read(layout: Layout) -> list[str]:
+    return [measure for group in _groups(layout) for measure in group]
+
+
+def _tables_in(raw: Any) -> Iterator[str]:
+    if isinstance(raw, str) and raw.count("/") == 2:
+        yield raw.partition("/")[0]
+    elif isinstance(raw, Mapping):
+        for key in ("table", "least"):
+            if isinstance(raw.get(key), str):
+                yield raw[key]
+        for part in raw.values():
+            yield from _tables_in(part)
+    elif isinstance(raw, (list, tuple)):
+        for part in raw:
+            yield from _tables_in(part)
+
+
+def _shown(value: Fraction) -> str:
+    """A whole number with separators, or at most two decimals."""
+    if value.denominator == 1:
+        return f"{value.numerator:,}"
+    return to_text(value, 2).rstrip("0")
+
+
+def sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
+    """The verdicts for `audit.as_table`, those that do not follow first."""
+    for title, kinds in (
+        ("Sentences that do not follow from the tables", (FAILS, BY_PRINTED)),
+        ("Sentences that do", (HOLDS,)),
+        ("Sentences that no table can tell of", (UNCHECKED,)),
+    ):
+        lines = tuple(_line(verdict) for verdict in verdicts if verdict.verdict in kinds)
+        if lines:
+            yield Section(literal(title), "heading", lines)
+
+
+def _line(verdict: Verdict) -> Line:
+    claim = verdict.claim
+    why = "; ".join(filter(None, (verdict.verdict if not claim.unchecked else "", claim.unchecked, claim.note)))
+    texts = (claim.where, claim.says, claim.printed, verdict.computed, why)
+    return Line(claim.key, literal(", ".join(sorted(verdict.tables)) or "text"), False, tuple(map(literal, texts)), ())
