@@ -10,7 +10,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from evalkit.errors import UsageError
+from evalkit.errors import TableError, UsageError
 from evalkit.models.registration import register_models
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
@@ -26,6 +26,11 @@ from tests.test_tables_measured import altered, lines, mapped
 from tests.tiny import tiny_checkpoint
 
 ROWS = [(name, item) for name in names() for item in load_layout(name).models]
+
+
+def of_model(finished: Run, name: str) -> Run:
+    """The finished run, as if it were of a named model; its folder stays what it is."""
+    return Run(finished.folder, finished.manifest | {"loaded": finished.manifest["loaded"] | loaded(name)})
 
 
 def loaded(name: str, **changes: object) -> dict[str, Any]:
@@ -124,11 +129,11 @@ def test_every_setting_of_an_attention_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in names() if load_layout(name).suite == "zeroshot8"])
-def test_a_run_of_a_named_model_finds_its_row(name: str, run_of: Any) -> None:
+def test_a_run_of_a_named_model_finds_its_row(name: str, finished: Run) -> None:
     layout = load_layout(name)
     for item in layout.models:
         for model in item.models:
-            run = run_of(model)
+            run = of_model(finished, model)
             assert find_rows(layout, [run]) == {item.key: [run]}
             assert objection(layout, item, run) == ""
 
@@ -164,14 +169,14 @@ def test_seeds_share_a_row_and_steps_do_not(run_of: Any) -> None:
         find_rows(layout, steps)
 
 
-def test_another_reading_finds_the_row_and_is_noted(run_of: Any) -> None:
+def test_another_reading_finds_the_row_and_is_noted(finished: Run, run_of: Any) -> None:
     layout = load_layout("main_res")
     items = {item.key: item for item in layout.models}
     for name, row, note in (
         ("llama-125m-diff-all-keep", "diff_all_125m", "diff_heads is keep, in llama-125m-diff-all halve"),
         ("llama-1.2b-intg-full-head", "intg_1b", "signal_rope is full_head, in llama-1.2b-intg per_signal"),
     ):
-        run = run_of(name)
+        run = of_model(finished, name)
         assert find_rows(layout, [run]) == {row: [run]}
         assert objection(layout, items[row], run) == note
     pair = [run_of("llama-125m-intg"), run_of("llama-125m-intg-full-head")]
@@ -179,7 +184,7 @@ def test_another_reading_finds_the_row_and_is_noted(run_of: Any) -> None:
         make(TableRequest("main_res", "runs", runs=tuple(str(run.folder) for run in pair)))
 
 
-def test_runs_that_find_none(run_of: Any, finished: Run, tmp_path: Path) -> None:
+def test_runs_that_find_none(finished: Run, tmp_path: Path) -> None:
     layout = load_layout("main_res")
     with pytest.raises(UsageError) as caught:
         find_rows(layout, [finished])
@@ -195,7 +200,15 @@ def test_runs_that_find_none(run_of: Any, finished: Run, tmp_path: Path) -> None
     twice.write_text(yaml.safe_dump({"suite": "zeroshot8", "rows": [{"items": items}],
                                      "columns": [{"items": {"piqa": "PIQA"}}]}))  # fmt: skip
     with pytest.raises(UsageError, match=r"is that of rows 10B and 20B of table twice"):
-        find_rows(load_layout(str(twice)), [run_of("llama-125m-diff")])
+        find_rows(load_layout(str(twice)), [of_model(finished, "llama-125m-diff")])
+    for name, words in (
+        ("llama-125m-dif", "did you mean 'llama-125m-diff'"),
+        ("no.yaml:x", r"no\.yaml cannot be read"),
+    ):
+        twice.write_text(yaml.safe_dump({"suite": "zeroshot8", "rows": [{"items": {"a": {"model": name}}}],
+                                         "columns": [{"items": {"piqa": "PIQA"}}]}))  # fmt: skip
+        with pytest.raises(TableError, match=rf"layout .*twice\.yaml, model of 'a': .*{words}"):
+            find_rows(load_layout(str(twice)), [finished])
 
 
 def test_a_layout_of_ones_own_names_models_of_a_file_beside_it(finished: Run, tmp_path: Path) -> None:

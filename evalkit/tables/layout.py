@@ -202,6 +202,8 @@ class _Reader:
             keys = [item.key for item in items]
             if twice := next((key for key in keys if keys.count(key) > 1), None):
                 raise TableError(f"layout {self.path}: '{twice}' stands twice among its {axis}; give each its own key")
+        if odd := next((item.key for item in layout.measures if item.models or item.no_model), None):
+            raise TableError(f"layout {self.path}: '{odd}' is a measure, so it has no model; say it of what runs fill")
         if layout.suite is not None:
             known = (*layout.averages[AVERAGE], *layout.averages)
             for item in layout.measures:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from evalkit.compare.steps import steps_of
-from evalkit.errors import UsageError
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
@@ -89,11 +89,17 @@ def _shipped() -> dict[str, NamedModel]:
 
 def _named(layout: Layout, item: Item) -> list[NamedModel]:
     """The models that a row is of; files are seen from the layout's folder."""
-    own = [name for name in item.models if name.partition(":")[0].endswith(SUFFIXES)]
-    return [
-        named_model(str(layout.path.parent / name)) if name in own else _shipped().get(name) or named_model(name)
-        for name in item.models
-    ]
+    return [_model(layout, item, name) for name in item.models]
+
+
+def _model(layout: Layout, item: Item, name: str) -> NamedModel:
+    if name in _shipped():
+        return _shipped()[name]
+    own = name.partition(":")[0].endswith(SUFFIXES)
+    try:
+        return named_model(str(layout.path.parent / name) if own else name)
+    except (UnknownNameError, UsageError) as error:
+        raise TableError(f"layout {layout.path}, model of '{item.key}': {error}") from error
 
 
 def _facts(model: NamedModel) -> dict[str, Any]:
