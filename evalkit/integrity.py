@@ -21,9 +21,10 @@ from evalkit.runs import Run
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import AVERAGE, Layout, load_layout
 from evalkit.tables.markup import literal
-from evalkit.tables.measured import accuracies, traits
+from evalkit.tables.measured import accuracies
 from evalkit.tables.request import published_numbers
 from evalkit.tables.table import Cell, Line, Section, Table
+from evalkit.traits import summary, traits, unofficial
 
 LAYOUT = "res_intg_app"
 
@@ -145,17 +146,19 @@ def _in_words(rules: Mapping[str, str]) -> str:
 
 
 def _protocol(run: Run, rule: str, beliefs: list[Published]) -> Iterator[str]:
-    told = traits(run, rule)
-    yield f"Your run: {', '.join(told.values())}."
+    own = traits(run, rule)
+    yield f"Your run: {summary(run, rule)}."
     for belief in beliefs:
         yield f"{belief.name}: believed scored by {_in_words(belief.rules)}: {belief.why}."
     template = run.template
     if other := [belief.name for belief in beliefs if belief.prompts != template]:
         prompts = {belief.prompts for belief in beliefs if belief.prompts != template}
         yield f"Prompts differ: template {template} here; {' and '.join(other)} as {' or '.join(sorted(prompts))}."
-    if limit := run.manifest["specification"]["limit"]:
-        yield f"Documents differ: the first {limit} of each task here, all of them in the published numbers."
-    if unofficial := [task for task, source in run.manifest["documents"].items() if not source["official"]]:
-        yield f"Documents differ: not the official ones of {', '.join(unofficial)} here."
-    if shots := run.manifest["specification"].get("num_fewshot", 0):
-        yield f"Prompts differ: {shots}-shot here, zero-shot in the published numbers."
+    if own["limit"].value != "none":
+        yield f"Documents differ: {own['limit'].words} here, all of them in the published numbers."
+    for kind, tasks in unofficial(run.manifest).items():
+        yield f"{kind.capitalize()} differ: not the official ones of {', '.join(tasks)} here."
+    if own["solved examples"].value != "0":
+        yield f"Prompts differ: {own['solved examples'].words} here, zero-shot in the published numbers."
+    if own["context extension"].value != "none":
+        yield f"Context differs: {own['context extension'].words} here, none is said to be in the published numbers."

@@ -18,6 +18,7 @@ from evalkit.models.context import Extension
 from evalkit.prompts import EncodedQuestion
 from evalkit.results import LABELS, Results, summarise_all
 from evalkit.rules import RULES
+from evalkit.traits import unofficial
 
 COLOURS = {
     "special": "magenta",
@@ -45,14 +46,14 @@ SHORT = {
 def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
     """Accuracy of every task and the averages, under one rule, in percent."""
     sources, examples = manifest["documents"], manifest.get("examples", {})
-    unofficial = {task for found in (sources, examples) for task, source in found.items() if not source["official"]}
+    marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     rows: list[list[Any]] = []
     groups: dict[str, list[str]] = manifest["groups"]
     by_name = {task.task: task for task in results.tasks}
     for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
             task = by_name[name]
-            mark = "*" if name in unofficial else ""
+            mark = "*" if name in marked else ""
             rows.append(
                 [
                     LABELS.get(name, name) + mark,
@@ -92,7 +93,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
     notes.append("documents: " + _sources(sources))
     if examples:
         notes.append("examples: " + _sources(examples))
-    if unofficial:
+    if marked:
         notes.append("*: not the official documents of the task")
     return "\n".join([table, "", *notes])
 

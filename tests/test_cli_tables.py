@@ -16,6 +16,8 @@ from evalkit.runs import Run
 from evalkit.tables.layout import layout_names
 from tests.test_api import heavy_after
 from tests.test_cli import Command, _no_settings, complains, evalkit
+from tests.test_tables_measured import altered
+from tests.test_tables_row_models import loaded
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
 
@@ -66,6 +68,24 @@ def test_runs_and_a_layout_of_ones_own(evalkit: Command, finished: Run) -> None:
     assert r"A\_1 \& co" in evalkit("table", "my_table.yaml", "--source", "runs", "--runs", "my_runs.yaml",
                                     "--format", "latex").out  # fmt: skip
     complains(evalkit("table", "my_table.yaml"), 2, "table my_table has no published numbers", "--source runs")
+
+
+def test_runs_alone(evalkit: Command, finished: Run) -> None:
+    """By folder, and by their name in results/runs; `--runs RUN RUN …` and a run of no row."""
+    shape = finished.manifest["loaded"]
+    runs = [
+        altered(finished, Path(f"results/runs/run{place}"), 0.0, {"loaded": shape | loaded(name)})
+        for place, name in enumerate(("llama-125m-intg-2s", "llama-125m-intg-4s"))
+    ]
+    shown = evalkit("table", "sig_abl_main", "--source", "runs", "--runs", runs[0], "run1", "--format", "csv")
+    assert shown.code == 0
+    [average] = [row for row in csv.reader(io.StringIO(shown.out)) if row[0] == "Average"]
+    assert [cell == "-" for cell in average[2:]] == [False, False, True, True, True, True]
+    begin = ("table", "sig_abl_main", "--source", "runs", "--runs")
+    complains(evalkit(*begin, runs[0], finished.folder), 2, "no row of table sig_abl_main", "--runs FILE.yaml")
+    complains(evalkit(*begin, runs[0], "runs.yaml"), 2, "give one YAML file, or runs alone")
+    complains(evalkit(*begin, "run7"), 2, "unknown run 'run7'")
+    complains(evalkit("table", "main_res", "run0"), 2, "run0: a table has one NAME; runs come behind --runs")
 
 
 def test_audit(evalkit: Command) -> None:

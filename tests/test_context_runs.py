@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ def test_a_stretched_run_is_a_run_of_its_own(model: Path, documents: Path, tmp_p
     assert (loaded["window"], loaded["context_extension"]["method"]) == (1200, "yarn")
     assert f"original context window {WINDOW} tokens (config.json, max_position_embeddings)" in lines.said
     assert any("context stretched from 300 to 1,200 tokens by yarn: factor 4" in line for line in lines.said)
+    [path] = stretched.folder.glob("lm_eval/results_*.json")
+    exported = json.loads(path.read_text(encoding="utf-8"))
+    assert (exported["max_length"], exported["evalkit"]["context_extension"]["factor"]) == (1200, 4.0)
     other = run_of(model, documents, tmp_path, context=1200, context_method="linear")
     assert len({run.folder for run in (plain, stretched, other)}) == 3
     assert not plain.scores["ll_continuation"].equals(stretched.scores["ll_continuation"])

@@ -61,7 +61,48 @@ def test_every_eval_ever(finished: Run, tmp_path: Path, schema: dict[str, Any], 
         "num_samples": piqa.n,
         "standard_error": {"value": piqa.stderr, "method": "analytic"},
     }
-    assert found["piqa"]["source_data"]["additional_details"]["official_documents"] == "no"
+    source = found["piqa"]["source_data"]
+    assert (source["dataset_name"], source["source_type"]) == ("piqa (not the official documents)", "other")
+    assert source["additional_details"]["official_documents"] == "no"
+    assert "hf_repo" not in source
+
+
+EXTENSION = {"method": "linear", "target": 8192, "original": 2048, "factor": 4.0}
+
+
+@pytest.fixture
+def stretched(finished: Run, tmp_path: Path) -> Run:
+    """As on the official documents, of which a part was scored, with unofficial examples and a stretched context."""
+    documents = {task: about | {"official": True} for task, about in finished.manifest["documents"].items()}
+    documents["piqa"] |= {"count": 1838}
+    examples = {task: about | {"official": task != "mmlu"} for task, about in documents.items()}
+    more = {"documents": documents, "examples": examples}
+    return load_run(altered(finished, tmp_path / "stretched", 0.0, more, limit=6, context_extension=EXTENSION))
+
+
+def test_what_is_no_score_of_the_published_documents_is_named_so(
+    stretched: Run, tmp_path: Path, schema: dict[str, Any]
+) -> None:
+    card, entries = export_run(stretched, "hub", None, tmp_path)
+    by_name = {result.dataset_name: result for result in ModelCard.load(card).data.eval_results}
+    assert {"piqa (6 of 1,838 documents)", "mmlu (not the official examples)", "arc_easy"} <= by_name.keys()
+    arguments = by_name["arc_easy"].metric_args
+    assert arguments["limit"] == "the first 6 documents of each task"
+    assert arguments["context_extension"] == "context stretched from 2,048 to 8,192 tokens by linear: factor 4"
+    notes = {
+        entry.task_id: entry.notes or "" for entry in parse_eval_result_entries(yaml.safe_load(entries.read_text()))
+    }
+    assert notes["piqa"].startswith("6 of 1,838 documents; evalkit")
+    assert notes["arc_easy"].startswith("evalkit")
+    assert all("context stretched from 2,048" in note for note in notes.values())
+    [path] = export_run(stretched, "every_eval_ever", None, tmp_path)
+    document = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator(schema).validate(document)
+    found = {result["evaluation_name"]: result for result in document["evaluation_results"]}
+    assert found["mmlu"]["source_data"]["dataset_name"] == "mmlu (not the official examples)"
+    assert found["piqa"]["source_data"]["hf_repo"]
+    for result in found.values():
+        assert "context stretched" in result["generation_config"]["additional_details"]["context_extension"]
 
 
 def test_the_schema_would_refuse(finished: Run, tmp_path: Path, schema: dict[str, Any]) -> None:
@@ -83,9 +124,12 @@ def test_the_same_export_is_the_same_file(finished: Run, tmp_path: Path) -> None
 def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
     card, entries = export_run(finished, "hub", rule, tmp_path)
     expected = {task: round(100 * value, 4) for task, value in accuracies(finished, rule or "ppl").items()}
-    results = ModelCard.load(card).data.eval_results
-    assert {result.dataset_name: result.metric_value for result in results} == expected
-    by_task = {result.dataset_name: result for result in results}
+    by_task = {
+        result.dataset_name.removesuffix(" (not the official documents)"): result
+        for result in ModelCard.load(card).data.eval_results
+    }
+    assert {task: result.metric_value for task, result in by_task.items()} == expected
+    assert all(result.dataset_name.endswith(" (not the official documents)") for result in by_task.values())
     arc = by_task["arc_easy"]
     assert (arc.dataset_type, arc.dataset_config, arc.dataset_split) == ("allenai/ai2_arc", "ARC-Easy", "test")
     assert arc.metric_args["rule"] == (rule or "ppl")
@@ -93,7 +137,7 @@ def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
     parsed = parse_eval_result_entries(yaml.safe_load(entries.read_text(encoding="utf-8")))
     assert {entry.task_id: entry.value for entry in parsed} == expected
     assert {entry.dataset_id for entry in parsed} >= {"allenai/ai2_arc", "cais/mmlu"}
-    assert all("not the official documents" in (entry.notes or "") for entry in parsed)
+    assert all((entry.notes or "").startswith("not the official documents; ") for entry in parsed)
 
 
 def test_lm_eval_is_what_the_run_wrote(finished: Run, tmp_path: Path) -> None:
@@ -101,6 +145,11 @@ def test_lm_eval_is_what_the_run_wrote(finished: Run, tmp_path: Path) -> None:
     own = sorted((finished.folder / "lm_eval").iterdir())
     assert [path.name for path in paths] == [path.name for path in own]
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in own]
+    [content] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    assert {entry["alias"].partition(" (")[2] for entry in content["results"].values()} == {
+        "not the official documents)"
+    }
+    assert content["evalkit"]["unofficial"] == {"documents": list(finished.manifest["documents"])}
 
 
 def test_without_an_output_it_goes_into_the_run_folder(own_run: Path) -> None:

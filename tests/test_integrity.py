@@ -58,14 +58,20 @@ def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:
     notes = "\n".join(map(plain, check(finished).notes))
     ours = cells(check(finished), "as OurLlama")[-1]
     assert f"Average under OurLlama's rules: {ours}, {float(ours) - 47.2:+.1f} from its 47.2." in notes
-    assert "Your run: all documents, template inst, 0-shot, rule ppl." in notes
+    assert "Your run: all documents, template inst, 0-shot, rule ppl, dtype float32." in notes
     assert "TinyLlama: believed scored by acc_norm (acc for winogrande, boolq, mmlu)" in notes
     assert "Prompts differ: template inst here; TinyLlama and Cosmo as plain." in notes
     assert "not the official ones of winogrande" in notes
     assert "the first" not in notes
-    limited = load_run(altered(finished, tmp_path / "limited", limit=2, num_fewshot=5))
+    assert "Context differs" not in notes
+    extension = {"method": "linear", "target": 8192, "original": 2048, "factor": 4.0}
+    limited = load_run(
+        altered(finished, tmp_path / "limited", limit=2, num_fewshot=5, context_extension=extension, dtype="bfloat16")
+    )
     notes = "\n".join(map(plain, check(limited).notes))
-    assert "Documents differ: the first 2 of each task here" in notes
+    assert "Documents differ: the first 2 documents of each task here" in notes
+    assert "Context differs: context stretched from 2,048 to 8,192 tokens by linear: factor 4 here" in notes
+    assert "dtype bfloat16, context stretched from 2,048 to 8,192 tokens" in notes
     assert "5-shot here" in notes
 
 

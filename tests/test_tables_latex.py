@@ -115,6 +115,35 @@ def test_a_nasty_name_is_printed_as_it_is(tmp_path: Path) -> None:
     assert re.sub(r"\s", "", text).replace("'", "’").count(expected) >= 3, text
 
 
+def daggers() -> Table:
+    """Numbers with and without a dagger under each other, all with their spread."""
+    cells = (Cell("9.3", "1.4"), Cell("52.9", "1.2", bold=True, significant=True), Cell())
+    lines = tuple(Line(str(place), literal("x"), False, (), (cell,)) for place, cell in enumerate(cells))
+    return Table("t", (), (), (), (ColumnGroup((), (literal("a"),)),), (Section((), "line", lines),), ())
+
+
+def test_a_dagger_is_given_room_in_every_number_of_its_column() -> None:
+    text = latex(daggers())
+    assert r"x & \phantom{0}9.3\phantom{$^{\dagger}$}\,{\scriptsize$\pm$1.4} \\" in text
+    assert r"x & \textbf{52.9}$^{\dagger}$\,{\scriptsize$\pm$1.2} \\" in text
+    assert r"x & - \\" in text
+
+
+@needs_tex
+def test_a_dagger_does_not_run_into_what_follows(tmp_path: Path) -> None:
+    """TeX measures the cell: the dagger has its own width before the ±."""
+    [line] = [line for line in latex(daggers()).splitlines() if r"\textbf{52.9}" in line]
+    cell = line.removeprefix("x & ").removesuffix(r" \\")
+    parts = (cell, cell.replace(r"$^{\dagger}$", ""), r"$^{\dagger}$")
+    measure = "".join(rf"\sbox0{{{part}}}\typeout{{width=\the\wd0}}" for part in parts)
+    document = latex(daggers(), standalone=True).replace(r"\begin{document}", rf"\begin{{document}}{measure}")
+    compiled(tmp_path, document)
+    log = (tmp_path / "it.log").read_text(errors="replace")
+    whole, without, dagger = (float(width) for width in re.findall(r"^width=([0-9.]+)pt", log, re.MULTILINE))
+    assert dagger > 0
+    assert whole == pytest.approx(without + dagger, abs=0.01)
+
+
 @needs_tex
 def test_every_latin_letter_compiles(tmp_path: Path) -> None:
     letters = "".join(map(chr, [*range(0x20, 0x180), 0x2013, 0x2014, 0x2020, 0x4E2D, 0x1F600]))

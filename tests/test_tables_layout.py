@@ -72,6 +72,8 @@ def test_a_users_own(tmp_path: Path) -> None:
         ({"rows": [{"items": {"a": {"labl": "x"}}}]}, ["rows[0].items.a", "labl"]),
         ({"rows": [{"items": {"a": {"facts": {"size": "1B"}}}}]}, ["unknown fact 'size'"]),
         ({"rows": [{"style": "rulled", "items": {"a": "b"}}]}, ["rows[0].style", "rulled"]),
+        ({"rows": [{"items": {"a": {"model": 3}}}]}, ["rows[0].items.a.model must be a model's name"]),
+        ({"columns": [{"items": {"Average": {"model": "x"}}}]}, ["'Average' is a measure, so it has no model"]),
         ({"marks": {"bold": "best"}}, ["marks.bold is 'best'", "highest in section"]),
         ({"marks": {"italic": "highest in table"}}, ["unknown marks 'italic'"]),
         ({"decimals": "one"}, ["decimals is 'one'"]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import shutil
 import statistics
 from fractions import Fraction
@@ -17,7 +20,7 @@ from evalkit.runs import RESULTS, Run, load_run, specification_id
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping
-from evalkit.tables.request import TableRequest, make
+from evalkit.tables.request import TableRequest, make, write
 from evalkit.tables.table import Table
 
 OWN = {
@@ -132,8 +135,8 @@ def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: 
     [
         ({"limit": 2}, {}, "the first 2 documents of each task"),
         ({"num_fewshot": 3}, {}, "3-shot"),
-        ({"documents": {"piqa": "0" * 64}}, {}, "other documents of piqa"),
-        ({"template": "0" * 64}, {}, "another text of that template"),
+        ({"documents": {"piqa": "0" * 64}}, {}, "documents of piqa 000000000000"),
+        ({"template": "0" * 64}, {}, "template's text 000000000000"),
         ({}, {"rule": "acc"}, "rule acc"),
     ],
 )
@@ -163,6 +166,14 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
     found = measured(layout, tmp_path, rows={"one": str(finished.folder)})
     assert any("not the official documents of winogrande" in plain(note) for note in found.notes)
     assert found.row_marks == {"one": "a"}
+    table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": str(finished.folder)})))
+    for form in ("csv", "terminal", "markdown", "html", "latex"):
+        said = write(table, form).replace(r"\_", "_")
+        assert "not the official documents of winogrande" in said, form
+        assert re.search(r"One( \[a]|(<sup>|\\textsuperscript{)a[<}])", said), form
+    rows = list(csv.reader(io.StringIO(write(table, "csv"))))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert [row[0] for row in rows] == ["key", "one", "two", "three", "note", "note"]
 
 
 def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None:

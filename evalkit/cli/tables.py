@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,9 +21,11 @@ _FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [defau
 
 @click.command()
 @click.argument("name", required=False)
+@click.argument("more", nargs=-1, metavar="")
 @option("--source", type=click.Choice(_SOURCES), default="published", help="Whose numbers: the paper's, those of "
         "runs, or those of runs with the difference to the paper's.")  # fmt: skip
-@option("--runs", "mapping", type=FOLDER, help="YAML file that maps the table's rows to run folders.")
+@option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, which find their rows by what their models are; or a "
+        "YAML file that maps rows to runs.")  # fmt: skip
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
 @option(
@@ -36,12 +39,22 @@ _FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @_FORM
 @_STANDALONE
 @_FILE
-def table(name: str | None, audit: bool, form: str, standalone: bool, output: Path | None, **options: object) -> None:
+def table(
+    name: str | None,
+    more: tuple[str, ...],
+    runs: str | None,
+    audit: bool,
+    form: str,
+    standalone: bool,
+    output: Path | None,
+    **options: object,
+) -> None:
     """Print one of the paper's tables, filled from the paper or from your runs; NAME may be your own layout file.
 
     \b
     evalkit table main_res
     evalkit table main_res --format latex --standalone -o main_res.tex
+    evalkit table sig_abl_main --source runs --runs RUN RUN RUN
     evalkit table main_res --source both --runs my_runs.yaml --stderr
     evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
     evalkit table --audit
@@ -49,15 +62,28 @@ def table(name: str | None, audit: bool, form: str, standalone: bool, output: Pa
     from evalkit.tables.layout import layout_names
     from evalkit.tables.request import TableRequest, audited, make, write
 
+    if more and runs is None:
+        raise UsageError(f"{more[0]}: a table has one NAME; runs come behind --runs")
     if audit:
-        if options["mapping"] or options["as_printed"]:
+        if runs or options["as_printed"]:
             raise UsageError("--audit reads the published tables alone; leave out --runs and --as-printed")
         made = audited([name] if name else layout_names())
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
     else:
-        made = make(TableRequest(name, **options))  # type: ignore[arg-type]
+        made = make(TableRequest(name, **_runs(runs, more), **options))  # type: ignore[arg-type]
     _deliver(write(made, form, standalone), output)
+
+
+def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
+    """What --runs was given: a mapping, or runs."""
+    if first is None:
+        return {}
+    given = (first, *more)
+    files = [text for text in given if text.endswith((".yaml", ".yml")) or Path(text).is_file()]
+    if files and len(given) > 1:
+        raise UsageError(f"--runs {' '.join(given)}: give one YAML file, or runs alone")
+    return {"mapping": Path(first)} if files else {"runs": given}
 
 
 @click.command()

@@ -5,14 +5,15 @@ Two runs are two checkpoints, or one checkpoint asked in two ways; several seeds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import steps_of
 from evalkit.errors import UsageError
 from evalkit.runs import Run
+from evalkit.traits import Trait, differences, model_differences
 
 ENOUGH_SEEDS = 3
 """Runs of a side from which its spread is worth speaking of."""
@@ -26,7 +27,7 @@ class Claim:
     """checkpoints, setting, architectures, trainings, or mixed."""
     sentence: str
     settings: Mapping[str, tuple[str, str]]
-    """What else than the checkpoint differs: what it is → (A's, B's)."""
+    """What else than the checkpoint differs: what it is → (A's, B's); several values where a side's own runs differ."""
 
 
 def claim_of(a: Side, b: Side) -> Claim:
@@ -36,37 +37,37 @@ def claim_of(a: Side, b: Side) -> Claim:
         UsageError: the runs of one side differ in more than their checkpoint.
     """
     for side in (a, b):
-        _refuse_mixture(side)
-    first, second = settings(a.runs[0]), settings(b.runs[0])
-    differing = {key: (first[key], second[key]) for key in first if first[key] != second[key]}
-    if "template" in differing:  # of which the text is no news
-        differing.pop("template's text", None)
+        _refuse_same_checkpoint(side)
+        refuse_mixture(side)
+    differing = _differing(a, b)
     kind, sentence = _sentence(a, b, differing)
     return Claim(kind, sentence, differing)
 
 
-def settings(run: Run) -> dict[str, str]:
-    """What determines a run's scores beside its checkpoint and its documents, as people call it."""
-    specification: Mapping[str, Any] = run.manifest["specification"]
-    found = {
-        "template": run.template,
-        "template's text": str(specification.get("template", ""))[:12],
-        "device": str(specification.get("device")),  # only LongBench keeps it: a last bit may change a text
-        "solved examples": str(specification.get("num_fewshot") or 0),
-        "examples' content": " ".join(text[:12] for text in specification.get("examples", {}).values()),
-        "dtype": str(specification.get("dtype")),
-        "attention": str(specification.get("attention")),
-        "context extension": str(specification.get("context_extension")),
-        "limit": str(specification.get("limit") or "none"),
-        "scoring version": str(specification.get("scoring")),
-        **{f"{name} version": text for name, text in specification.get("versions", {}).items()},
-    }
-    return found
+def refuse_mixture(side: Side, besides: Collection[str] = ()) -> None:
+    """Raise a `UsageError` where the runs of a side are not of one model, or were not measured alike.
+
+    Args:
+        side: of one run or several.
+        besides: traits in which they may differ.
+    """
+    first = side.runs[0]
+    for run in side.runs[1:]:
+        if models := model_differences(first, run):
+            raise UsageError(
+                f"group {side.name} mixes models: those of {first.folder.name} and {run.folder.name} differ in "
+                f"{', '.join(models)}; a group is several seeds or checkpoints of one"
+            )
+        for one, other in _asked_otherwise(first, run):
+            if one.refused and one.name not in besides:
+                raise UsageError(
+                    f"group {side.name} mixes runs that differ in {one.name} ({first.folder.name}: {one.value}, "
+                    f"{run.folder.name}: {other.value}); a group is several seeds or checkpoints, asked in one way"
+                )
 
 
-def _refuse_mixture(side: Side) -> None:
-    """Seeds are different checkpoints of one thing, asked in one way."""
-    first = settings(side.runs[0])
+def _refuse_same_checkpoint(side: Side) -> None:
+    """Seeds are different checkpoints."""
     seen: dict[str, str] = {}
     for run in side.runs:
         if (weights := _weights(run)) in seen:
@@ -75,13 +76,27 @@ def _refuse_mixture(side: Side) -> None:
                 "are not two seeds; leave one out"
             )
         seen[weights] = run.folder.name
-    for run in side.runs[1:]:
-        for key, value in settings(run).items():
-            if value != first[key] and not key.endswith(" version"):
-                raise UsageError(
-                    f"group {side.name} mixes runs that differ in {key} ({side.runs[0].folder.name}: {first[key]}, "
-                    f"{run.folder.name}: {value}); a group is several seeds or checkpoints, asked in one way"
-                )
+
+
+def _asked_otherwise(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
+    """What differs beside the checkpoint; the rule is one for all runs of a comparison."""
+    return [pair for pair in differences(a, b) if pair[0].name != "rule"]
+
+
+def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
+    """What differs between any two runs → (A's values, B's)."""
+    first = a.runs[0]
+    found: dict[str, str] = {}
+    by_run: dict[Path, dict[str, str]] = {}
+    for run in (*a.runs, *b.runs):
+        pairs = _asked_otherwise(first, run)
+        found |= {mine.name: mine.value for mine, _ in pairs}
+        by_run[run.folder] = {theirs.name: theirs.value for _, theirs in pairs}
+
+    def values(side: Side, name: str) -> str:
+        return ", ".join(dict.fromkeys(by_run[run.folder].get(name, found[name]) for run in side.runs))
+
+    return {name: (values(a, name), values(b, name)) for name in found}
 
 
 def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalkit.compare.claim import refuse_mixture
 from evalkit.compare.graded import Generated, Graded
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
@@ -48,7 +49,8 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     """Accuracy of every checkpoint of a training, on the documents that all of them have.
 
     Raises:
-        UsageError: a run tells no step, two tell the same, there is only one, or they are of different documents.
+        UsageError: a run tells no step, two tell the same, there is only one, or they are of different models or
+            documents, or were not measured alike.
     """
     by_step: dict[int, Run] = {}
     for run in side.runs:
@@ -67,6 +69,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     first, *later = (by_step[step] for step in steps)
     graded: dict[str, Graded | Generated] = {}
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
+    refuse_mixture(side, besides=("limit",))  # only documents that all runs have count
     rules = {run.manifest["rule"] for run in by_step.values()}
     if rule is None and len(rules) > 1:
         raise UsageError(

@@ -19,6 +19,7 @@ from evalkit.errors import UsageError
 from evalkit.runs import Run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
+from evalkit.traits import unofficial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,7 +161,7 @@ def _paired(graded: tuple[Graded | Generated, ...], tasks: list[str]) -> Iterato
             strata=_strata(chosen[0]),
             rows=tuple(np.asarray(table.index, np.int64) for table in chosen),
             dropped=dropped,
-            official=all(one.run.manifest["documents"][task]["official"] for one in graded),
+            official=not any(task in tasks for one in graded for tasks in unofficial(one.run.manifest).values()),
         )
 
 

@@ -10,6 +10,7 @@ from evalkit.data.schema import TASKS, HubSplit
 from evalkit.errors import UsageError
 from evalkit.runs import Run, stored_under
 from evalkit.suites import load_suite
+from evalkit.traits import caveats, traits
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class TaskScore:
     """Where its documents are published."""
     documents: int
     """How many it has."""
+    caveats: tuple[str, ...]
+    """Why this is no score of the published documents, all of them; beside its name wherever a form has one."""
     official: bool
-    """Whether those scored are the published ones."""
+    """Whether the documents are the published ones."""
     source: str
     """Where they came from."""
     n: int
@@ -30,6 +33,11 @@ class TaskScore:
     """A fraction."""
     stderr: float | None
     chance: float
+
+    @property
+    def named(self) -> str:
+        """The task with what sets its documents apart from the published ones."""
+        return f"{self.task} ({'; '.join(self.caveats)})" if self.caveats else self.task
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Content:
     rule: str
     scores: tuple[TaskScore, ...]
     protocol: dict[str, str]
-    """What a number depends on, in words: rule, template, examples, limit, dtype, suite."""
+    """What a number depends on, in words: rule, template, examples, limit, dtype, context extension, suite."""
 
     @property
     def model(self) -> str:
@@ -63,28 +71,29 @@ def content_of(run: Run, rule: str | None) -> Content:
     if run.of_lm_eval:
         raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
     found = stored_under(run, rule)
-    name = rule or str(run.manifest["rule"])
-    specification = run.manifest["specification"]
-    limit = specification["limit"]
+    own = traits(run, rule)
     protocol = {
-        "rule": name,
-        "template": str(run.manifest["template"]["name"]),
-        "num_fewshot": str(specification.get("num_fewshot", 0)),
-        "limit": f"first {limit} documents of each task" if limit else "all documents",
-        "dtype": str(run.manifest.get("loaded", {}).get("dtype", specification["dtype"])),
-        "suite": str(specification["suite"]),
+        "rule": own["rule"].value,
+        "template": own["template"].value,
+        "num_fewshot": own["solved examples"].value,
+        "limit": own["limit"].words,
+        "dtype": own["dtype"].value,
+        "context_extension": own["context extension"].value,
+        "suite": str(run.manifest["specification"]["suite"]),
     }
     documents = load_suite(protocol["suite"]).documents
     scores = tuple(_score(run, task, documents.get(task["task"], task["task"])) for task in found["tasks"])
-    return Content(run, name, scores, protocol)
+    return Content(run, own["rule"].value, scores, protocol)
 
 
 def _score(run: Run, found: dict[str, Any], documents: str) -> TaskScore:
     source = run.manifest["documents"][found["task"]]
+    some = [f"{found['n']:,} of {source['count']:,} documents"] if found["n"] < source["count"] else []
     return TaskScore(
         task=found["task"],
         dataset=TASKS[documents].hub,
         documents=source["count"],
+        caveats=(*caveats(run.manifest, found["task"]), *some),
         official=source["official"],
         source=source["source"],
         n=found["n"],

@@ -74,18 +74,7 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
     return {
         "evaluation_result_id": f"{score.task}/{content.rule}",
         "evaluation_name": score.task,
-        "source_data": {
-            "dataset_name": score.task,
-            "source_type": "hf_dataset",
-            "hf_repo": score.dataset.path,
-            "hf_split": score.dataset.split,
-            "samples_number": score.documents,
-            "additional_details": {
-                "obtained_from": score.source,
-                "official_documents": "yes" if score.official else "no",
-                **({"config": score.dataset.config} if score.dataset.config else {}),
-            },
-        },
+        "source_data": _source(score),
         "evaluation_timestamp": content.created.isoformat(),
         "metric_config": {
             "evaluation_description": f"share of questions whose right answer has the best score under {content.rule}",
@@ -105,4 +94,21 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
             "uncertainty": uncertainty,
         },
         "generation_config": {"additional_details": content.protocol},
+    }
+
+
+def _source(score: TaskScore) -> dict[str, Any]:
+    """The published data set; documents that are not its own are of no repository."""
+    details = {"obtained_from": score.source, "official_documents": "yes" if score.official else "no"}
+    if not score.official:
+        counted = {"samples_number": str(score.documents)}
+        return {"dataset_name": score.named, "source_type": "other", "additional_details": details | counted}
+    config = {"config": score.dataset.config} if score.dataset.config else {}
+    return {
+        "dataset_name": score.named,
+        "source_type": "hf_dataset",
+        "hf_repo": score.dataset.path,
+        "hf_split": score.dataset.split,
+        "samples_number": score.documents,
+        "additional_details": details | config,
     }

@@ -2,7 +2,8 @@
 
 `model_card.md` has the metadata block (`model-index`) that a model's README.md begins with;
 `.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Values are percent. Averages are left
-out: they are of no data set.
+out: they are of no data set. What is no score of the published documents, all of them, says so in the data set's name
+of the first and in the note of the second, which are what the hub shows.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _model_index(content: Content) -> str:
             task_type="text-generation",
             task_name="multiple choice, zero-shot" if content.protocol["num_fewshot"] == "0" else "multiple choice",
             dataset_type=score.dataset.path,
-            dataset_name=score.task,
+            dataset_name=score.named,
             dataset_config=score.dataset.config,
             dataset_split=score.dataset.split,
             metric_type="accuracy",
@@ -49,13 +50,13 @@ def _model_index(content: Content) -> str:
 
 def _entry(content: Content, score: TaskScore) -> dict[str, Any]:
     how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
-    documents = "" if score.official else "; not the official documents"
+    caveats = "".join(f"{caveat}; " for caveat in score.caveats)
     error = "" if score.stderr is None else f" ± {_percent(score.stderr)}"
     return {
         "dataset": {"id": score.dataset.path, "task_id": score.task},
         "value": _percent(score.accuracy),
         "date": content.created.isoformat(),
-        "notes": f"evalkit: accuracy in %{error}, n {score.n}, {how}{documents}",
+        "notes": f"{caveats}evalkit: accuracy in %{error}, n {score.n}, {how}",
     }
 
 

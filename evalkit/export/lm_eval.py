@@ -1,7 +1,8 @@
 """The run in lm-eval's form: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
 
 Same keys as lm-eval 0.4.13 writes, so that tools made for its output read ours. `acc` and `acc_norm` are computed as
-lm-eval does from the same log-likelihoods; the other rules stand beside them under their own names.
+lm-eval does from the same log-likelihoods; the other rules stand beside them under their own names. Documents that are
+not the official ones are said in a task's alias, which is the name that lm-eval's tables print.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pandas as pd
 
 from evalkit.results import Results, TaskResult, available_rules
 from evalkit.rules import RULES, decide
+from evalkit.traits import caveats, unofficial
 
 if TYPE_CHECKING:
     from evalkit.tasks import LeafTask, Question
@@ -79,6 +81,9 @@ def lm_eval_results(
             groups[task.task] = results[task.task] = _pooled(results, task.task, members, rules)
     for name, leaf in leaves.items():
         results[name]["alias"] = leaf.alias
+    for task in found[rules[0]].tasks:
+        for name in (task.task, *subtasks.get(task.task, ())):
+            results[name]["alias"] = marked_alias(results[name]["alias"], manifest, [task.task])
     loaded = manifest.get("loaded", {})
     shots = manifest["specification"].get("num_fewshot", 0)
     return {
@@ -101,16 +106,28 @@ def lm_eval_results(
             "limit": manifest["specification"]["limit"],
             "device": loaded.get("device"),
         },
+        "max_length": loaded.get("window"),
         "date": datetime.fromisoformat(manifest["created"]).timestamp(),
         "transformers_version": manifest["versions"]["transformers"],
         "lm_eval_version": manifest["versions"]["lm-eval"],
         "model_name": manifest["model"],
         "total_evaluation_time_seconds": f"{sum(seconds.values()):.3f}",
-        "evalkit": {
-            "run": manifest["id"],
-            "rule": manifest["rule"],
-            "template": manifest["template"]["name"],
-        },
+        "evalkit": about_run(manifest) | {"rule": manifest["rule"], "template": manifest["template"]["name"]},
+    }
+
+
+def marked_alias(alias: str, manifest: Mapping[str, Any], tasks: Sequence[str]) -> str:
+    """The name under which lm-eval's tables print a task or a group, with what of its tasks is not as published."""
+    said = dict.fromkeys(caveat for task in tasks for caveat in caveats(manifest, task))
+    return f"{alias} ({'; '.join(said)})" if said else alias
+
+
+def about_run(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What lm-eval's form has no place for, in an entry of its own."""
+    return {
+        "run": manifest["id"],
+        "unofficial": unofficial(manifest),
+        "context_extension": manifest["specification"]["context_extension"],
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from evalkit.export.lm_eval import about_run, marked_alias
 from evalkit.runs import MANIFEST, RESULTS, SCORES
 from evalkit.sources import SHARED, clusters_of
 from evalkit.writing import RunWriter
@@ -197,8 +198,14 @@ def _lm_eval_form(
     """What lm-eval itself writes, as far as it is known here."""
     loaded = manifest.get("loaded", {})
     seeds = manifest["specification"]["seeds"]
+    kept = {key: value for key, value in results.items() if key != "samples"}
+    for kind in kept.keys() & {"results", "groups"}:
+        kept[kind] = {
+            name: {**entry, "alias": marked_alias(entry["alias"], manifest, [*_leaves(name, kept["group_subtasks"])])}
+            for name, entry in kept[kind].items()
+        }
     return {
-        **{key: value for key, value in results.items() if key != "samples"},
+        **kept,
         "config": {
             "model": "evalkit",
             "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
@@ -221,8 +228,16 @@ def _lm_eval_form(
         "model_source": "evalkit",
         "model_name": manifest["model"],
         "total_evaluation_time_seconds": f"{seconds:.3f}",
-        "evalkit": {"run": manifest["id"]},
+        "evalkit": about_run(manifest),
     }
+
+
+def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The tasks of a group and of the groups in it; of a task, itself."""
+    if not groups.get(name):
+        yield name
+    for member in groups.get(name, ()):
+        yield from _leaves(member, groups)
 
 
 def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from evalkit.models.checks import check_causal, check_report, check_trust, check
 from evalkit.models.context import WINDOW_KEYS, Extension, configured_window
 from evalkit.models.context_settings import config_of
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
+from evalkit.models.shapes import shape_facts
 
 _FALLBACK_WINDOW = 2048
 _SANE_WINDOW = 1_000_000
@@ -61,10 +62,11 @@ class LoadedModel:
         )
 
     def facts(self) -> dict[str, Any]:
-        """The same for a run's manifest."""
+        """The same for a run's manifest, and what the model is: its sizes and its attention with every setting."""
         names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
         extension = None if self.extension is None else self.extension.specification()
-        return {name: getattr(self, name) for name in names} | {"context_extension": extension}
+        shape = shape_facts(self.model.config.to_dict())
+        return {name: getattr(self, name) for name in names} | {"context_extension": extension, "shape": shape}
 
     def _token(self, token_id: int | None) -> str:
         return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"

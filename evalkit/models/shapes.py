@@ -6,11 +6,11 @@ torch nor transformers is imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from evalkit.models.variants.settings import VANILLA, Differential, Shape, Variant, read_variant
+from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape, Variant, read_variant
 
 BACKBONES = ("llama", "qwen2", "gpt_neox")
 _PREFIX = "evalkit_"
@@ -96,6 +96,36 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
+def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A model's backbone, sizes and attention as a run's manifest keeps them: in JSON, under config.json's own keys.
+
+    Two models of equal facts are the same but for their weights, their window and what bears on training or rotation
+    only (`rope_theta`, norms' epsilon). None where the config is of another architecture.
+    """
+    try:
+        shape = read_shape(config)
+    except ValueError:
+        return None
+    attention, variant = shape.attention, shape.variant
+    return {
+        "backbone": shape.backbone,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": attention.layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "partial_rotary_factor": attention.rotary_share,
+        "tie_word_embeddings": shape.tied,
+        "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
+        "attention_variant": variant.name,
+        "variant_layers": list(variant.layers),
+        **{key: config[key] for key in KEYS[variant.name]},
+    }
+
+
 def parameters(shape: ModelShape) -> Parameters:
     """How many numbers the model has."""
     layers, hidden = shape.attention.layers, shape.hidden
@@ -158,6 +188,17 @@ def _rotary_share(config: Mapping[str, Any], backbone: str) -> float:
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise ValueError(f"partial_rotary_factor is {share!r}; expected a share from 0 to 1")
     return float(share)
+
+
+def layer_ranges(layers: Sequence[int]) -> str:
+    """Layers as ranges: 0, 10–19."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 def whole(config: Mapping[str, Any], key: str) -> int:

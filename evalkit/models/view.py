@@ -5,7 +5,6 @@ In: named models, or a checkpoint's folder. Out: strings. Neither torch nor tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,14 @@ from tabulate import tabulate
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.files import read_json
 from evalkit.models.locate import looks_like_path
-from evalkit.models.shapes import ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
+from evalkit.models.shapes import (
+    ModelShape,
+    cache_bytes_per_token,
+    flops_per_token,
+    layer_ranges,
+    parameters,
+    read_shape,
+)
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
 
@@ -54,7 +60,7 @@ def _row(model: NamedModel) -> list[str]:
         model.name,
         shape.backbone,
         shape.variant.name,
-        f"{_layers(shape.variant.layers)} of {shape.attention.layers}" if shape.variant.layers else "",
+        f"{layer_ranges(shape.variant.layers)} of {shape.attention.layers}" if shape.variant.layers else "",
         str(shape.attention.heads),
         str(settings.signals) if isinstance(settings, Integral) else "",
         f"{parameters(shape).total:,}",
@@ -74,7 +80,7 @@ def _of_folder(given: str, folder: Path) -> str:
 
 def _facts(config: dict[str, Any], shape: ModelShape) -> str:
     attention, variant, count = shape.attention, shape.variant, parameters(shape)
-    where = f"{variant.name} in layers {_layers(variant.layers)} (from 0)" if variant.layers else "vanilla"
+    where = f"{variant.name} in layers {layer_ranges(variant.layers)} (from 0)" if variant.layers else "vanilla"
     others = ", vanilla in the others" if 0 < len(variant.layers) < attention.layers else ""
     rows = [
         ("backbone", f"{shape.backbone}; model type {config['model_type']}"),
@@ -111,14 +117,3 @@ def _heads(shape: ModelShape) -> str:
         pairs = attention.heads * attention.head_size // (2 * size)
         text += f"; {pairs} pairs of maps of {size} (d_h), with values of {2 * size}"
     return text
-
-
-def _layers(layers: Sequence[int]) -> str:
-    """Layers as ranges: 0, 10–19."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and runs[-1][-1] == layer - 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)

@@ -7,6 +7,7 @@ nothing else. Whatever a label, a caption or a checkpoint's name holds is escape
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from evalkit.escape import PACKAGES, SHRUNK, in_latex
 from evalkit.tables.markup import Span, Text
@@ -14,6 +15,16 @@ from evalkit.tables.table import Cell, Line, Section, Table
 
 _WIDE = 9
 """Columns from which a table spans both columns of a page."""
+_DAGGER = r"$^{\dagger}$"
+
+
+class _Column(NamedTuple):
+    """What the numbers of a column are filled up to, so that their points stand under each other."""
+
+    digits: int
+    """Before the point of the longest number."""
+    dagger: bool
+    """Whether any of them has one."""
 
 
 def latex(table: Table, standalone: bool = False) -> str:
@@ -39,11 +50,11 @@ def _environment(table: Table) -> Iterator[str]:
     yield rf"\begin{{tabular}}{{l{('c' if numbers else 'l') * facts}{'c' * numbers}}}"
     yield r"\toprule"
     yield from _heading(table)
-    widths = _integer_widths(table)
+    columns = _columns(table)
     for place, section in enumerate(table.sections):
         yield from _title(section, table.width, first=place == 0)
         for line in section.lines:
-            yield _line(line, widths)
+            yield _line(line, columns)
     yield r"\bottomrule"
     yield r"\end{tabular}}"
     if table.notes:
@@ -87,9 +98,9 @@ def _title(section: Section, width: int, first: bool) -> Iterator[str]:
             yield r"\midrule"
 
 
-def _line(line: Line, widths: list[int]) -> str:
+def _line(line: Line, columns: list[_Column]) -> str:
     label = (r"\hspace{4mm}" if line.indent else "") + _text(line.label)
-    cells = [_cell(cell, width) for cell, width in zip(line.cells, widths, strict=True)]
+    cells = [_cell(cell, column) for cell, column in zip(line.cells, columns, strict=True)]
     return _row([label, *map(_text, line.facts), *cells])
 
 
@@ -97,19 +108,21 @@ def _row(cells: list[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _integer_widths(table: Table) -> list[int]:
-    """Digits before the point of each column's longest number, to which the others are filled up."""
+def _columns(table: Table) -> list[_Column]:
     lines = [line for section in table.sections for line in section.lines]
-    columns = zip(*(line.cells for line in lines), strict=True)
-    return [max((_integer_digits(cell) for cell in column), default=0) for column in columns]
+    return [
+        _Column(max(map(_integer_digits, cells)), any(cell.significant for cell in cells))
+        for cells in zip(*(line.cells for line in lines), strict=True)
+    ]
 
 
 def _integer_digits(cell: Cell) -> int:
     return len(cell.value.partition(".")[0].rstrip("%").lstrip("-"))
 
 
-def _cell(cell: Cell, width: int) -> str:
-    fill = width - _integer_digits(cell) if cell.value[:1].isdigit() else 0
+def _cell(cell: Cell, column: _Column) -> str:
+    number = cell.value[:1].isdigit()
+    fill = column.digits - _integer_digits(cell) if number else 0
     value = in_latex(cell.value)
     if cell.bold:
         value = rf"\textbf{{{value}}}"
@@ -117,7 +130,9 @@ def _cell(cell: Cell, width: int) -> str:
         value = rf"\underline{{{value}}}"
     value = (rf"\phantom{{{'0' * fill}}}" if fill else "") + value
     if cell.significant:
-        value += r"\rlap{$^{\dagger}$}"
+        value += _DAGGER
+    elif column.dagger and number:
+        value += rf"\phantom{{{_DAGGER}}}"
     if cell.spread:
         value += rf"\,{{\scriptsize$\pm${cell.spread}}}"
     if not cell.difference:

@@ -15,13 +15,14 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `Layout
       - title: "*125M parameters*"
         style: ruled            # title between rules; heading: title on a line; line: a rule and no title
         items:
-          vanilla_125m: ~Vanilla~
-          intg_125m: {label: ~Intg~, indent: true, facts: {parameters: 1.2B}}
+          vanilla_125m: {label: ~Vanilla~, model: llama-125m-vanilla}    # of `evalkit models ls`, or FILE.yaml:NAME
+          intg_125m: {label: ~Intg~, indent: true, facts: {parameters: 1.2B}, model: [one, or another]}
+          cosmo: {label: cosmo, no_model: why it is none of them}
     columns:                    # groups of columns, titles over them
       - {title: Reasoning, items: {winogrande: Winogrd, arc_easy: ARCe}}
       - {items: {Average: Avg.}}
 
-A section, for marks, is a group of models.
+A section, for marks, is a group of models. By `model` a run finds its row, and a run of another model is marked.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ AVERAGE = "Average"
 """The mean over all tasks of the suite; LongBench's own average is another, the mean of its groups' means."""
 
 _KEYS = {"caption", "suite", "data", "models", "corner", "facts", "decimals", "unit", "marks", "rows", "columns"}
+_ITEM_KEYS = ("label", "indent", "facts", "model", "no_model")
 _EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
 
 
@@ -58,6 +60,10 @@ class Item:
     indent: bool = False
     facts: tuple[Text, ...] = ()
     """Texts beside the label, one for each of the layout's facts."""
+    models: tuple[str, ...] = ()
+    """What its runs are of, as `zoo.named_model` takes it, files seen from the layout; anything where it is empty."""
+    no_model: str = ""
+    """Why it shows no model that has a name."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +202,8 @@ class _Reader:
             keys = [item.key for item in items]
             if twice := next((key for key in keys if keys.count(key) > 1), None):
                 raise TableError(f"layout {self.path}: '{twice}' stands twice among its {axis}; give each its own key")
+        if odd := next((item.key for item in layout.measures if item.models or item.no_model), None):
+            raise TableError(f"layout {self.path}: '{odd}' is a measure, so it has no model; say it of what runs fill")
         if layout.suite is not None:
             known = (*layout.averages[AVERAGE], *layout.averages)
             for item in layout.measures:
@@ -245,15 +253,27 @@ class _Reader:
     def _item(self, key: str, raw: Any, where: str, facts: tuple[str, ...]) -> Item:
         raw = raw if isinstance(raw, dict) else {"label": raw}
         for name in raw:
-            if name not in ("label", "indent", "facts"):
+            if name not in _ITEM_KEYS:
                 raise TableError(
-                    f"layout {self.path}: {where} has the unknown key '{name}'; it may have label, indent, facts"
+                    f"layout {self.path}: {where} has the unknown key '{name}'; it may have {', '.join(_ITEM_KEYS)}"
                 )
         own = self._mapping(raw.get("facts", {}), f"{where}.facts")
         if strange := next((name for name in own if name not in facts), None):
             raise TableError(f"layout {self.path}: {where}: {UnknownNameError('fact', str(strange), facts)}")
-        label = self._text(key if raw.get("label") is None else raw["label"], where)
-        return Item(key, label, bool(raw.get("indent", False)), tuple(self._text(own.get(f, ""), where) for f in facts))
+        return Item(
+            key=key,
+            label=self._text(key if raw.get("label") is None else raw["label"], where),
+            indent=bool(raw.get("indent", False)),
+            facts=tuple(self._text(own.get(name, ""), where) for name in facts),
+            models=self._models(raw.get("model", []), f"{where}.model"),
+            no_model=str(raw.get("no_model", "")),
+        )
+
+    def _models(self, given: Any, where: str) -> tuple[str, ...]:
+        listed = given if isinstance(given, list) else [given]
+        if not all(isinstance(name, str) and name for name in listed):
+            raise TableError(f"layout {self.path}: {where} must be a model's name, or a list of names")
+        return tuple(listed)
 
     def _mark(self, kind: Any, rule: Any) -> Mark:
         self._one_of(kind, "marks", ("bold", "underline"))

@@ -64,8 +64,8 @@ def parse(text: str, where: str) -> Text:
 
 
 def plain(text: Text) -> str:
-    """The characters alone."""
-    return "".join(span.text for span in text)
+    """The characters alone; a mark that refers to a note in brackets, apart from the name that it follows."""
+    return "".join(f" [{span.text}]" if span.superscript else span.text for span in text)
 
 
 def _joined(spans: list[Span]) -> Text:

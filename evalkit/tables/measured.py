@@ -6,10 +6,12 @@
       intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
     values: measured.csv               # numbers of what no run can give; rows and columns named as in the layout
 
+or runs alone, which find their rows by what their models are (`row_models.py`).
+
 Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
-table is needed; of LongBench's runs, the scores. Numbers that were not measured alike do not share a table: another
-suite, rule, limit, template, window, number of examples or other documents are refused by name, or marked where that is
-asked for.
+table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/traits.py`) do not
+share a table: they are refused by name, or marked where that is asked for. What moves them by rounding only is marked
+always, as are unofficial documents and a run whose model is not the row's.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from evalkit.runs import Run, load_finished, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
+from evalkit.tables.row_models import find_rows, objection
+from evalkit.traits import Trait, differences, model_differences, summary, unofficial
 
 PERCENT = 100
 
@@ -81,6 +85,18 @@ def read_mapping(path: Path) -> RunMapping:
     return RunMapping(rule and str(rule), folders, Path(str(values)) if values else None)
 
 
+def map_runs(layout: Layout, runs: Sequence[Run]) -> RunMapping:
+    """The mapping of runs that are given alone.
+
+    Raises:
+        UsageError: a run is of another suite, or its model is that of no row or of several.
+    """
+    for run in runs:
+        _check_suite(layout, run)
+    found = find_rows(layout, runs)
+    return RunMapping(None, {key: tuple(run.folder for run in members) for key, members in found.items()}, None)
+
+
 def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
     listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(folder, str) and folder for folder in listed):
@@ -112,11 +128,16 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
     numbers: dict[str, dict[str, Number]] = {}
     for model, seeds in runs.items():
         for run in seeds:
-            _check_suite(layout, model, run)
+            _check_suite(layout, run, f"row '{model}': ")
+            if models := model_differences(seeds[0], run):
+                raise UsageError(
+                    f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
+                    f"{', '.join(models)}; several runs of a row are seeds of one model"
+                )
         if len({str(run.manifest["specification"]["checkpoint"]) for run in seeds}) < len(seeds):
             raise UsageError(f"row '{model}': one checkpoint stands there twice, which is no two seeds; leave one out")
         numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
-    letters, notes = _differences(runs, rule, mixed)
+    letters, notes = _notes(layout, runs, rule, mixed)
     if mapping.values:
         for model, row in _values(layout, mapping.values, known).items():
             if model in numbers:
@@ -151,16 +172,16 @@ def _open(folder: Path, model: str) -> Run:
         raise RunError(f"row '{model}': {error}") from error
 
 
-def _check_suite(layout: Layout, model: str, run: Run) -> None:
+def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
     suite = str(run.manifest["specification"]["suite"])
     if layout.suite is None:
         raise UsageError(
-            f"row '{model}': table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of "
-            f"suite {suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
+            f"{where}table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of suite "
+            f"{suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
         )
     if suite != layout.suite:
         raise UsageError(
-            f"row '{model}': run {run.folder} is of suite {suite}, but table {layout.name} shows suite {layout.suite}; "
+            f"{where}run {run.folder} is of suite {suite}, but table {layout.name} shows suite {layout.suite}; "
             "name a run of that suite, or a layout of this one"
         )
 
@@ -196,59 +217,44 @@ def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str
     return numbers
 
 
-def traits(run: Run, rule: str | None) -> dict[str, str]:
-    """What must be alike for two runs to stand in one table, in words."""
-    specification = run.manifest["specification"]
-    limit, shots = specification["limit"], specification.get("num_fewshot", 0)
-    shared = {
-        "limit": f"the first {limit} documents of each task" if limit else "all documents",
-        "template": f"template {run.template}",
-    }
-    if run.of_longbench:
-        return shared | {"window": f"prompts of at most {specification['window']:,} tokens"}
-    return shared | {"examples": f"{shots}-shot", "rule": f"rule {rule or run.manifest['rule']}"}
-
-
-def _differences(
-    runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
+def _notes(
+    layout: Layout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Letters for rows that were measured otherwise than the first, and what is to be said of each."""
+    """Letters for rows of which something is to be said, and what that is."""
+    items = {item.key: item for item in layout.models}
     flat = [(model, run) for model, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
     for model, run in flat:
-        told = _otherwise(flat[0][1], run, rule)
-        if told and not mixed:
-            raise UsageError(
-                f"row '{model}': run {run.folder} was measured with {told[0][0]}, row '{flat[0][0]}' (run "
-                f"{flat[0][1].folder}) with {told[0][1]}; make them alike, or mark such rows with --allow-mixed"
-            )
-        unofficial = [task for task, source in run.manifest["documents"].items() if not source["official"]]
-        says = [here for here, _ in told]
-        says += [f"not the official documents of {', '.join(unofficial)}"] if unofficial else []
+        differing = differences(flat[0][1], run, rule)
+        if not mixed:
+            _refuse_mixture(*flat[0], model, run, differing)
+        says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
+        says += [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(run.manifest).items()]
+        says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
         if says:
             letter = letters.setdefault(model, chr(ord("a") + len(letters)))
             notes.append(f"{letter}: {run.folder.name}: {'; '.join(says)}.")
     return letters, tuple(notes)
 
 
-def _otherwise(first: Run, run: Run, rule: str | None) -> list[tuple[str, str]]:
-    """(this run's, the first's) of everything that differs."""
-    here, there = traits(run, rule), traits(first, rule)
-    found = [(here[name], there[name]) for name in here if here[name] != there[name]]
-    specifications = run.manifest["specification"], first.manifest["specification"]
-    if not found and specifications[0].get("template") != specifications[1].get("template"):
-        found.append(("another text of that template", "the first's"))
-    hashes = [specification["documents"] for specification in specifications]
-    if other := [task for task in hashes[0] if task in hashes[1] and hashes[0][task] != hashes[1][task]]:
-        found.append((f"other documents of {', '.join(other)}", "its own"))
-    return found
+def _refuse_mixture(
+    first_model: str, first: Run, model: str, run: Run, differing: Sequence[tuple[Trait, Trait]]
+) -> None:
+    for mine, theirs in differing:
+        if mine.refused:
+            raise UsageError(
+                f"row '{model}': run {run.folder} was measured with {theirs.words}, row '{first_model}' (run "
+                f"{first.folder}) with {mine.words}; make them alike, or mark such rows with --allow-mixed"
+            )
 
 
 def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:
-    """How the runs were measured, in a line."""
+    """How the runs were measured, in a line, and which rows are of several."""
     if not runs:
         return []
     first = next(iter(runs.values()))[0]
     suite = first.manifest["specification"]["suite"]
-    return [f"evalkit, suite {suite}, {', '.join(traits(first, rule).values())}."]
+    several = [f"'{model}' ({len(seeds)} runs)" for model, seeds in runs.items() if len(seeds) > 1]
+    means = [f"Means over several runs: {', '.join(several)}."] if several else []
+    return [f"evalkit, suite {suite}, {summary(first, rule)}.", *means]

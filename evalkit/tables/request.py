@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from evalkit.compare.sides import find_run
 from evalkit.errors import TableError, UsageError
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import Layout, layout_names, load_layout
 from evalkit.tables.markup import literal
-from evalkit.tables.measured import Measured, measure, read_mapping
+from evalkit.tables.measured import Measured, RunMapping, map_runs, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
 from evalkit.tables.table import Table
+
+RUNS = Path("results/runs")
+"""Where runs are looked for that are named without their folder."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class TableRequest:
     """published, runs or both."""
     mapping: Path | None = None
     """YAML file that maps rows to runs."""
+    runs: tuple[str, ...] = ()
+    """Runs in its place, by folder or name, which find their rows by what their models are."""
     rule: str | None = None
     as_printed: bool = False
     """The paper's own averages and marks."""
@@ -50,8 +56,7 @@ def make(request: TableRequest) -> Table:
     if request.source == "published":
         printed = printed_cells(layout) if request.as_printed else None
         return fill(layout, Filling(published_numbers(layout), printed=printed))
-    assert request.mapping is not None
-    found = measure(layout, read_mapping(request.mapping), request.rule, request.mixed)
+    found = measure(layout, _mapping(layout, request), request.rule, request.mixed)
     both = request.source == "both"
     notes = (*found.notes, *(literal(text) for text in _legend(request, found)))
     return fill(
@@ -65,6 +70,12 @@ def make(request: TableRequest) -> Table:
             notes=notes,
         ),
     )
+
+
+def _mapping(layout: Layout, request: TableRequest) -> RunMapping:
+    if request.mapping is not None:
+        return read_mapping(request.mapping)
+    return map_runs(layout, [find_run(name, RUNS) for name in request.runs])
 
 
 def audited(names: Sequence[str]) -> Table:
@@ -132,19 +143,20 @@ def printed_cells(layout: Layout) -> Printed:
 
 
 def _check(request: TableRequest) -> None:
-    published = request.source == "published"
-    if published and request.mapping is not None:
+    published, given = request.source == "published", request.mapping is not None or bool(request.runs)
+    if published and given:
         raise UsageError("--runs is for --source runs or both; say which")
-    if not published and request.mapping is None:
+    if not published and not given:
         raise UsageError(
-            f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders"
+            f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders, or "
+            "--runs RUN RUN …"
         )
     if request.as_printed and not published:
         raise UsageError("--as-printed shows the paper's own marks, so it goes with --source published only")
     runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": bool(request.rule),
                  "--allow-mixed": request.mixed}  # fmt: skip
-    if published and (given := [name for name, on in runs_only.items() if on]):
-        raise UsageError(f"{given[0]} is for numbers of runs: the published ones come without; add --source runs")
+    if published and (asked := [name for name, on in runs_only.items() if on]):
+        raise UsageError(f"{asked[0]} is for numbers of runs: the published ones come without; add --source runs")
 
 
 def _legend(request: TableRequest, found: Measured) -> list[str]:

@@ -46,7 +46,10 @@ def markdown(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """A CSV of what is printed, without marks; the first column has the rows' keys, since labels may repeat."""
+    """A CSV of what is printed, without marks; the first column has the rows' keys, since labels may repeat.
+
+    What is to be said of runs (unofficial documents, another measurement) follows in rows of the key "note".
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["key", plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
@@ -54,6 +57,8 @@ def comma_separated(table: Table) -> str:
         for line in section.lines:
             cells = [cell.value + beside(cell) for cell in line.cells]
             writer.writerow([line.key, plain(line.label), *map(plain, line.facts), *cells])
+    for note in table.notes:
+        writer.writerow(["note", plain(note), *[""] * (table.width - 1)])
     return buffer.getvalue()
 
 

@@ -109,6 +109,27 @@ def test_the_numbers_are_lm_evals(finished: Run, model: Path, tasks: Path) -> No
     assert hashes.keys() == samples.keys()
 
 
+def test_unofficial_documents_are_named_in_lm_evals_own_file(model: Path, documents: Path, tmp_path: Path) -> None:
+    """Of evalkit's pinned tasks: in the alias, which is what lm-eval's tables print, of the group too."""
+    found = evaluate(
+        str(model),
+        suite="lm_eval",
+        tasks="piqa,mmlu",
+        data_dir=documents,
+        allow_unofficial_data=True,
+        limit=1,
+        context=256,
+        output=tmp_path,
+        progress=Silent(live=False),
+    )
+    content = exported(found)
+    marked = " (not the official documents)"
+    assert all(entry["alias"].endswith(marked) for entry in content["results"].values())
+    assert content["groups"]["mmlu"]["alias"] == f"mmlu{marked}"
+    assert set(content["evalkit"]["unofficial"]["documents"]) == set(found.manifest["documents"])
+    assert content["evalkit"]["context_extension"]["target"] == content["max_length"] == 256
+
+
 def test_every_kind_is_measured(finished: Run) -> None:
     found = {entry["task"]: entry for entry in [*finished.stored["tasks"], *finished.stored["groups"]]}
     measured = {task: [metric["metric"] for metric in entry["metrics"]] for task, entry in found.items()}

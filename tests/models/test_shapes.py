@@ -42,6 +42,15 @@ def test_parameters_are_those_of_the_built_model(name: str) -> None:
         ("llama-125m-intg", 125_015_808),
         ("llama-125m-diff", 125_015_808 + 5_760),
         ("llama-125m-diff-all", 125_015_808 + 11_520),
+        # λ's four vectors and the norm's weight over maps of 48 channels in place of 96
+        ("llama-125m-diff-keep", 125_015_808 + 2_880),
+        ("llama-125m-diff-all-keep", 125_015_808 + 5_760),
+        ("llama-125m-intg-full-head", 125_015_808),
+        ("qwen2-125m-intg-all", 125_015_808),
+        ("pythia-125m-intg-all-full-head", 125_020_416),
+        ("llama-1.2b-intg-all-full-head", 1_195_993_088),
+        # Of 64 channels to a head: 11 layers of 4 × 32 + 2 × 32
+        ("llama-1.2b-diff-keep", 1_195_993_088 + 2_112),
         ("qwen2-125m-vanilla", 125_015_808),
         ("pythia-125m-vanilla", 125_020_416),
         ("llama-1.2b-vanilla", 1_195_993_088),

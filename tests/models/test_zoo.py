@@ -57,6 +57,7 @@ def test_every_grid_of_the_paper_is_whole() -> None:
         assert ("llama", 20, "integral", 8, layers, 2) in found
     for backbone in ("llama", "qwen2", "gpt_neox"):
         assert (backbone, 20, "integral", 8, ALL, 2) in found
+        assert (backbone, 20, "integral", 8, ALL, 8) in found
         assert (backbone, 20, "vanilla", 8, (), None) in found
     for heads in (4, 8, 16, 32):
         assert ("llama", 20, "vanilla", heads, (), None) in found
@@ -66,6 +67,37 @@ def test_only_the_domain_of_the_signals_is_another() -> None:
     for name in ("llama-125m-intg-2s", "llama-125m-intg-2s-all"):
         logits, probabilities = named_model(name).config, named_model(f"{name}-prob").config
         assert probabilities == logits | {"signal_domain": "probabilities"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama-125m-diff", {"diff_heads": "keep"}),
+        ("llama-125m-diff-all", {"diff_heads": "keep"}),
+        ("llama-1.2b-diff", {"diff_heads": "keep"}),
+        ("llama-125m-intg", {"signal_rope": "full_head"}),
+        ("llama-125m-intg-all", {"signal_rope": "full_head"}),
+        ("llama-1.2b-intg", {"signal_rope": "full_head"}),
+        ("llama-1.2b-intg-all", {"signal_rope": "full_head"}),
+    ],
+)
+def test_the_main_table_by_its_other_readings(name: str, changes: dict[str, str]) -> None:
+    """Nothing else is another."""
+    other = named_model(f"{name}-{next(iter(changes.values())).replace('_', '-')}")
+    assert other.config == named_model(name).config | changes
+
+
+def test_pythia_has_eight_signals_only_where_whole_heads_rotate(tmp_path: Path) -> None:
+    entry: dict[str, object] = {"attention_variant": "integral", "variant_layers": "all", "num_signals": 8}
+    with pytest.raises(UsageError, match=r"has 12 channels, of which 0\.25 rotate: 3; .* need an even number"):
+        read_models(written(tmp_path, {"base": "pythia_125m", "models": {"eight": entry}}))
+    assert named_model("pythia-125m-intg-all-full-head").config["signal_rope"] == "full_head"
+
+
+def test_the_window_and_rotation_are_the_same_for_all_backbones() -> None:
+    """docs/models.md: not Qwen2's usual 1,000,000."""
+    found = {(m.config["rope_parameters"]["rope_theta"], m.config["max_position_embeddings"]) for m in models()}
+    assert found == {(10000.0, 2048)}
 
 
 def test_every_open_reading_is_in_the_config() -> None:

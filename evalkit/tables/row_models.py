@@ -1,0 +1,130 @@
+"""Which row of a table a run is of, by what its model is and not by what anything is called.
+
+In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests keep their model's shape. Out: the
+rows of runs that were given without any, and what contradicts the row of a run that was given one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from evalkit.compare.steps import steps_of
+from evalkit.errors import TableError, UnknownNameError, UsageError
+from evalkit.models.shapes import layer_ranges, parameters, shape_facts
+from evalkit.models.variants.settings import KEYS
+from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
+from evalkit.runs import Run
+from evalkit.tables.layout import Item, Layout
+
+_READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}
+"""Settings in which the papers can be read in several ways, so that no two rows of their tables differ in them."""
+
+
+def find_rows(layout: Layout, runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Row → its runs, in the layout's order; several runs of a row are its seeds.
+
+    Raises:
+        UsageError: a run's manifest does not keep what its model is, no row or several rows are of that model, or the
+            runs of a row are steps of one training.
+    """
+    found: dict[str, list[Run]] = {item.key: [] for item in layout.models}
+    for run in runs:
+        found[_row_of(layout, run)].append(run)
+    for key, members in found.items():
+        if len(set(steps_of(members) or ())) > 1:
+            raise UsageError(
+                f"runs {members[0].folder.name} and {members[1].folder.name} are of row '{key}' of table {layout.name} "
+                "and tell different steps; leave one out, or list them as seeds in a --runs FILE.yaml"
+            )
+    return {key: members for key, members in found.items() if members}
+
+
+def objection(layout: Layout, item: Item, run: Run) -> str:
+    """What a run's model has otherwise than the row that it fills; empty where nothing, or where nobody knows."""
+    named, loaded = _named(layout, item), run.manifest.get("loaded") or {}
+    if not named or "parameters" not in loaded:
+        return ""
+    ours: dict[str, Any] = loaded.get("shape") or {}
+    if any(ours == _facts(model) for model in named):
+        return ""
+    if alike := next((model for model in named if _alike(ours, model)), None):
+        theirs = _facts(alike)
+        other = [key for key in theirs if ours[key] != theirs[key]]
+        return "; ".join(f"{key} is {ours[key]}, in {alike.name} {theirs[key]}" for key in other)
+    first, count = named[0], parameters(named[0].shape).total
+    if "shape" not in loaded and loaded["parameters"] == count:
+        return ""  # made before manifests kept more
+    row, own = _words(_facts(first), count), _of_run(run)
+    keys = [] if row != own else [key for key, value in _facts(first).items() if ours.get(key) != value]
+    apart = f" (they differ in {', '.join(keys)})" if keys else ""
+    return f"row '{item.key}' is {first.name}, {row}; the run's model is {own}{apart}"
+
+
+def _row_of(layout: Layout, run: Run) -> str:
+    loaded = run.manifest.get("loaded") or {}
+    ours = loaded.get("shape")
+    if ours is None:
+        raise UsageError(
+            f"run {run.folder.name}: its manifest does not tell its model's sizes and attention, by which it would "
+            f"find its row of table {layout.name}; name the row in a --runs FILE.yaml"
+        )
+    named = [(item.key, model) for item in layout.models for model in _named(layout, item)]
+    rows = [key for key, model in named if ours == _facts(model)]
+    rows = rows or [key for key, model in named if _alike(ours, model)]
+    if len(set(rows)) != 1:
+        what = f"rows {' and '.join(sorted(set(rows)))} of" if rows else "no row of"
+        raise UsageError(
+            f"run {run.folder.name}: its model ({_of_run(run)}) is that of {what} table {layout.name}; "
+            "name the row in a --runs FILE.yaml, or leave the run out"
+        )
+    return rows[0]
+
+
+@cache
+def _shipped() -> dict[str, NamedModel]:
+    return {model.name: model for model in models()}
+
+
+def _named(layout: Layout, item: Item) -> list[NamedModel]:
+    """The models that a row is of; files are seen from the layout's folder."""
+    return [_model(layout, item, name) for name in item.models]
+
+
+def _model(layout: Layout, item: Item, name: str) -> NamedModel:
+    if name in _shipped():
+        return _shipped()[name]
+    own = name.partition(":")[0].endswith(SUFFIXES)
+    try:
+        return named_model(str(layout.path.parent / name) if own else name)
+    except (UnknownNameError, UsageError) as error:
+        raise TableError(f"layout {layout.path}, model of '{item.key}': {error}") from error
+
+
+def _facts(model: NamedModel) -> dict[str, Any]:
+    return shape_facts(model.config) or {}
+
+
+def _alike(ours: Mapping[str, Any], model: NamedModel) -> bool:
+    """Whether nothing differs but readings that the papers leave open."""
+    theirs = _facts(model)
+    return all(ours.get(key) == theirs.get(key) for key in (ours.keys() | theirs.keys()) - _READINGS)
+
+
+def _of_run(run: Run) -> str:
+    loaded = run.manifest["loaded"]
+    if loaded.get("shape"):
+        return _words(loaded["shape"], loaded["parameters"])
+    return f"{loaded.get('architecture')} of {loaded['parameters']:,} parameters"
+
+
+def _words(facts: Mapping[str, Any], count: int) -> str:
+    """Backbone, size, heads, attention and where it is."""
+    signals = f" of {facts['num_signals']} signals" if "num_signals" in facts else ""
+    domain = " (of probabilities)" if facts.get("signal_domain") == "probabilities" else ""
+    layers = f" in layers {layer_ranges(facts['variant_layers'])} of {facts['num_hidden_layers']}"
+    return (
+        f"{facts['backbone']} of {count:,} parameters and {facts['num_attention_heads']} heads with "
+        f"{facts['attention_variant']} attention{signals}{domain}{layers if facts['variant_layers'] else ''}"
+    )
