@@ -33,9 +33,10 @@ if TYPE_CHECKING:
         UsageError,
     )
     from evalkit.evaluation import evaluate
+    from evalkit.finding import list_runs
     from evalkit.lmeval.harness import harness
     from evalkit.results import Average, Results, TaskResult
-    from evalkit.runs import Run, list_runs, load_run
+    from evalkit.runs import Run, load_run
 
 __version__ = version("evalkit")
 
@@ -44,7 +45,7 @@ _HOMES = {
     "harness": "lmeval.harness",
     "Run": "runs",
     "load_run": "runs",
-    "list_runs": "runs",
+    "list_runs": "finding",
     "Average": "results",
     "Results": "results",
     "TaskResult": "results",

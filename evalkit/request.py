@@ -16,12 +16,14 @@ from typing import Any
 
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.finding import run_folder
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype, silent
+from evalkit.place import check_device
 from evalkit.rules import Rule, find_rule
-from evalkit.runs import LM_EVAL, folder_name, specification_id
+from evalkit.runs import LM_EVAL, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.templates import SEGMENTS, Template, load_template
 
@@ -102,8 +104,7 @@ class Prepared:
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        name = folder_name(self.checkpoint.name, self.suite.name, self.template.name, self.manifest["id"])
-        return self.request.output / name
+        return run_folder(self.request.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
 
 
 def prepare(request: Request, say: Say) -> Prepared:
@@ -160,6 +161,7 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
     """What every manifest tells beside the specification: by whom, when, where and with what it was made."""
     return {
         "model": request.model,
+        "path": _path_of(checkpoint),
         "revision": checkpoint.revision,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -167,6 +169,12 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
         "versions": {name: version(name) for name in ("evalkit", *_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
+
+
+def _path_of(checkpoint: Checkpoint) -> str | None:
+    """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub."""
+    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
+    return None if path is None else str(path.resolve())
 
 
 def request_of(model: str | Path, options: dict[str, Any]) -> Request:
@@ -189,6 +197,7 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
     for name, least in least_of.items():
         if name in tidy:
             tidy[name] = _whole_number(name, tidy[name], least)
+    check_device(tidy.get("device", "auto"))
     tasks = tidy.get("tasks", ())
     tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     return Request(model=str(model), **tidy)

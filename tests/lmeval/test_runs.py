@@ -19,6 +19,7 @@ import pytest
 from evalkit.errors import ScoringError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
+from evalkit.lmeval.answers import Row
 from evalkit.progress import Progress
 from evalkit.runs import Run, load_run
 from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
@@ -186,8 +187,8 @@ def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
     """As a journal would hold that was put there by hand."""
     first = run(tasks=("made_choice",))
-    journal = Journal(first.folder / "journal.jsonl", pytest.fail)
-    entries = journal.read()
+    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], pytest.fail)
+    entries = journal.read(Row)
     (first.folder / "journal.jsonl").unlink()
     (first.folder / "results.json").unlink()
     doc_id, number, part, _, parts, likelihood, *rest = entries[0].rows[0]
@@ -207,7 +208,9 @@ def same_run(found: Run, expected: Run) -> None:
     """To the last bit, with every answer once in the journal."""
     pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
     assert exported(found)["results"] == exported(expected)["results"]
-    journals = [Journal(one.folder / "journal.jsonl", pytest.fail).read() for one in (found, expected)]
+    journals = [
+        Journal(one.folder / "journal.jsonl", one.manifest["id"], pytest.fail).read(Row) for one in (found, expected)
+    ]
     answers = [[(e.task, e.batch, row) for e in entries for row in e.rows] for entries in journals]
     assert answers[0] == answers[1]
     assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])

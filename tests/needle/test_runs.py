@@ -56,8 +56,9 @@ def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
     assert needle() == Outcome(0, first.out, "")
     stored = json.loads(needle("--format", "json").out)
     assert (stored["lengths"], stored["depths"], np.shape(stored["found"])) == ([400, 700], [0, 50, 90], (3, 2))
-    [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if run.folder.name in line]
-    assert line.endswith("needles found 0.0 (needle)")
+    line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
+    assert line.startswith(run.manifest["id"][:8])
+    assert "needles found 0.0  " in line
     complains(evalkit("rescore", run.folder), 2, "holds generated texts", "see evalkit needle --help")
     complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
 
