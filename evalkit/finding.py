@@ -87,7 +87,7 @@ def find_run(given: str, root: Path) -> Run:
     if len(found) > 1:
         listed = ", ".join(one.folder.name for one in found[:_MOST_SHOWN]) + (", …" if len(found) > _MOST_SHOWN else "")
         raise UsageError(f"'{given}' may be any of {len(found)} runs in {root}: {listed}; name one of them")
-    if not found and (path := _resolved(given)) and Path(path).is_dir():
+    if not found and _is_folder(given):
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
     if not found:
         raise UnknownNameError("run", given, [one.folder.name for one in there] or [f"none in {root}"])
@@ -128,6 +128,13 @@ def _is_called(run: Run | DamagedRun, given: str) -> bool:
         return True
     path = manifest.get("path")
     return path is not None and path == _resolved(given)
+
+
+def _is_folder(given: str) -> bool:
+    try:
+        return Path(given).is_dir()
+    except OSError:
+        return False
 
 
 def _resolved(given: str) -> str | None:

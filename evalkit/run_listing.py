@@ -22,9 +22,9 @@ from evalkit.place import kinds, mixture
 from evalkit.runs import GENERATED, JOURNAL, Run
 
 _WIDTH = 100
-_LEAST_WIDTH = 18
+_LEAST_WIDTH = 19
 """Of the checkpoint's column: room for a step's name."""
-_ID_SHOWN = 8
+_ID_SHOWN = 7
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class ListedRun:
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
     @property
-    def protocol(self) -> str:
-        """Suite, template and examples."""
+    def settings(self) -> str:
+        """What is otherwise than by default: examples, documents, context."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
-        return " ".join(filter(None, (self.suite, self.template, shots)))
+        return ", ".join(filter(None, (shots, f"limit {self.limit:,}" if self.limit else "", self.context)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -111,15 +111,14 @@ def runs_table(runs: Sequence[ListedRun], root: Path) -> str:
     """A line for each run, and beneath them what is wrong with any."""
     if not runs:
         return f"none in {root}"
-    headers = ["id", "date", "suite", "dtype", "context", "limit", "result", "checkpoint"]
+    headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
     rows = [
         [
             run.id[:_ID_SHOWN],
             run.created[:10],
-            run.protocol,
+            f"{run.suite} {run.template}".strip(),
             run.dtype,
-            run.context,
-            "" if run.limit is None else f"{run.limit:,}",
+            run.settings,
             run.result or run.state,
         ]
         for run in runs
@@ -135,6 +134,8 @@ def runs_table(runs: Sequence[ListedRun], root: Path) -> str:
         disable_numparse=True,
     )
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
+    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:
+        notes.append(f"kept without a journal, so that nothing of them can be made anew: {', '.join(kept)}")
     return "\n".join([table, *([""] if notes else []), *notes])
 
 
@@ -152,7 +153,7 @@ def _listed(run: Run) -> ListedRun:
         "template": run.template,
         "num_fewshot": specification.get("num_fewshot"),
         "dtype": specification["dtype"],
-        "context": f"{extension['target']:,} {extension['method']}" if extension else "",
+        "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
         "limit": specification["limit"],
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
@@ -163,8 +164,8 @@ def _listed(run: Run) -> ListedRun:
         score, result = _result(run)
     except RunError as error:
         return ListedRun(state="damaged", notes=(str(error),), **about)
-    notes = (*mixture(manifest), *(() if about["journal"] else ("kept without its journal",)))
-    return ListedRun(state="finished", score=score, result=result, devices=tuple(kinds(manifest)), notes=notes, **about)
+    about |= {"devices": tuple(kinds(manifest)), "notes": tuple(mixture(manifest))}
+    return ListedRun(state="finished", score=score, result=result, **about)
 
 
 def _damaged(folder: Path, why: str) -> ListedRun:
@@ -188,11 +189,9 @@ def _result(run: Run) -> tuple[float | None, str]:
 
 
 def _described(run: ListedRun) -> str:
-    return " ".join(
-        str(value)
-        for value in (run.folder, run.state, run.id, run.created, run.model, run.path, run.protocol, run.dtype,
-                      run.context, run.rule)
-    ).lower()  # fmt: skip
+    """All that a filter looks at, in lower case."""
+    about = (run.state, run.id, run.created, run.model, run.path, run.suite, run.template, run.dtype, run.settings)
+    return " ".join(map(str, (Path(run.folder).name, *about, run.rule))).lower()
 
 
 def _by_number(text: str) -> list[tuple[int, str]]:

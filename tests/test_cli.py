@@ -367,7 +367,7 @@ def test_interrupted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lists(evalkit: Command, own_run: Path) -> None:
     everything = evalkit("ls", "--output", own_run.parent)
     assert everything.code == 0
-    for word in ("zeroshot8", "winogrande", "14,042 documents", "the paper's", "acc_norm", own_run.name[-12:-4]):
+    for word in ("zeroshot8", "winogrande", "14,042 documents", "the paper's", "acc_norm", own_run.name[-12:-5]):
         assert word in everything.out
     rules = evalkit("ls", "rules").out.splitlines()
     assert rules[0] == "rules"

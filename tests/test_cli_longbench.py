@@ -71,8 +71,8 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     lines = evalkit("longbench", "rescore", folder, "--format", "csv")
     assert about in lines.err
     assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
-    [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if Path(folder).name in line]
-    assert "limit 2, context 2,048 by yarn" in line
+    line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
+    assert "limit 2, 2,048 by yarn" in line
 
 
 def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command) -> None:
@@ -99,7 +99,7 @@ def test_looking_at_a_run(longbench: Command, evalkit: Command) -> None:
     [header, line] = listed.out.splitlines()[1:3]
     assert folder.name.endswith(f"longbench-plain-float32-{load_run(folder).manifest['id']}")
     assert folder.name[-12:].startswith(line.split()[0])
-    assert line[header.index("limit") :].startswith("2 ")
+    assert line[header.index("settings") :].startswith("limit 2 ")
     assert "longbench plain" in line
     assert "mean of groups (3 of 16 tasks) " in line
     table = evalkit("longbench", "rescore", folder)

@@ -41,9 +41,8 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
         click.echo(_runs(output, sort, text, form))
         return
     for name in [what] if what else _LISTS:
-        click.echo(click.style(name, bold=True))
-        click.echo(_runs(output, sort, text, form) if name == "runs" else getattr(listing, name)())
-        click.echo()
+        shown = _runs(output, sort, text, form) if name == "runs" else getattr(listing, name)()
+        click.echo(f"{click.style(name, bold=True)}\n{shown}\n")
 
 
 def _runs(output: Path, sort: str | None, text: str | None, form: str | None) -> str:

@@ -57,7 +57,7 @@ def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
     stored = json.loads(needle("--format", "json").out)
     assert (stored["lengths"], stored["depths"], np.shape(stored["found"])) == ([400, 700], [0, 50, 90], (3, 2))
     line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
-    assert line.startswith(run.manifest["id"][:8])
+    assert line.startswith(run.manifest["id"][:7])
     assert "needles found 0.0  " in line
     complains(evalkit("rescore", run.folder), 2, "holds generated texts", "see evalkit needle --help")
     complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
