@@ -7,12 +7,12 @@ run has it. Every command that takes a run finds it here.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.compare.steps import step_in
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_finished, load_run
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = Path("results/runs")
 _MOST_SHOWN = 10
 
-_SAYS_NOTHING = frozenset(
-    (*("best", "checkpoint", "checkpoints", "ckpt", "ckpts", "final", "hf", "last", "latest", "main", "model"),
-     *("models", "output", "outputs", "weights"))
-)  # fmt: skip
-"""Names of folders that many trainings have."""
+_SAYS_NOTHING = re.compile(
+    r"(best|checkpoints?|ckpts?|epoch|final|global|hf|iter(ation)?|last|latest|main|models?|outputs?|step|weights"
+    r"|\d+[km]?|[-_=.])*",
+    re.IGNORECASE,
+)
+"""Names of folders that many trainings have: steps, and words for any checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,10 @@ def model_name(checkpoint: Checkpoint) -> str:
     path = (checkpoint.gguf or checkpoint.folder).resolve()
     names = [checkpoint.name]
     for parent in path.parents:
-        if not (_says_nothing(names[0]) and parent.name):
+        if not (_SAYS_NOTHING.fullmatch(names[0]) and parent.name):
             break
         names.insert(0, parent.name)
     return "-".join(names)
-
-
-def _says_nothing(name: str) -> bool:
-    return name.lower() in _SAYS_NOTHING or step_in(name) is not None
 
 
 def root_of_runs() -> Path:
@@ -83,7 +80,8 @@ def find_run(given: str, root: Path) -> Run:
         if is_file(place / MANIFEST):
             return load_finished(place)
     there = list(scan(root))
-    found = [one for one in there if _is_called(one, given)]
+    path = _resolved(given)
+    found = [one for one in there if _is_called(one, given, path)]
     if len(found) > 1:
         listed = ", ".join(one.folder.name for one in found[:_MOST_SHOWN]) + (", …" if len(found) > _MOST_SHOWN else "")
         raise UsageError(f"'{given}' may be any of {len(found)} runs in {root}: {listed}; name one of them")
@@ -120,14 +118,14 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
                 yield DamagedRun(folder, str(error))
 
 
-def _is_called(run: Run | DamagedRun, given: str) -> bool:
+def _is_called(run: Run | DamagedRun, given: str, path: str | None) -> bool:
+    """Whether a run may be meant, by its names or by its checkpoint's; `path` is that of a checkpoint given so."""
     if run.folder.name.startswith(given) or isinstance(run, DamagedRun):
         return run.folder.name.startswith(given)
     manifest = run.manifest
     if str(manifest["id"]).startswith(given) or given.rstrip("/") == str(manifest["model"]).rstrip("/"):
         return True
-    path = manifest.get("path")
-    return path is not None and path == _resolved(given)
+    return path is not None and manifest.get("path") == path
 
 
 def _is_folder(given: str) -> bool:

@@ -20,9 +20,9 @@ from typing import Any, get_args, get_type_hints
 from evalkit.errors import RunError
 from evalkit.form import misfit
 from evalkit.place import Place
+from evalkit.runs import WITHOUT_JOURNAL
 
 _FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
-_ANEW = "put the run's own journal back, or delete it and run the command again, which scores everything anew"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Journal:
             return self._entry(json.loads(payload), row)
         except (ValueError, RecursionError) as error:
             raise RunError(
-                f"journal {self._path}, line {number}: not a batch of this run ({error}); {_ANEW}"
+                f"journal {self._path}, line {number}: not a batch of this run ({error}); put the run's own journal "
+                f"back, or {WITHOUT_JOURNAL}"
             ) from error
 
     def _entry(self, content: Any, row: type[tuple[Any, ...]]) -> Entry:

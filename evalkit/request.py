@@ -197,7 +197,9 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
     for name, least in least_of.items():
         if name in tidy:
             tidy[name] = _whole_number(name, tidy[name], least)
-    check_device(tidy.get("device", "auto"))
+    if "device" in tidy:
+        tidy["device"] = str(tidy["device"])
+        check_device(tidy["device"])
     tasks = tidy.get("tasks", ())
     tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     return Request(model=str(model), **tidy)

@@ -192,7 +192,7 @@ class Run:
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
             if trouble := results_trouble(content, self.manifest):
                 raise ValueError(trouble)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
         return files, content
 
@@ -234,7 +234,7 @@ def load_run(folder: Path | str) -> Run:
             raise ValueError("its id does not match its specification")
         if trouble := manifest_trouble(manifest):
             raise ValueError(trouble)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); {_REMAKE_MANIFEST}") from error
     return Run(folder, manifest)
 

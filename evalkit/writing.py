@@ -50,7 +50,7 @@ def finished_run(
             _say_nothing_is_computed(run, device, say)
             return run
     with open_run(folder.parent, folder.name, manifest, say) as writer:
-        writer.begin()
+        writer.refuse_without_journal()
         complete(writer)
     return load_run(folder)
 
@@ -79,26 +79,26 @@ class RunWriter:
         self._files: dict[str, str] = {}
         """Name → digest of what has been written."""
 
-    def begin(self) -> None:
-        """Make sure that what is missing can be made, and that what there is does not pass for finished meanwhile.
-
-        Raises:
-            RunError: the journal of a finished run is gone.
-        """
+    def refuse_without_journal(self) -> None:
+        """Raise a `RunError` where the journal of a finished run is gone: all of it would be scored again."""
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
             raise RunError(
                 f"run {self.folder} has {made[0]} but no {JOURNAL} to make the rest from; put back what is missing, "
                 f"or {WITHOUT_JOURNAL}"
             )
+
+    def entries(self, row: type[tuple[Any, ...]]) -> list[Entry]:
+        """What the journal holds, to go on from; what was made of it before passes for a result no longer.
+
+        Raises:
+            RunError: as `Journal.read`, or the results cannot be removed.
+        """
+        self._entries = self.journal.read(row)
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
-
-    def entries(self, row: type[tuple[Any, ...]]) -> list[Entry]:
-        """What the journal holds; see `Journal.read`."""
-        self._entries = self.journal.read(row)
         return list(self._entries)
 
     def append(self, entry: Entry) -> None:

@@ -78,8 +78,10 @@ def pairs(
 def printed(folder: Path, out: Path) -> str:
     """Everything that any command prints or writes of the numbers of a run."""
     run = load_run(folder)
-    shown: list[str] = [runs_json(list_found(folder.parent))]
-    if "damaged" in shown[0]:
+    forms = () if run.manifest["rule"] in ("longbench", "needle") else ("lm_eval",) if run.of_lm_eval else FORMS
+    shown = [path.read_text(encoding="utf-8") for form in forms for path in export_run(run, form, output=out)]
+    shown.append(runs_json(list_found(folder.parent)))
+    if "damaged" in shown[-1]:
         raise RunError("damaged")
     if run.of_longbench:
         shown += [render(results_of(run), "json", []), load_generations(run).to_csv(), str(accuracies(run, None))]
@@ -91,8 +93,6 @@ def printed(folder: Path, out: Path) -> str:
         else:
             shown += [result_table(run.results(), run.manifest, run.seconds), str(accuracies(run, None))]
         shown += [rules_table(run.scores, run.manifest, run.manifest["rule"])]
-        for form in FORMS if not run.of_lm_eval else ("lm_eval",):
-            shown += [path.read_text(encoding="utf-8") for path in export_run(run, form, output=out)]
     return "\n".join(shown)
 
 
@@ -116,7 +116,7 @@ def count_silent(run: Run, tmp_path: Path, flips: int) -> dict[str, int]:
     for name in read_back(folder):
         path, silent[name] = folder / name, 0
         whole = path.read_bytes()
-        for _ in range(flips):
+        for _ in range(flips if name != JOURNAL else 12):  # which is not read to print a number
             path.write_bytes(flip(whole, dice))
             try:
                 silent[name] += printed(folder, tmp_path / "out") != expected
@@ -185,6 +185,21 @@ def test_a_manifest_of_the_same_specification(pairs: dict[str, tuple[Run, Run]],
         _ = load_run(folder).stored
 
 
+def test_a_flipped_bit_of_the_journal_costs_a_batch_and_changes_nothing(
+    pairs: dict[str, tuple[Run, Run]], small: tuple[Path, Path], documents: Path, tmp_path: Path
+) -> None:
+    """Where results are made anew from it."""
+    run, dice = pairs["suite"][0], random.Random(3)
+    for number in range(5):
+        folder = Path(shutil.copytree(run.folder, tmp_path / str(number) / run.folder.name))
+        (folder / JOURNAL).write_bytes(flip((folder / JOURNAL).read_bytes(), dice))
+        (folder / RESULTS).unlink()
+        asked: dict[str, Any] = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
+        again = evaluate(str(small[0]), output=folder.parent, progress=SILENT, **asked)
+        assert again.folder == folder
+        assert again.scores.equals(run.scores)
+
+
 # What a finished run can do without
 
 
@@ -241,10 +256,12 @@ def test_another_runs_journal_is_not_taken(again: Callable[..., Run], pairs: dic
     folder, other = again().folder, pairs["suite"][1]
     (folder / JOURNAL).write_bytes((other.folder / JOURNAL).read_bytes())
     assert again().folder == folder  # a finished run does not read it
-    (folder / RESULTS).unlink()
+    (folder / SCORES).unlink()
     with pytest.raises(RunError, match=rf"line 1: not a batch of this run \(it is of run {other.manifest['id']}"):
         again()
+    # Nothing is lost by the refusal
     assert (folder / JOURNAL).read_bytes() == (other.folder / JOURNAL).read_bytes()
+    assert load_run(folder).stored
 
 
 @pytest.mark.parametrize("lost", [SCORES, RESULTS, MANIFEST])

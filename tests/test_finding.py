@@ -43,7 +43,10 @@ def placed(folder: Path, path: Path | str | None) -> Path:
         ("run 7/step_20k", "run 7-step_20k"),
         ("a/latest", "a-latest"),
         ("a/checkpoints/checkpoint-1000/hf", "a-checkpoints-checkpoint-1000-hf"),
+        ("a/epoch=3-step=1000", "a-epoch=3-step=1000"),
+        ("a/1000", "a-1000"),
         ("a/llama-125m", "llama-125m"),
+        ("a/pythia-step1000", "pythia-step1000"),
         ("a/b/model.gguf", "b-model"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any
     whole = path.read_bytes() + line(content)
     path.write_bytes(whole)
     with pytest.raises(
-        RunError, match=r"journal .*journal\.jsonl, line 4: not a batch of this run \(.*\); put "
+        RunError, match=r"journal .*, line 4: not a batch of this run \(.*\); put the run's own"
     ) as caught:
         journal(path, pytest.fail).read(Row)
     assert words in str(caught.value)

@@ -108,6 +108,7 @@ BAD = {
     "a list": "[]",
     "deep": "[" * 100_000,
     "deep keys": '{"a":' * 50_000,
+    "less deep": '{"sha256": "", "a": ' + "[" * 700 + "]" * 700 + "}",
     "of bytes": "\udcff",
     "empty": "",
 }

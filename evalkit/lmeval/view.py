@@ -50,7 +50,9 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
 
 def state(stored: Mapping[str, Any]) -> str:
     """A finished run in a few words, for a list of runs."""
-    first, *others = stored["groups"] or stored["tasks"]
+    if not (entries := stored["groups"] or stored["tasks"]):
+        return ""
+    first, *others = entries
     shown = [f"{metric['metric']} {number(metric['value'])}" for metric in first["metrics"][:1]]
     return " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
 
