@@ -184,7 +184,7 @@ class Run:
     def _results(self) -> tuple[dict[str, str], dict[str, Any]]:
         path = self.folder / RESULTS
         try:
-            content = unsealed(read_json(path, self._remedy))
+            content = unsealed(_read_json(path, self._remedy))
             identity, files = content.pop("run", None), content.pop("files", None)
             if identity != self.manifest["id"]:
                 raise ValueError(f"it is of run {identity}")
@@ -229,7 +229,7 @@ def load_run(folder: Path | str) -> Run:
     if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
     try:
-        manifest = unsealed(read_json(path, _REMAKE_MANIFEST))
+        manifest = unsealed(_read_json(path, _REMAKE_MANIFEST))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
         if trouble := manifest_trouble(manifest):
@@ -251,7 +251,7 @@ def load_finished(folder: Path | str) -> Run:
     return run
 
 
-def read_json(path: Path, advice: str) -> dict[str, Any]:
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
     """The keys and values of a JSON file.
 
     Raises:

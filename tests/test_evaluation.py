@@ -18,7 +18,7 @@ from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, 
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
-from evalkit.runs import Run
+from evalkit.runs import Run, load_run
 from tests.documents import made_up, rewrite
 from tests.tiny import tiny_checkpoint
 
@@ -208,6 +208,24 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     again = small()
     assert again.complete
     assert (again.folder / absent).read_bytes() == before
+
+
+def test_results_are_gone_while_they_are_made_anew(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or those of before would stand beside tables that they were not written with, should the process die."""
+    from evalkit.writing import RunWriter
+
+    first = small()
+    (first.folder / "scores.parquet").unlink()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunWriter, "save_results", interrupt)
+        small()
+    assert (first.folder / "scores.parquet").is_file()
+    assert not load_run(first.folder).complete
+    assert small().scores.equals(first.scores)
 
 
 def test_a_journal_of_other_batches_is_gone_on_with(small: Evaluate) -> None:
