@@ -89,7 +89,7 @@ class _Session:
 
     def complete(self) -> None:
         """Generate what is missing and write every result file."""
-        if len(self._done) < len(self._prepared.cells):
+        if not all(number in self._done for number in range(len(self._prepared.cells))):
             self._generate()
         self._write_results()
 
