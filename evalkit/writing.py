@@ -32,7 +32,7 @@ def finished_run(
     is_finished: Callable[[Run], bool],
     complete: Callable[[RunWriter], None],
     say: Callable[[str], None],
-    device: str = "auto",
+    device: str,
 ) -> Run:
     """Open a run; where something is missing, have it completed before.
 

@@ -274,6 +274,18 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
         found.results("acc")
 
 
+def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known before anything is scored."""
+    monkeypatch.setattr("evalkit.lmeval.session._Session._load", lambda _: pytest.fail("a model was loaded"))
+    path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
+    long = "made_" + "x" * 230
+    path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
+    with pytest.raises(
+        UsageError, match=r"task made_x+…: its name has 235 bytes, and --log-samples needs names of at mo"
+    ):
+        run(tasks=(long,), include_path=tmp_path / "own", log_samples=True)
+
+
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no token where the tokenizer adds none, so its log-likelihood is 0, as lm-eval's."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
