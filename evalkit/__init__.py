@@ -32,9 +32,10 @@ if TYPE_CHECKING:
         UsageError,
     )
     from evalkit.evaluation import evaluate
+    from evalkit.finding import list_runs
     from evalkit.lmeval.harness import harness
     from evalkit.results import Average, Results, TaskResult
-    from evalkit.runs import Run, list_runs, load_run
+    from evalkit.runs import Run, load_run
 
 # Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
 __version__ = "0.1.0"
@@ -44,7 +45,7 @@ _HOMES = {
     "harness": "lmeval.harness",
     "Run": "runs",
     "load_run": "runs",
-    "list_runs": "runs",
+    "list_runs": "finding",
     "Average": "results",
     "Results": "results",
     "TaskResult": "results",

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.errors import RunError
 from evalkit.journal import Entry
+from evalkit.place import Place, place_of
 from evalkit.progress import Progress
 from evalkit.request import Prepared, Request, asks_lm_eval, context_extension, prepare, request_of
 from evalkit.results import summarise_all
-from evalkit.runs import MANIFEST, RESULTS, SCORES, Run
+from evalkit.runs import SCORES, Run
 from evalkit.templates import SEGMENTS
 from evalkit.writing import RunWriter, finished_run
 
@@ -71,6 +72,7 @@ def run_prepared(prepared: Prepared, progress: Progress) -> Run:
         lambda run: run.serves(prepared.request.log_samples),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
+        prepared.request.device,
     )
 
 
@@ -102,7 +104,7 @@ class _Session:
         self._progress = progress
         self._seconds = dict.fromkeys(prepared.suite.tasks, 0.0)
         self._rows: dict[Document, list[ScoreRow]] = {}
-        for entry in writer.journal.read():
+        for entry in writer.entries(ScoreRow):
             self._keep(entry.task, entry.seconds, [ScoreRow(*row) for row in entry.rows])
         self._questions = load_questions(prepared.suite, prepared.library, prepared.request.limit)
 
@@ -136,13 +138,15 @@ class _Session:
         engine.check(
             [question_item(i, one, scored) for i, one in enumerate(prompter.encode(first, prepared.unconditional))]
         )
+        place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
+        self._writer.compute_on(place)
         self._record(loaded, engine)
         progress.start(*self._work())
         stop = Event()
         with _Ahead(lambda task: self._plan(task, prompter, scored, engine, stop), tasks, stop) as ahead:
             for task in tasks:
                 progress.task(task)
-                self._score_task(task, engine, scored, ahead)
+                self._score_task(task, engine, place, scored, ahead)
 
     def _plan(self, task: str, prompter: Prompter, scored: frozenset[int], engine: Engine, stop: Event) -> _Planned:
         """A task's questions as token sequences, and the batches that they are scored in; cut short once stopped."""
@@ -166,14 +170,13 @@ class _Session:
 
     def _record(self, loaded: LoadedModel, engine: Engine) -> None:
         """Add to the manifest what only the loaded model tells."""
-        self._writer.manifest |= {
-            "token_budget": engine.budget,
-            "sharing": engine.describe(),
-            "loaded": loaded.facts() | {"markers": _markers(self._prepared, loaded.tokenizer)},
-        }
-        self._writer.save_json(MANIFEST, self._writer.manifest)
+        self._writer.save_manifest(
+            token_budget=engine.budget,
+            sharing=engine.describe(),
+            loaded=loaded.facts() | {"markers": _markers(self._prepared, loaded.tokenizer)},
+        )
 
-    def _score_task(self, task: str, engine: Engine, scored: frozenset[int], ahead: _Ahead) -> None:
+    def _score_task(self, task: str, engine: Engine, place: Place, scored: frozenset[int], ahead: _Ahead) -> None:
         from evalkit.scoring.ahead import in_turn
         from evalkit.scoring.table import question_rows
 
@@ -187,7 +190,7 @@ class _Session:
             members = [(encoded[item.index], scores) for item, scores in engine.score(batch)]
             rows = [row for one, scores in members for row in question_rows(one, scores, scored)]
             seconds = round(time.perf_counter() - started, 4)
-            self._writer.journal.append(Entry(task, index, seconds, [list(row) for row in rows]))
+            self._writer.append(Entry(task, index, seconds, [list(row) for row in rows], place))
             self._keep(task, seconds, rows)
             self._progress.advance(sum(_work_of(one.question) for one, _ in members), len(members))
             ahead.raise_trouble()
@@ -210,8 +213,7 @@ class _Session:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in found.items()}
         content["samples"] = self._prepared.request.log_samples
-        # Last, since its presence says that the run is complete
-        self._writer.save_json(RESULTS, content)
+        self._writer.save_results(content)
 
     def _table(self) -> pd.DataFrame:
         """The journal's rows as the score table, in the order of the questions."""
@@ -221,7 +223,7 @@ class _Session:
         rows = [row for subtask, doc_id, _ in documents for row in self._rows.get((subtask, doc_id), [])]
         expected = [(subtask, doc_id, choice) for subtask, doc_id, size in documents for choice in range(size)]
         if [(row.subtask, row.doc_id, row.choice) for row in rows] != expected:
-            # Cannot happen unless somebody has put in a journal of another run
+            # Cannot happen unless somebody has removed lines of the journal while it was read
             raise RunError(
                 f"the journal of {self._writer.folder} does not hold the choices of every document; "
                 "delete the folder and run the command again"

@@ -1,7 +1,9 @@
 """The journal of a run: every finished batch on one line, with a checksum, on disk before the next is started.
 
+    <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, rows]
+
 A process may be killed at any byte. A line that does not match its checksum is dropped when the journal is next
-opened, and its batch is scored again.
+opened, and its batch is scored again. A whole line of another run, or of another form, is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +13,16 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from evalkit.errors import RunError
+from evalkit.form import misfit
+from evalkit.place import Place
+from evalkit.runs import WITHOUT_JOURNAL
+
+_FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,8 @@ class Entry:
     """Wall time of the batch."""
     rows: list[list[Any]]
     """What was found: rows of the score table, or answers to lm-eval's requests (`lmeval/answers.py`)."""
+    place: Place
+    """Where it was computed."""
 
 
 class Journal:
@@ -36,24 +46,29 @@ class Journal:
 
     Args:
         path: the file; made when the first entry is written.
-        say: told when damaged lines are dropped.
+        run: the run's id.
+        say: called when damaged lines are dropped.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, run: str, say: Callable[[str], None]) -> None:
         self._path = path
+        self._run = run
         self._say = say
 
-    def read(self) -> list[Entry]:
-        """All whole entries, each batch once. Damaged lines are removed from the file.
+    def read(self, row: type[tuple[Any, ...]]) -> list[Entry]:
+        """All whole entries, each once. Damaged lines are removed from the file.
+
+        Args:
+            row: what the rows are: a `NamedTuple` of numbers, texts, truth values and None.
 
         Raises:
-            RunError: the file cannot be read or mended.
+            RunError: the file cannot be read or repaired, or a whole line is of another run or form.
         """
         try:
             lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
-            parsed = [(line, _parse(line)) for line in lines if line]
-            kept = {(entry.task, entry.batch): (line, entry) for line, entry in reversed(parsed) if entry}
-            whole = list(reversed(kept.values()))
+            parsed = [(line, self._parse(line, number, row)) for number, line in enumerate(lines, start=1) if line]
+            # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
+            whole = list({line: (line, entry) for line, entry in parsed if entry}.values())
             if damaged := sum(entry is None for _, entry in parsed):
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if len(whole) < len(parsed) or (lines and lines[-1]):
@@ -68,7 +83,8 @@ class Journal:
         Raises:
             RunError: it could not be written; what was there before is safe.
         """
-        payload = json.dumps([entry.task, entry.batch, entry.seconds, entry.rows], separators=(",", ":")).encode()
+        content = [self._run, entry.task, entry.batch, entry.seconds, entry.place, entry.rows]
+        payload = json.dumps(content, separators=(",", ":")).encode()
         try:
             with self._path.open("ab") as file:
                 file.write(b"%08x %s\n" % (zlib.crc32(payload), payload))
@@ -77,18 +93,56 @@ class Journal:
         except OSError as error:
             raise RunError(
                 f"journal {self._path} cannot be written ({error.strerror or error}): batch {entry.batch} of "
-                f"{entry.task} is not saved, all before it is; mend that and run the same command again"
+                f"{entry.task} is not saved, all before it is; repair that and run the same command again"
             ) from error
 
-
-def _parse(line: bytes) -> Entry | None:
-    checksum, _, payload = line.partition(b" ")
-    try:
-        if int(checksum, 16) != zlib.crc32(payload):
+    def _parse(self, line: bytes, number: int, row: type[tuple[Any, ...]]) -> Entry | None:
+        """The entry of a line; None if the line is damaged."""
+        checksum, _, payload = line.partition(b" ")
+        try:
+            if int(checksum, 16) != zlib.crc32(payload):
+                return None
+        except ValueError:
             return None
-        return Entry(*json.loads(payload))
-    except (ValueError, TypeError):
-        return None
+        try:
+            return self._entry(json.loads(payload), row)
+        except (ValueError, RecursionError) as error:
+            raise RunError(
+                f"journal {self._path}, line {number}: not a batch of this run ({error}); put the run's own journal "
+                f"back, or {WITHOUT_JOURNAL}"
+            ) from error
+
+    def _entry(self, content: Any, row: type[tuple[Any, ...]]) -> Entry:
+        """Raises `ValueError` where it is of another run or form."""
+        if not isinstance(content, list) or len(content) != len(_FIELDS):
+            raise ValueError(f"expected a list of {', '.join(_FIELDS)}")
+        fields = dict(zip(_FIELDS, content, strict=True))
+        if trouble := misfit(fields, _FIELDS):
+            raise ValueError(trouble)
+        run, task, batch, seconds, place, rows = content
+        if run != self._run:
+            raise ValueError(f"it is of run {run}; expected {self._run}")
+        if len(place) != len(Place._fields):
+            raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(Place._fields)}")
+        check_rows(rows, row)
+        return Entry(task, batch, seconds, rows, Place(*place))
+
+
+def check_rows(rows: Sequence[Sequence[Any]], row: type[tuple[Any, ...]]) -> None:
+    """Raise `ValueError` where rows of plain data are not the fields of a `NamedTuple`, each of its type."""
+    allowed = _types(row)
+    for kinds in {tuple(map(type, one)) for one in rows}:
+        if len(kinds) != len(allowed) or not all(map(frozenset.__contains__, allowed.values(), kinds)):
+            wrong = [name for name, kind in zip(allowed, kinds, strict=False) if kind not in allowed[name]]
+            what = f"'{wrong[0]}' is of another type" if wrong else f"{len(kinds)} fields"
+            raise ValueError(f"a row has {what}; expected {', '.join(allowed)}")
+
+
+@cache
+def _types(row: type[tuple[Any, ...]]) -> dict[str, frozenset[type]]:
+    """The types that JSON may have for each field; a whole number is a number too."""
+    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row).items()}
+    return {name: frozenset((*kinds, int) if float in kinds else kinds) for name, kinds in hints.items()}
 
 
 def replace_file(path: Path, content: bytes | Sequence[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What there is: suites, tasks, templates, rules, tables, runs and documents, as tables for a terminal."""
+"""What there is: suites, tasks, templates, rules, tables and documents, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 from tabulate import tabulate
 
 from evalkit.data import EXAMPLES, TASKS, Library
-from evalkit.decimals import percent
-from evalkit.errors import DataError, RunError, UnknownNameError
+from evalkit.errors import DataError, UnknownNameError
 from evalkit.results import LABELS
 from evalkit.rules import RULES
-from evalkit.runs import JOURNAL, RESULTS, Run, list_runs
 from evalkit.suites import load_suite, suite_names
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.markup import plain
@@ -51,34 +49,6 @@ def tables() -> str:
     """Tables by name, with what each shows."""
     layouts = [load_layout(name) for name in layout_names()]
     return _table([[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts])
-
-
-def runs(output: Path) -> str:
-    """Runs in a folder, finished or begun."""
-    rows = []
-    for run in list_runs(output):
-        limit = run.manifest["specification"]["limit"]
-        shots = run.manifest["specification"].get("num_fewshot", 0)
-        extension = run.manifest["specification"].get("context_extension")
-        extent = (f"limit {limit}" if limit else "all documents") + (f", {shots}-shot" if shots else "")
-        extent += f", context {extension['target']:,} by {extension['method']}" if extension else ""
-        rows.append([run.folder.name, extent, _run_state(run)])
-    return _table(rows) if rows else f"none in {output}"
-
-
-def _run_state(run: Run) -> str:
-    if not run.complete:
-        return "interrupted" if (run.folder / JOURNAL).exists() else "begun"
-    try:
-        if run.of_lm_eval:
-            from evalkit.lmeval.view import state
-
-            return state(run.stored)
-        average = run.stored["averages"][-1]
-    except RunError:
-        return f"damaged: {RESULTS} cannot be read; delete it and give the run's command again"
-    error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
-    return f"{average['name'].lower()} {percent(average['accuracy'])}{error} ({run.manifest['rule']})"
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")

@@ -18,12 +18,14 @@ from evalkit import __version__
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.finding import run_folder
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, resolve_dtype, silent
+from evalkit.place import check_device
 from evalkit.rules import Rule, find_rule
-from evalkit.runs import LM_EVAL, folder_name, specification_id
+from evalkit.runs import LM_EVAL, specification_id
 from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.templates import SEGMENTS, Template, load_template
 
@@ -105,8 +107,7 @@ class Prepared:
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        name = folder_name(self.checkpoint.name, self.suite.name, self.template.name, self.manifest["id"])
-        return self.request.output / name
+        return run_folder(self.request.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
 
 
 def prepare(request: Request, say: Say) -> Prepared:
@@ -163,6 +164,7 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
     """What every manifest tells beside the specification: by whom, when, where and with what it was made."""
     return {
         "model": request.model,
+        "path": _path_of(checkpoint),
         "revision": checkpoint.revision,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -171,6 +173,12 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
         | {name: version(name) for name in (*_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
         | {"python": platform.python_version()},
     }
+
+
+def _path_of(checkpoint: Checkpoint) -> str | None:
+    """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub."""
+    path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
+    return None if path is None else str(path.resolve())
 
 
 def request_of(model: str | Path, options: dict[str, Any]) -> Request:
@@ -193,6 +201,9 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
     for name, least in least_of.items():
         if name in tidy and (name, tidy[name]) != ("context", UNSTRETCHED):
             tidy[name] = _whole_number(name, tidy[name], least)
+    if "device" in tidy:
+        tidy["device"] = str(tidy["device"])
+        check_device(tidy["device"])
     tasks = tidy.get("tasks", ())
     tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
     return Request(model=str(model), **tidy)

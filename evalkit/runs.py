@@ -1,7 +1,7 @@
 """The run folder: what was asked, what was scored, what came out.
 
-    results/runs/<model>-<suite>-<template>-<id>/
-        manifest.json     the specification, its hash, fingerprints, versions, hardware
+    results/runs/<model>-<suite>-<template>-<dtype>-<id>/
+        manifest.json     the specification, its hash, fingerprints, versions, hardware, devices
         journal.jsonl     every finished batch; what an interrupted run resumes from
         scores.parquet    the score table
         results.json      accuracies under every rule
@@ -9,29 +9,30 @@
 
 A run is its specification: the folder's id is a hash of what determines the numbers, so the same command finds the
 same folder again and two specifications never share a row. A folder is complete when results.json is there, which
-is written last.
+is written last. Every file that is read back is bound to the run (`seal.py`), and is read here alone: what is not the
+file that was written is refused. A finished run may be kept without its journal, but its tables cannot be made again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
+from evalkit.run_files import manifest_trouble, results_trouble
+from evalkit.seal import RUN, content_digest, digest, unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.results import Results
-
-_BEGIN_ANEW = "delete the folder and run its command again"
-_MAKE_ANEW = "delete it and run its command again, which makes it anew from the journal"
 
 LM_EVAL = "lm_eval"
 """The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
@@ -43,17 +44,23 @@ GENERATED = (LONGBENCH, "needle")
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
+WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything anew"
+"""What to do about a run whose journal is gone."""
+_REMAKE_MANIFEST = "delete it and run its command again, which goes on from the journal"
+
 
 def specification_id(specification: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits that stand for a specification."""
     text = json.dumps(specification, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def folder_name(model: str, suite: str, template: str, identity: str) -> str:
-    """Readable and unique: `<model>-<suite>-<template>-<id>`."""
-    safe = re.sub(r"[^\w.-]+", "_", f"{model}-{suite}-{template}", flags=re.ASCII).strip("._-")
-    return f"{safe[:100]}-{identity}"
+def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
+    """Readable and unique: `<model>-<suite>-<template>-<dtype>-<id>`, of 128 characters at most."""
+    # A long name is cut where it says least: a model's at its beginning, since a step stands at its end
+    protocol = f"{suite}-{template}"[:50]
+    safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
+    return f"{safe}-{identity}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Run:
     def template(self) -> str:
         """The name of how its prompts are written."""
         template = self.manifest["template"]
-        return str(template.get("name", "?") if isinstance(template, dict) else template)
+        return str(template["name"] if isinstance(template, dict) else template)
 
     @property
     def has_samples(self) -> bool:
@@ -99,29 +106,19 @@ class Run:
             )
 
     def serves(self, samples: bool) -> bool:
-        """Whether nothing is left to do for a request that wants lm-eval's per-document files or does not."""
+        """Whether nothing is left to do for a request with or without lm-eval's per-document files."""
         return self.complete and (self.has_samples or not samples)
 
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
-        import pandas as pd
-
         from evalkit.scoring.table import CLUSTER, ScoreRow
 
-        path = self.folder / SCORES
-        if not self.complete:
-            raise RunError(f"run {self.folder} is not finished; give its command again")
         self.refuse_generated()
-        if not self.manifest["groups"]:
+        if self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
-        try:
-            table = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise RunError(f"{path} is damaged ({first_line(error)}); {_MAKE_ANEW}") from error
-        # Nothing but statistics needs the clusters, which tables written by earlier versions lack
-        if absent := [column for column in ScoreRow._fields if column not in table]:
-            raise RunError(f"{path} is damaged (it has no column {absent[0]}); {_MAKE_ANEW}")
+        # Nothing but statistics needs the clusters
+        table = self.table(SCORES, ScoreRow._fields)
         return table[[column for column in (*ScoreRow._fields, CLUSTER) if column in table]]
 
     def results(self, rule: str | None = None) -> Results:
@@ -135,14 +132,75 @@ class Run:
         """Seconds spent on each task."""
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
-    @cached_property
+    @property
     def stored(self) -> dict[str, Any]:
-        """What results.json holds: the results under the run's own rule, seconds, and "rules" with all others."""
+        """What results.json holds: the results under the run's own rule, seconds, and "rules" with all others.
+
+        Raises:
+            RunError: it is damaged, or another run's.
+        """
+        return self._results[1]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Name of each file of the finished run that is read back → its digest."""
+        return self._results[0]
+
+    def read(self, name: str) -> bytes:
+        """A file of the finished run, as it was written.
+
+        Raises:
+            RunError: the run is not finished, or the file is not there or not the one that was written.
+        """
+        path = self.folder / name
+        if not self.complete or not path.is_file():
+            raise RunError(f"run {self.folder} is not finished; wait for it, or give its command again")
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        if self.files.get(name) != digest(content):
+            raise RunError(f"{path} is damaged ({_other_file(name, content, self.manifest)}); {self._remedy}")
+        return content
+
+    def table(self, name: str, columns: Collection[str]) -> pd.DataFrame:
+        """A table of the finished run, which has these columns.
+
+        Raises:
+            RunError: as `read`, or a column is missing.
+        """
+        import pandas as pd
+
+        content = self.read(name)
+        try:
+            table = pd.read_parquet(io.BytesIO(content))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.folder / name} is damaged ({first_line(error)}); {self._remedy}") from error
+        if absent := [column for column in columns if column not in table]:
+            raise RunError(f"{self.folder / name} is damaged (it has no column {absent[0]}); {self._remedy}")
+        return table
+
+    @cached_property
+    def _results(self) -> tuple[dict[str, str], dict[str, Any]]:
         path = self.folder / RESULTS
-        stored = _read_json(path, _MAKE_ANEW)
-        if not isinstance(stored, dict) or not {"tasks", "averages"} <= stored.keys():
-            raise RunError(f"{path} is damaged (it holds no results); {_MAKE_ANEW}")
-        return stored
+        try:
+            content = unsealed(_read_json(path, self._remedy))
+            identity, files = content.pop("run", None), content.pop("files", None)
+            if identity != self.manifest["id"]:
+                raise ValueError(f"it is of run {identity}")
+            if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
+                raise ValueError(f"{MANIFEST} is not the one that it was written with")
+            if trouble := results_trouble(content, self.manifest):
+                raise ValueError(trouble)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
+        return files, content
+
+    @property
+    def _remedy(self) -> str:
+        if (self.folder / JOURNAL).is_file():
+            return f"delete {RESULTS} and run its command again, which makes it anew from the journal"
+        return f"put the file back that was written, or {WITHOUT_JOURNAL}"
 
 
 def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
@@ -153,9 +211,7 @@ def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
         RunError: the file is damaged.
     """
     name = rule or run.manifest["rule"]
-    by_rule = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules")
-    if not by_rule:
-        raise RunError(f"{run.folder / RESULTS} is damaged (it holds no results by rule); {_MAKE_ANEW}")
+    by_rule = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules", {})
     if name not in by_rule:
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
     found: dict[str, Any] = by_rule[name]
@@ -169,15 +225,17 @@ def load_run(folder: Path | str) -> Run:
         RunError: it is no run folder, or its manifest is damaged.
     """
     folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
+    path = folder / MANIFEST
+    if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    manifest = _read_json(folder / MANIFEST, _BEGIN_ANEW)
-    if not isinstance(manifest, dict) or manifest.get("id") != specification_id(manifest.get("specification", {})):
-        raise RunError(f"{folder / MANIFEST} is damaged (its id does not match its specification); {_BEGIN_ANEW}")
-    if missing := [
-        key for key in ("rule", "groups", "group_sizes", "documents", "template", "created") if key not in manifest
-    ]:
-        raise RunError(f"{folder / MANIFEST} is damaged (it lacks '{missing[0]}'); {_BEGIN_ANEW}")
+    try:
+        manifest = unsealed(_read_json(path, _REMAKE_MANIFEST))
+        if manifest.get("id") != specification_id(manifest.get("specification", {})):
+            raise ValueError("its id does not match its specification")
+        if trouble := manifest_trouble(manifest):
+            raise ValueError(trouble)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({error}); {_REMAKE_MANIFEST}") from error
     return Run(folder, manifest)
 
 
@@ -193,21 +251,41 @@ def load_finished(folder: Path | str) -> Run:
     return run
 
 
-def list_runs(root: Path) -> list[Run]:
-    """All readable runs under a folder, by name."""
-    found = []
-    for manifest in sorted(root.glob(f"*/{MANIFEST}")):
-        try:
-            found.append(load_run(manifest.parent))
-        except RunError:
-            continue
-    return found
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    """The keys and values of a JSON file.
 
-
-def _read_json(path: Path, advice: str) -> Any:
+    Raises:
+        RunError: it cannot be read, or is something else; ends with the advice.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}); {advice}") from error
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({first_line(error)}); {advice}") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is damaged (it holds no keys and values); {advice}")
+    return content
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path is one of a file; one that no file system takes is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _other_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
+    """What a file is that is not the one that was written: another run's, where a table says so itself."""
+    if name.endswith(".parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            identity = (pq.read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode(), b"").decode()
+        except (pa.ArrowException, OSError, ValueError):
+            identity = ""
+        if identity not in ("", manifest["id"]):
+            return f"it is of run {identity}"
+    return f"it is not the file that {RESULTS} was written with"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.place import kinds
 from evalkit.runs import GENERATED, Run
 
 _SUMMARY = ("limit", "template", "solved examples", "window", "rule", "dtype", "context extension")
@@ -60,8 +61,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         # What the model was loaded with says more than what was asked for, which may be "auto"
         _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
     ]
-    if device := loaded.get("device") or specification.get("device"):
-        found.append(_trait("device", str(device).partition(":")[0], refused=False))
+    if device := " and ".join(kinds(run.manifest)):
+        found.append(_trait("device", device, refused=False))
     found += [
         Trait(f"{name} version", str(text), f"{name} {text}", False)
         for name, text in specification.get("versions", {}).items()

@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from evalkit.decimals import percent
 from evalkit.models.context import Extension
+from evalkit.place import mixture
 from evalkit.prompts import EncodedQuestion
 from evalkit.results import LABELS, Results, summarise_all
 from evalkit.rules import RULES
@@ -86,6 +87,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
         notes.append(f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question")
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
+    notes += mixture(manifest)
     if any(task.ties for task in results.tasks):
         notes.append("ties: documents whose best score is shared; the first such choice counts, as in lm-eval")
     if any(task.truncated for task in results.tasks):

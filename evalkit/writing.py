@@ -6,7 +6,6 @@ In: a run's manifest, and what completes it. Out: the finished `Run`.
 from __future__ import annotations
 
 import io
-import json
 import os
 import platform
 import shutil
@@ -18,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from evalkit.errors import RunError
-from evalkit.journal import Journal, replace_file
-from evalkit.runs import JOURNAL, MANIFEST, RESULTS, Run, load_run
+from evalkit.journal import Entry, Journal, replace_file
+from evalkit.place import Place, devices, places
+from evalkit.runs import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
+from evalkit.seal import DIGEST, RUN, digest, json_bytes, sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,7 @@ def finished_run(
     is_finished: Callable[[Run], bool],
     complete: Callable[[RunWriter], None],
     say: Callable[[str], None],
+    device: str,
 ) -> Run:
     """Open a run; where something is missing, have it completed before.
 
@@ -39,15 +41,30 @@ def finished_run(
         manifest: as `open_run` takes it.
         is_finished: whether a run with results has all that is asked for.
         complete: writes what is missing, the results last.
-        say: told of mended damage.
+        say: called with what the user should know: damage, or a device that computes nothing.
+        device: asked for.
     """
-    if (folder / RESULTS).is_file():
+    if is_file(folder / RESULTS) and is_file(folder / MANIFEST):
         run = load_run(folder)
         if is_finished(run):
+            _say_nothing_is_computed(run, device, say)
             return run
     with open_run(folder.parent, folder.name, manifest, say) as writer:
+        writer.refuse_without_journal()
         complete(writer)
     return load_run(folder)
+
+
+def _say_nothing_is_computed(run: Run, device: str, say: Callable[[str], None]) -> None:
+    """Where a finished run was computed elsewhere than its command says now."""
+    known = list(dict.fromkeys(place.device for place in places(run.manifest)))
+    if device != "auto" and known and _index(device) not in map(_index, known):
+        say(f"this run is finished: it was computed on {' and '.join(known)}, and nothing is computed on {device} now")
+
+
+def _index(device: str) -> str:
+    """With the index that torch takes where none is named."""
+    return device if ":" in device else f"{device}:0"
 
 
 class RunWriter:
@@ -56,24 +73,88 @@ class RunWriter:
     def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.journal = Journal(folder / JOURNAL, say)
+        self.journal = Journal(folder / JOURNAL, manifest["id"], say)
+        self._say = say
+        self._entries: list[Entry] = []
+        self._files: dict[str, str] = {}
+        """Name → digest of what has been written."""
+
+    def refuse_without_journal(self) -> None:
+        """Raise a `RunError` where the journal of a finished run is gone: all of it would be scored again."""
+        made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
+        if made and not (self.folder / JOURNAL).exists():
+            raise RunError(
+                f"run {self.folder} has {made[0]} but no {JOURNAL} to make the rest from; put back what is missing, "
+                f"or {WITHOUT_JOURNAL}"
+            )
+
+    def entries(self, row: type[tuple[Any, ...]]) -> list[Entry]:
+        """What the journal holds, to go on from; what was made of it before passes for a result no longer.
+
+        Raises:
+            RunError: as `Journal.read`, or the results cannot be removed.
+        """
+        self._entries = self.journal.read(row)
+        try:
+            (self.folder / RESULTS).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
+        return list(self._entries)
+
+    def append(self, entry: Entry) -> None:
+        """Add a finished batch to the journal; see `Journal.append`."""
+        self.journal.append(entry)
+        self._entries.append(entry)
+
+    def compute_on(self, place: Place) -> None:
+        """Say so where earlier batches were computed on another kind of device."""
+        kinds = [" ".join(entry.place.kind) for entry in self._entries]
+        if others := [kind for kind in dict.fromkeys(kinds) if kind != " ".join(place.kind)]:
+            self._say(
+                f"warning: this run was begun on {' and '.join(others)}; what is computed on {' '.join(place.kind)} "
+                f"may differ in its last digits, and texts from there on; {MANIFEST} will say which batches"
+            )
+
+    def save_manifest(self, **more: Any) -> None:
+        """Write the manifest, with more keys."""
+        self.manifest |= more
+        self._save_json(MANIFEST, sealed(self.manifest))
+
+    def save_results(self, content: Any) -> None:
+        """Write the results, bound to all that has been written. Last, since their presence says that a run is done."""
+        places = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
+        self.save_manifest(devices=places)
+        files = {MANIFEST: sealed(self.manifest)[DIGEST]} | self._files
+        self._save_json(RESULTS, sealed({"run": self.manifest["id"], "files": files, **content}))
 
     def save_json(self, name: str, content: Any) -> None:
         """Write a JSON file of the folder, whole or not at all."""
-        self.save_bytes(name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        self.save_bytes(name, json_bytes(content, indent=2) + b"\n")
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a Parquet file of the folder, whole or not at all."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        content = pa.Table.from_pandas(table, preserve_index=False)
+        content = content.replace_schema_metadata((content.schema.metadata or {}) | {RUN: self.manifest["id"]})
         buffer = io.BytesIO()
-        table.to_parquet(buffer, index=False)
+        pq.write_table(content, buffer)
         self.save_bytes(name, buffer.getvalue())
 
     def save_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder, whole or not at all.
+        """Write a file of the folder, whole or not at all, to be read back through `Run.read`.
 
         Raises:
             RunError: it could not be written.
         """
+        self._save(name, content)
+        self._files[name] = digest(content)
+
+    def _save_json(self, name: str, content: Any) -> None:
+        self._save(name, json_bytes(content, indent=2) + b"\n")
+
+    def _save(self, name: str, content: bytes) -> None:
         path = self.folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +162,8 @@ class RunWriter:
         except OSError as error:
             safe = "; what was scored is safe in the journal" if (self.folder / JOURNAL).exists() else ""
             raise RunError(
-                f"{path} cannot be written ({error.strerror or error}){safe}; mend that and run the same command again"
+                f"{path} cannot be written ({error.strerror or error}){safe}; repair that and run the same command "
+                "again"
             ) from error
 
 
@@ -95,14 +177,14 @@ def open_run(
         root: folder of runs.
         name: the run's folder in it.
         manifest: written if the folder is new; otherwise the stored one is kept, and is in the writer.
-        say: told of mended damage.
+        say: called with what damage was repaired.
 
     Raises:
         RunError: another process has it open, it cannot be written, or it belongs to another specification.
     """
     folder = root / name
-    new = not folder.exists()
     try:
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
@@ -126,7 +208,7 @@ def open_run(
                 raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
             writer.manifest = stored
         else:
-            writer.save_json(MANIFEST, manifest)
+            writer.save_manifest()
         with suppress(OSError):  # it only makes the message above say more
             (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield writer

@@ -14,6 +14,7 @@ import pytest
 from evalkit.longbench.session import load_generations
 from evalkit.runs import JOURNAL, load_run
 from tests.longbench.made import record, write
+from tests.sealed import reseal
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
 from tests.test_kills import batches_in, journal_of, wait_for
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
@@ -70,8 +71,8 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     lines = evalkit("longbench", "rescore", folder, "--format", "csv")
     assert about in lines.err
     assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
-    [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if Path(folder).name in line]
-    assert "limit 2, context 2,048 by yarn" in line
+    line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
+    assert "limit 2, 2,048 by yarn" in line
 
 
 def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:
@@ -119,16 +120,19 @@ def test_a_table_without_a_column_is_damaged(longbench: Command, evalkit: Comman
     folder = Path(longbench().out.splitlines()[-1])
     table = pd.read_parquet(folder / "generations.parquet")
     table.drop(columns="answers").to_parquet(folder / "generations.parquet")
+    reseal(folder)
     complains(evalkit("longbench", "rescore", folder), 1, "generations.parquet is damaged (it has no column answers)")
 
 
 def test_looking_at_a_run(longbench: Command, evalkit: Command) -> None:
     folder = Path(longbench().out.splitlines()[-1])
     listed = evalkit("ls", "runs", "--output", "runs")
-    [line] = [line for line in listed.out.splitlines() if folder.name in line]
-    assert "limit 2" in line
-    assert "mean of groups (3 of 16 tasks)" in line
-    assert line.endswith("(longbench)")
+    [header, line] = listed.out.splitlines()[1:3]
+    assert folder.name.endswith(f"longbench-plain-float32-{load_run(folder).manifest['id']}")
+    assert folder.name[-12:].startswith(line.split()[0])
+    assert line[header.index("settings") :].startswith("limit 2 ")
+    assert "longbench plain" in line
+    assert "mean of groups (3 of 16 tasks) " in line
     table = evalkit("longbench", "rescore", folder)
     assert table.code == 0
     assert "Mean of groups (3 of 16 tasks)" in table.out

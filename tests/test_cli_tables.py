@@ -116,7 +116,7 @@ def test_integrity_and_export(evalkit: Command, finished: Run) -> None:
     outcome = evalkit("export", finished.folder, "--to", "hub", "--output", "out")
     assert outcome.out.split() == ["out/model_card.md", "out/.eval_results/evalkit.yaml"]
     complains(evalkit("export", finished.folder), 2, "--to")
-    complains(evalkit("export", "nowhere", "--to", "hub"), 1, "nowhere is not a run folder")
+    complains(evalkit("export", "nowhere", "--to", "hub"), 2, "unknown run 'nowhere'")
 
 
 def test_tables_are_listed(evalkit: Command) -> None:

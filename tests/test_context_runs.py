@@ -13,7 +13,7 @@ from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
-from evalkit.lmeval.answers import Answer
+from evalkit.lmeval.answers import Answer, Row
 from evalkit.lmeval.harness import Harness
 from evalkit.runs import JOURNAL, Run
 from tests.lmeval.made import made_tasks
@@ -109,7 +109,7 @@ def test_lm_evals_tasks_take_longer_texts(model: Path, tmp_path: Path) -> None:
     run = evaluate(str(small), context=96, **asked)
     assert run.manifest["specification"]["context_extension"]["factor"] == 4.0
     assert run.manifest["loaded"]["window"] == 96
-    entries = Journal(run.folder / JOURNAL, lines.said.append).read()
+    entries = Journal(run.folder / JOURNAL, run.manifest["id"], lines.said.append).read(Row)
     answers = [Answer(*answer) for entry in entries for _, _, _, *answer in entry.rows]
     assert 24 < max(answer.continuation_tokens for answer in answers) <= 96
 

@@ -18,7 +18,7 @@ from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, 
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
-from evalkit.runs import Run
+from evalkit.runs import Run, load_run
 from tests.documents import made_up, rewrite
 from tests.tiny import tiny_checkpoint
 
@@ -210,16 +210,35 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     assert (again.folder / absent).read_bytes() == before
 
 
+def test_results_are_gone_while_they_are_made_anew(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or those of before would stand beside tables that they were not written with, should the process die."""
+    from evalkit.writing import RunWriter
+
+    first = small()
+    (first.folder / "scores.parquet").unlink()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunWriter, "save_results", interrupt)
+        small()
+    assert (first.folder / "scores.parquet").is_file()
+    assert not load_run(first.folder).complete
+    assert small().scores.equals(first.scores)
+
+
 def test_a_journal_of_other_batches_is_gone_on_with(small: Evaluate) -> None:
     """Without the manifest and its budget the remaining batches are other ones: documents count, not batches."""
     run = small()
+    expected = run.scores
     journal = run.folder / "journal.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:2]))
     (run.folder / "results.json").unlink()
     (run.folder / "manifest.json").unlink()
     again = small(token_budget=2048)
     assert again.complete
-    pd.testing.assert_frame_equal(again.scores, run.scores, rtol=1e-5)
+    pd.testing.assert_frame_equal(again.scores, expected, rtol=1e-5)
 
 
 def test_a_run_that_could_not_begin_leaves_nothing(small: Evaluate, tmp_path: Path) -> None:

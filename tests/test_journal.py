@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,12 +16,30 @@ from hypothesis import strategies as st
 
 from evalkit.errors import RunError
 from evalkit.journal import Entry, Journal, replace_file
+from evalkit.place import Place
+
+RUN = "0123456789ab"
+PLACE = Place("cpu", "x86_64", "tiles", "here")
+
+
+class Row(NamedTuple):
+    """What a line of these tests holds."""
+
+    task: str
+    doc_id: int
+    likelihood: float | None
+    greedy: bool = False
+
 
 ENTRIES = [
-    Entry("piqa", 0, 0.25, [["piqa", "piqa", 0, 0, 2, 1, -1.5, None, 3]]),
-    Entry("piqa", 1, 0.5, [["piqa", "piqa", 1, 0, 2, 1, -2.25, None, 3], ["é\n😀", "x", 1, 1, 2, 1, -0.1, None, 3]]),
-    Entry("boolq", 0, 1.0, []),
+    Entry("piqa", 0, 0.25, [["piqa", 0, -1.5, True]], PLACE),
+    Entry("piqa", 1, 0.5, [["piqa", 1, -2.25, False], ["é\n😀", 1, None, False]], PLACE),
+    Entry("boolq", 0, 1, [], PLACE._replace(device="cuda:1")),
 ]
+
+
+def journal(path: Path, say: Callable[[str], None] = print) -> Journal:
+    return Journal(path, RUN, say)
 
 
 @pytest.fixture
@@ -28,16 +49,16 @@ def path(tmp_path: Path) -> Path:
 
 def written(path: Path, entries: list[Entry] = ENTRIES) -> bytes:
     for entry in entries:
-        Journal(path, print).append(entry)
+        journal(path).append(entry)
     return path.read_bytes()
 
 
 def reread(path: Path) -> tuple[list[Entry], list[str]]:
     """What a journal gives and says; a second reading must find nothing left to mend."""
     said: list[str] = []
-    found = Journal(path, said.append).read()
+    found = journal(path, said.append).read(Row)
     again: list[str] = []
-    assert Journal(path, again.append).read() == found
+    assert journal(path, again.append).read(Row) == found
     assert again == []
     return found, said
 
@@ -67,7 +88,7 @@ def test_torn_at_every_byte(path: Path) -> None:
         torn = size not in (0, *ends, *(end - 1 for end in ends))
         assert len(said) == torn
         for entry in ENTRIES[kept:]:
-            Journal(path, print).append(entry)
+            journal(path).append(entry)
         assert path.read_bytes() == whole
 
 
@@ -112,14 +133,50 @@ def test_garbage_is_no_entry(path: Path, garbage: bytes) -> None:
     assert found == ENTRIES
 
 
-def test_a_line_with_a_good_checksum_but_other_content_is_no_entry(path: Path) -> None:
-    import zlib
+def line(content: Any) -> bytes:
+    payload = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
-    payload = b'{"not": "an entry"}'
-    path.write_bytes(b"%08x %s\n" % (zlib.crc32(payload), payload))
-    found, said = reread(path)
-    assert found == []
-    assert len(said) == 1
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"not": "an entry"}, "expected a list of run, task, batch, seconds, place, rows"),
+        (["piqa", 0, 0.25, []], "expected a list of run"),
+        ([RUN, "piqa", "0", 0.25, [*PLACE], []], "'batch' is a text; expected a whole number"),
+        ([RUN, "piqa", True, 0.25, [*PLACE], []], "'batch' is true or false; expected a whole number"),
+        ([RUN, "piqa", 0, None, [*PLACE], []], "'seconds' is null; expected a number"),
+        ([RUN, ["piqa"], 0, 0.25, [*PLACE], []], "'task' is a list; expected a text"),
+        ([RUN, "piqa", 0, 0.25, ["cpu"], []], "'place' has 1 texts; expected device, hardware, kernel, host"),
+        ([RUN, "piqa", 0, 0.25, None, []], "'place' is null; expected a list"),
+        ([RUN, "piqa", 0, 0.25, [*PLACE], [1]], "'rows.0' is a whole number; expected a list"),
+        ([RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0]]], "a row has 2 fields; expected task, doc_id, likelihood"),
+        ([RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0, "-1", True]]], "'likelihood' is of another type"),
+        ([RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", False, -1.0, True]]], "'doc_id' is of another type"),
+        (["ba9876543210", "piqa", 0, 0.25, [*PLACE], []], f"it is of run ba9876543210; expected {RUN}"),
+        (b"[" * 100_000, "recursion"),
+        (b"\xff", "utf-8"),
+    ],
+)
+def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any, words: str) -> None:
+    """It was written so, by whatever wrote it: no batch is dropped for it, and nothing is scored again unasked."""
+    written(path)
+    whole = path.read_bytes() + line(content)
+    path.write_bytes(whole)
+    with pytest.raises(
+        RunError, match=r"journal .*, line 4: not a batch of this run \(.*\); put the run's own"
+    ) as caught:
+        journal(path, pytest.fail).read(Row)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == whole
+
+
+def test_batches_with_the_same_number_are_all_kept(path: Path) -> None:
+    """As a run leaves them that lost its manifest, and with it its token budget."""
+    entries = [ENTRIES[0], Entry("piqa", 0, 0.5, [["piqa", 7, -3.0, False]], PLACE)]
+    written(path, entries)
+    assert reread(path) == (entries, [])
 
 
 def test_a_full_disk_is_an_error_and_costs_nothing_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,20 +188,20 @@ def test_a_full_disk_is_an_error_and_costs_nothing_before(path: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=r"No space left on device.*batch 1 of piqa is not saved, all before it is"):
-            Journal(path, print).append(ENTRIES[1])
+            journal(path).append(ENTRIES[1])
     assert reread(path)[0][0] == ENTRIES[0]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_device_that_takes_nothing() -> None:
     with pytest.raises(RunError, match="No space left on device"):
-        Journal(Path("/dev/full"), print).append(ENTRIES[0])
+        journal(Path("/dev/full")).append(ENTRIES[0])
 
 
 def test_a_journal_that_is_a_folder(path: Path) -> None:
     path.mkdir()
     with pytest.raises(RunError, match=r"journal .* cannot be read"):
-        Journal(path, print).read()
+        journal(path).read(Row)
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])

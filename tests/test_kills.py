@@ -20,6 +20,7 @@ from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
 from evalkit.progress import Progress
 from evalkit.runs import load_run
+from evalkit.scoring.table import ScoreRow
 from tests.documents import made_up
 
 KILLS = 50
@@ -93,7 +94,7 @@ def whole(output: Path, expected: pd.DataFrame, batches: int) -> None:
     """A finished run whose table is the expected one to the last bit, each row once in the journal."""
     [folder] = output.iterdir()
     pd.testing.assert_frame_equal(load_run(folder).scores, expected, check_exact=True)
-    entries = Journal(folder / "journal.jsonl", pytest.fail).read()
+    entries = Journal(folder / "journal.jsonl", load_run(folder).manifest["id"], pytest.fail).read(ScoreRow)
     assert len(entries) == batches_in(output) == batches
     rows = [(row[1], row[2], row[3]) for entry in entries for row in entry.rows]
     assert len(rows) == len(set(rows)) == len(expected)
@@ -161,7 +162,7 @@ def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
     options = long_run
     expected = evaluate(**options, progress=_Silent(live=False)).scores
@@ -179,8 +180,8 @@ def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_pat
     out, err = process.communicate()
     assert out == ""
     assert "Traceback" not in err
-    if kind == signal.SIGINT:
-        assert process.returncode == 130
+    if kind != signal.SIGKILL:
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[kind]
         assert err.splitlines()[-1] == (
             "evalkit: interrupted; what was scored is saved: run the same command again to go on"
         )

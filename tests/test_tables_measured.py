@@ -22,6 +22,7 @@ from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping
 from evalkit.tables.request import TableRequest, make, write
 from evalkit.tables.table import Table
+from tests.sealed import reseal
 
 OWN = {
     "suite": "zeroshot8",
@@ -58,6 +59,7 @@ def altered(
         for task in scored["tasks"]:
             task["accuracy"] = min(1.0, task["accuracy"] + shift)
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+    reseal(folder)
     return str(folder)
 
 
@@ -96,6 +98,7 @@ def test_an_average_of_fewer_tasks_is_a_dash(layout: str, tmp_path: Path, finish
     for scored in results["rules"].values():
         scored["tasks"] = [task for task in scored["tasks"] if task["task"] != "piqa"]
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+    reseal(folder)
     shown = lines(make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": str(folder)}))))["one"]
     assert shown[0] == shown[2] == shown[3] == "-"
     assert shown[1] != "-"
@@ -181,7 +184,7 @@ def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
         measured(layout, tmp_path, rows={"one": str(begun)})
-    with pytest.raises(RunError, match="row 'one': nowhere is not a run folder"):
+    with pytest.raises(UsageError, match="row 'one': unknown run 'nowhere'"):
         measured(layout, tmp_path, rows={"one": "nowhere"})
     with pytest.raises(UnknownNameError, match=r"unknown row of table own 'oen': did you mean 'one'"):
         measured(layout, tmp_path, rows={"oen": str(finished.folder)})

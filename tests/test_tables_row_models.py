@@ -22,6 +22,7 @@ from evalkit.tables.request import TableRequest, make
 from evalkit.tables.row_models import find_rows, objection
 from tests.compare.made import make_longbench
 from tests.models.small import small
+from tests.sealed import reseal
 from tests.test_tables_measured import altered, lines, mapped
 from tests.tiny import tiny_checkpoint
 
@@ -145,6 +146,7 @@ def test_longbench_runs_find_theirs(tmp_path: Path) -> None:
         content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         content["loaded"] = loaded(f"llama-1.2b-{name}")
         (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+        reseal(folder)
         runs.append(str(folder))
     assert lines(make(TableRequest("app_long_contx", "runs", runs=tuple(runs))))["trec"] == ["50.00", "-", "50.00"]
 

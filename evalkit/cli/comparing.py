@@ -40,8 +40,8 @@ def compare(
 ) -> int:
     """Is B better than A? Paired on the same documents, with intervals, tests, and what they could have shown.
 
-    RUNS are run folders or their names in --output. The first is the baseline A; each other one is compared with it,
-    with Holm's correction over the tasks of each pair.
+    RUNS are run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs). The first is the baseline
+    A; each other one is compared with it, with Holm's correction over the tasks of each pair.
 
     \b
     evalkit compare RUN_A RUN_B

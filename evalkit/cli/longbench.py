@@ -26,6 +26,7 @@ from evalkit.cli.options import (
     picture,
 )
 from evalkit.errors import UsageError
+from evalkit.finding import find_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,18 +120,19 @@ def longbench(
 
 @longbench.command()
 @RUN
+@OUTPUT
 @EDIT_SIMILARITY
 @PLOT
 @LONGBENCH_FORMAT
-def rescore(run: Path, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
     """Score the predictions of a finished run again; no model is needed.
 
-    \b
-    evalkit longbench rescore results/runs/demo-longbench-plain-1a2b3c4d5e6f --format latex
-    """
-    from evalkit.runs import load_run
+    RUN is a run folder, or the id, name or checkpoint of one in --output (evalkit ls runs).
 
-    _print(load_run(run), edit_similarity, plot, form)
+    \b
+    evalkit longbench rescore 1a2b3c4d --format latex
+    """
+    _print(find_run(run, output), edit_similarity, plot, form)
 
 
 @longbench.command()

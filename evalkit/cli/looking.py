@@ -7,24 +7,49 @@ from pathlib import Path
 import click
 
 from evalkit.cli.options import DATA_DIR, OUTPUT, comma_separated, option
-from evalkit.errors import UnknownNameError
+from evalkit.errors import UnknownNameError, UsageError
 
+_SORTS = ("date", "name", "model", "score")
 _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
 
 
 @click.command(name="ls")
 @click.argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
 @OUTPUT
-def list_(what: str | None, output: Path) -> None:
-    """List suites, tasks, templates, rules, tables and runs."""
+@click.option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
+              "first.  [default: date]")  # fmt: skip
+@click.option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
+              "has each of these words.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["table", "json"]), help="Of runs: json has everything, also of "
+              "damaged ones.  [default: table]")  # fmt: skip
+def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: str | None) -> None:
+    """List suites, tasks, templates, rules, tables and runs.
+
+    Commands that take a run know it by what is listed here: the beginning of its id, or its checkpoint.
+
+    \b
+    evalkit ls runs --filter "checkpoint-1000 float32" --sort score
+    evalkit ls runs --format json
+    """
     from evalkit import listing
 
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
+    if what != "runs" and (given := [n for n, v in {"sort": sort, "filter": text, "format": form}.items() if v]):
+        raise UsageError(f"--{given[0]} is of runs; give evalkit ls runs --{given[0]} …")
+    if form == "json":
+        click.echo(_runs(output, sort, text, form))
+        return
     for name in [what] if what else _LISTS:
-        click.echo(click.style(name, bold=True))
-        click.echo(getattr(listing, name)(output) if name == "runs" else getattr(listing, name)())
-        click.echo()
+        shown = _runs(output, sort, text, form) if name == "runs" else getattr(listing, name)()
+        click.echo(f"{click.style(name, bold=True)}\n{shown}\n")
+
+
+def _runs(output: Path, sort: str | None, text: str | None, form: str | None) -> str:
+    from evalkit.run_listing import list_found, runs_json, runs_table
+
+    found = list_found(output, sort or "date", text or "")
+    return runs_json(found) if form == "json" else runs_table(found, output)
 
 
 @click.command()

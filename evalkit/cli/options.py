@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.finding import DEFAULT_ROOT, find_run, root_of_runs
+
+if TYPE_CHECKING:
+    from evalkit.runs import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -74,18 +78,34 @@ def comma_separated(_: click.Context, parameter: click.Parameter, value: str | N
 
 
 def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """A picture's file, known to be one before hours of work."""
-    if path is not None and path.suffix.lower() not in (".png", ".pdf"):
+    """A picture's file, known to have a possible name before hours of work."""
+    if path is None:
+        return None
+    if path.suffix.lower() not in (".png", ".pdf"):
         raise UsageError(f"--plot {path}: name a file that ends in .pdf or .png")
+    try:
+        # Raises where a part of the name is too long; it is written under this one first
+        path.with_name(f".{path.name}.tmp").is_file()
+    except OSError as error:
+        raise UsageError(f"--plot {path}: cannot be written ({error.strerror or error}); name another file") from error
     return path
 
 
 FOLDER = click.Path(path_type=Path)
-RUN = click.argument("run", type=FOLDER)
+RUN = click.argument("run")
 FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
-OUTPUT = option("--output", "-o", type=FOLDER, default=Path("results/runs"), help="Folder of run folders.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=DEFAULT_ROOT, help="Folder of run folders.")
+
+
+def named_run(given: str) -> Run:
+    """The finished run that a command's RUN names, where the command's own --output is something else.
+
+    Raises:
+        EvalkitError: there is none, or several, or it is damaged or not finished.
+    """
+    return find_run(given, root_of_runs())
 
 
 def several(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

@@ -6,8 +6,13 @@ Every option can also be given as an environment variable (`--data-dir` as `EVAL
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 import click
 
@@ -52,8 +57,38 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted."""
-    sys.exit(_exit_code(arguments))
+    """Run the command line and exit.
+
+    0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+    """
+    with _termination_as_interrupt():
+        code = _exit_code(arguments)
+    sys.exit(code)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, as a scheduler sends it at the end of a job's time."""
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Have SIGTERM end the process as Ctrl-C does; a second one ends it at once, which costs no finished batch."""
+
+    def terminate(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated
+
+    # Python takes signals in the main thread alone; one that is ignored or handled already stays so
+    in_main = threading.current_thread() is threading.main_thread()
+    before: Any = signal.getsignal(signal.SIGTERM)
+    if not in_main or before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
@@ -71,6 +106,8 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
         click.echo(f"evalkit: {message}; see {command} --help", err=True)
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        # click makes an Abort of it
+        terminated = isinstance(error, _Terminated) or isinstance(error.__cause__, _Terminated)
         click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
-        return 130
+        return 143 if terminated else 130

@@ -22,6 +22,7 @@ from evalkit.cli.options import (
     comma_separated,
     option,
 )
+from evalkit.finding import find_run
 
 if TYPE_CHECKING:
     from evalkit.progress import Progress
@@ -88,17 +89,20 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
 @click.command()
 @RUN
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the run's own]")
+@OUTPUT
 @DETAIL
 @FORMAT
-def rescore(run: Path, rule: str | None, detail: bool, form: str) -> None:
+def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    \b
-    evalkit rescore results/runs/demo-zeroshot8-inst-1a2b3c4d5e6f --rule acc_norm
-    """
-    from evalkit.runs import load_run
+    RUN is a run folder, or what `evalkit ls runs` lists of one in --output: its id or name, the beginning of either,
+    or its checkpoint where no other run has it.
 
-    opened = load_run(run)
+    \b
+    evalkit rescore 1a2b3c4d --rule acc_norm
+    evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
+    """
+    opened = find_run(run, output)
     _print_results(opened, rule or opened.manifest["rule"], detail, form)
 
 

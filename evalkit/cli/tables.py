@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from evalkit.cli.options import FOLDER, RUN, option
+from evalkit.cli.options import FOLDER, RUN, named_run, option
 from evalkit.errors import UsageError
 
 _SOURCES = ("published", "runs", "both")
@@ -93,19 +93,18 @@ def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
 @_FORM
 @_STANDALONE
 @_FILE
-def integrity(
-    run: Path, rule: str | None, tokens: str | None, form: str, standalone: bool, output: Path | None
-) -> None:
+def integrity(run: str, rule: str | None, tokens: str | None, form: str, standalone: bool, output: Path | None) -> None:
     """Put a run beside models off the shelf, as the paper checks its own, and say how the protocols differ.
 
+    RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
+
     \b
-    evalkit integrity results/runs/RUN --tokens 128B
+    evalkit integrity 1a2b3c4d --tokens 128B
     """
     from evalkit.integrity import check
-    from evalkit.runs import load_finished
     from evalkit.tables.request import write
 
-    _deliver(write(check(load_finished(run), rule, tokens), form, standalone), output)
+    _deliver(write(check(named_run(run), rule, tokens), form, standalone), output)
 
 
 @click.command()
@@ -114,16 +113,17 @@ def integrity(
         "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
 @click.option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
-def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
+def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
     """Write a finished run in a form that other tools read; prints the files.
 
+    RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
+
     \b
-    evalkit export results/runs/RUN --to hub
+    evalkit export 1a2b3c4d --to hub
     """
     from evalkit.export import export_run
-    from evalkit.runs import load_finished
 
-    for path in export_run(load_finished(run), form, rule, output):
+    for path in export_run(named_run(run), form, rule, output):
         click.echo(path)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.compare.steps import step_in
-from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs import MANIFEST, Run, load_finished
+from evalkit.errors import UsageError
+from evalkit.finding import find_run
+from evalkit.runs import Run
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,11 @@ class Side:
     """One run, or several seeds or checkpoints of the same thing."""
 
 
-def find_run(given: str, root: Path) -> Run:
-    """A finished run, by its folder or by its folder's name under `root`.
-
-    Raises:
-        UnknownNameError: there is no such run.
-        RunError: it is damaged or not finished.
-    """
-    places = [path for path in (Path(given), root / given) if (path / MANIFEST).is_file()]
-    if not places:
-        known = [path.parent.name for path in root.glob(f"*/{MANIFEST}")]
-        raise UnknownNameError("run", given, known or [f"none in {root}"])
-    return load_finished(places[0])
-
-
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
     """The sides that were named, in their order: single runs, then groups.
 
     Args:
-        given: run folders or their names, each a side.
+        given: what runs are called (`finding.find_run`), each a side.
         groups: "NAME=run,run,…", each a side.
         root: where bare names are looked for.
 

@@ -29,11 +29,9 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     run.refuse_generated()
     folder = output or run.folder / form
     if form == "lm_eval":
-        files = {path.name: path.read_bytes() for path in sorted((run.folder / "lm_eval").glob("*.json*"))}
-        if not files:
-            raise RunError(f"{run.folder / 'lm_eval'} is empty; delete {run.folder / 'results.json'} and run it again")
         if rule is not None:
             raise UsageError("lm-eval's form holds every rule at once; leave out --rule")
+        files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
     else:
         files = {name: text.encode() for name, text in _made(run, form, rule).items()}
     return [_write(folder / name, content) for name, content in files.items()]

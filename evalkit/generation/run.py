@@ -1,21 +1,20 @@
-"""What runs that generate have in common without torch: the model's context, their manifest, reading their table."""
+"""What runs that generate have in common without torch: the model's context, their manifest, what to say of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from evalkit.errors import RunError, UsageError, first_line
+from evalkit.errors import UsageError
+from evalkit.finding import run_folder
 from evalkit.models.context import Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, silent
+from evalkit.place import mixture
 from evalkit.request import Request, circumstances, context_extension
-from evalkit.runs import Run, folder_name, specification_id
-
-if TYPE_CHECKING:
-    import pandas as pd
+from evalkit.runs import Run, specification_id
 
 
 def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
@@ -72,7 +71,7 @@ def generated_manifest(
 def generated_folder(output: Path, checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Path:
     """The folder of a run with such a manifest, whether it exists yet or not."""
     suite, template = manifest["specification"]["suite"], manifest["template"]["name"]
-    return output / folder_name(checkpoint.name, suite, template, manifest["id"])
+    return run_folder(output, checkpoint, suite, template, manifest)
 
 
 def about_run(run: Run) -> tuple[str, ...]:
@@ -82,31 +81,10 @@ def about_run(run: Run) -> tuple[str, ...]:
     if "window" in specification:
         parts.append(f"cut above {specification['window']:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
-    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []))
+    return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
 
 
 def _named_ends(checkpoint: Checkpoint) -> Any:
     """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
     path = checkpoint.folder / "generation_config.json"
     return read_json(path).get("eos_token_id") if path.is_file() else None
-
-
-def load_table(run: Run, name: str, columns: Collection[str]) -> pd.DataFrame:
-    """The table of a finished run, which has these columns.
-
-    Raises:
-        RunError: it is not there yet, or damaged.
-    """
-    import pandas as pd
-
-    path = run.folder / name
-    again = "delete it and give the run's command again, which makes it anew from the journal"
-    if not path.is_file():
-        raise RunError(f"run {run.folder} is not finished; give its command again")
-    try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({first_line(error)}); {again}") from error
-    if missing := [column for column in columns if column not in table]:
-        raise RunError(f"{path} is damaged (it has no column {missing[0]}); {again}")
-    return table

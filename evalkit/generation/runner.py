@@ -11,8 +11,8 @@ from typing import Any
 from evalkit.generation.batches import Prompt, plan_batches
 from evalkit.generation.greedy import Generation, Generator
 from evalkit.generation.room import Room
+from evalkit.place import place_of
 from evalkit.progress import Progress
-from evalkit.runs import MANIFEST
 from evalkit.writing import RunWriter
 
 
@@ -21,11 +21,11 @@ class Runner:
 
     Args:
         loaded: a `LoadedModel`.
-        writer: of the run, whose manifest is told of the model and the budget.
+        writer: of the run, whose manifest gets the model and the budget.
         budget: most tokens of keys and values at a time; None: those that the run was begun with, so that it goes on
             with the same batches, else what half of the free memory holds.
         resumed: whether the run was begun before.
-        progress: told of everything.
+        progress: where news and progress go.
     """
 
     def __init__(self, loaded: Any, writer: RunWriter, budget: int | None, resumed: bool, progress: Progress) -> None:
@@ -33,13 +33,10 @@ class Runner:
         self._progress = progress
         stored = writer.manifest.get("token_budget") if resumed else None
         self._room = Room(loaded.model, self._generator, budget or stored)
-        before = (writer.manifest.get("loaded") or {}).get("device") if resumed else None
-        if before not in (None, loaded.device):
-            progress.say(
-                f"warning: this run was begun on {before}; by rounding, texts made on {loaded.device} may differ"
-            )
-        writer.manifest |= {"loaded": loaded.facts(), "token_budget": self._room.tokens}
-        writer.save_json(MANIFEST, writer.manifest)
+        self.place = place_of(loaded.device, loaded.attention)
+        """Where batches are computed."""
+        writer.compute_on(self.place)
+        writer.save_manifest(loaded=loaded.facts(), token_budget=self._room.tokens)
 
     def plan(self, prompts: Sequence[Prompt], done: Callable[[Prompt], bool]) -> list[list[Prompt]]:
         """Batches of all prompts, less those that are done: what an earlier session left are whole batches."""

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_eval.api.model import LM
 
-from evalkit.journal import Entry, Journal
+from evalkit.journal import Entry
 from evalkit.lmeval.preparation import SEEDS
+from evalkit.place import place_of
 from evalkit.progress import Progress
+from evalkit.writing import RunWriter
 
 if TYPE_CHECKING:
     from evalkit.lmeval.harness import Harness
@@ -60,6 +62,22 @@ class Answer(NamedTuple):
     """What was generated."""
 
 
+class Row(NamedTuple):
+    """A row of the journal: where in its task the request is, then the fields of its `Answer`."""
+
+    doc_id: int
+    number: int
+    part: int
+    digest: str
+    parts: int
+    likelihood: float | None
+    greedy: bool | None
+    context_tokens: int
+    continuation_tokens: int
+    cut: int
+    text: str | None
+
+
 Asked = tuple[Place, Any]
 """A request of lm-eval and its place."""
 
@@ -68,7 +86,7 @@ class Answers(LM):  # type: ignore[misc]
     """The model that lm-eval's `evaluate` is given.
 
     Args:
-        journal: of the run.
+        writer: of the run, whose journal holds the answers.
         load: loads the model, when there is something to score.
         requests: gives all requests of the run, when lm-eval asks for the first.
         progress: told how far it is.
@@ -76,13 +94,13 @@ class Answers(LM):  # type: ignore[misc]
 
     def __init__(
         self,
-        journal: Journal,
+        writer: RunWriter,
         load: Callable[[], Harness],
         requests: Callable[[], Sequence[Any]],
         progress: Progress,
     ) -> None:
         super().__init__()
-        self._journal = journal
+        self._writer = writer
         self._load = load
         self._requests = requests
         self._progress = progress
@@ -91,7 +109,7 @@ class Answers(LM):  # type: ignore[misc]
         self._work: dict[Place, float] = {}
         self.seconds: dict[str, float] = {}
         """Spent on each task, in all sessions."""
-        for entry in journal.read():
+        for entry in writer.entries(Row):
             self._keep(entry)
 
     def __bool__(self) -> bool:
@@ -236,8 +254,9 @@ class Answers(LM):  # type: ignore[misc]
         """Put a finished batch into the journal, and take it in."""
         kind = rows[0][0].kind
         content = [[place.doc_id, place.number, place.part, *answer] for place, answer in rows]
-        entry = Entry(f"{kind} {task}", number, round(seconds, 4), content)
-        self._journal.append(entry)
+        computed = place_of(self._harness.loaded.device, self._harness.kernel(kind))
+        entry = Entry(f"{kind} {task}", number, round(seconds, 4), content, computed)
+        self._writer.append(entry)
         fresh = [(place, answer) for place, answer in rows if place not in self._found]
         self._keep(entry)
         work = sum(self._work.get(_whole(place), 0.0) / max(answer.parts, 1) for place, answer in fresh)

@@ -141,6 +141,12 @@ class Harness(HFLM):  # type: ignore[misc]
             )
         return self._engine
 
+    def kernel(self, kind: str) -> str:
+        """How the model attends for requests of a kind, as `place.Place` has it."""
+        if kind == "generate_until":
+            return self.loaded.attention
+        return str(self.engine.kernel) if self.engine.shares else "alone"
+
     def encode(self, requests: Sequence[Any]) -> list[Pair]:
         """Token ids of `loglikelihood` requests.
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, ScoringError, UnknownNameError, UsageError, first_line
+from evalkit.finding import run_folder
 from evalkit.lmeval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.lmeval.quiet import quiet_lm_eval
 from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.locate import ATTENTION, Checkpoint, Say
 from evalkit.request import Request, circumstances, locate_checkpoint, numerics
-from evalkit.runs import LM_EVAL, folder_name, specification_id
+from evalkit.runs import LM_EVAL, specification_id
 from evalkit.templates import load_template
 
 SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
@@ -45,7 +46,7 @@ class PreparedTasks:
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
         named = "+".join(self.tasks.names)
-        return self.request.output / folder_name(self.checkpoint.name, LM_EVAL, named, self.manifest["id"])
+        return run_folder(self.request.output, self.checkpoint, LM_EVAL, named, self.manifest)
 
 
 def prepare_tasks(request: Request, say: Say) -> PreparedTasks:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evalkit.export.lm_eval import about_run, marked_alias
-from evalkit.runs import MANIFEST, RESULTS, SCORES
+from evalkit.runs import SCORES
 from evalkit.sources import SHARED, clusters_of
 from evalkit.writing import RunWriter
 
@@ -48,8 +48,7 @@ def write_results(
         for name, members in results["samples"].items():
             text = "".join(_dumped(_sample(sample)) + "\n" for sample in members)
             writer.save_bytes(f"lm_eval/samples_{name}_{stamp}.jsonl", text.encode("utf-8", "surrogatepass"))
-    # Last, since its presence says that the run is complete
-    writer.save_json(RESULTS, json.loads(_dumped(content)))
+    writer.save_results(json.loads(_dumped(content)))
 
 
 def score_rows(tasks: Mapping[str, Any], answers: Answers) -> Iterator[ScoreRow]:
@@ -145,9 +144,8 @@ def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[
     from evalkit.scoring.table import score_table
 
     tasks = list(dict.fromkeys(row.task for row in rows))
-    writer.manifest |= {"groups": {"Average": tasks}, "group_sizes": {"Average": len(tasks)}} if tasks else {}
-    writer.save_json(MANIFEST, writer.manifest)
     if rows:
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
         writer.save_table(SCORES, score_table(rows, clusters))
 
 

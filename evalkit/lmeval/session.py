@@ -5,21 +5,26 @@ lm-eval itself builds the requests and computes the metrics; evalkit answers the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from evalkit.errors import DataError, EvalkitError, RunError, first_line
+from evalkit.errors import DataError, EvalkitError, RunError, UsageError, first_line
 from evalkit.lmeval.answers import Answers
 from evalkit.lmeval.preparation import SEEDS, PreparedTasks, prepare_tasks
 from evalkit.lmeval.quiet import quiet_lm_eval
 from evalkit.lmeval.results import write_results
+from evalkit.place import place_of
 from evalkit.progress import Progress
 from evalkit.request import Request
-from evalkit.runs import MANIFEST, Run
+from evalkit.runs import Run
 from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
     from evalkit.lmeval.harness import Harness
+
+_LONGEST_NAME = 200
+"""Bytes of a task's name: file systems take 255, of which the rest of a sample file's name needs some."""
 
 
 def evaluate_tasks(request: Request, progress: Progress) -> Run:
@@ -33,13 +38,26 @@ def evaluate_tasks(request: Request, progress: Progress) -> Run:
 
 def run_tasks(prepared: PreparedTasks, progress: Progress) -> Run:
     """Score what is missing of a prepared run, write its results and open it."""
+    if prepared.request.log_samples:
+        _refuse_long_names(prepared)
     return finished_run(
         prepared.folder,
         prepared.manifest,
         lambda run: run.serves(prepared.request.log_samples),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
+        prepared.request.device,
     )
+
+
+def _refuse_long_names(prepared: PreparedTasks) -> None:
+    """Raise a `UsageError` where a sample file could not be named after its task, as lm-eval names it."""
+    for name in prepared.tasks.tasks:
+        if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+            raise UsageError(
+                f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
+                f"{_LONGEST_NAME} to name files after; give it a shorter one in its task file"
+            )
 
 
 class _Session:
@@ -50,7 +68,7 @@ class _Session:
         self._writer = writer
         self._progress = progress
         self._harness: Harness | None = None
-        self._answers = Answers(writer.journal, self._load, self._requests, progress)
+        self._answers = Answers(writer, self._load, self._requests, progress)
 
     def complete(self) -> None:
         """Have lm-eval evaluate every task, and write what comes out."""
@@ -82,8 +100,7 @@ class _Session:
     def _record_sharing(self) -> None:
         """Add to the manifest what the start-up check has found, where anything was scored."""
         if self._harness is not None and self._harness.engine.checked:
-            self._writer.manifest["sharing"] = self._harness.engine.describe()
-            self._writer.save_json(MANIFEST, self._writer.manifest)
+            self._writer.save_manifest(sharing=self._harness.engine.describe())
 
     def _requests(self) -> list[Any]:
         """All requests of the run, once lm-eval has built them."""
@@ -100,12 +117,12 @@ class _Session:
         harness = Harness(loaded, token_budget=budget, say=say)
         harness.asked_budget = request.token_budget
         harness.remembers = True
-        manifest |= {
-            "token_budget": harness.token_budget,
-            "generation_batch": harness.batch_size,
-            "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
-        }
-        self._writer.save_json(MANIFEST, manifest)
+        self._writer.compute_on(place_of(loaded.device, loaded.attention))
+        self._writer.save_manifest(
+            token_budget=harness.token_budget,
+            generation_batch=harness.batch_size,
+            loaded=loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
+        )
         self._harness = harness
         return harness
 

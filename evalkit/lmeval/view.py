@@ -9,6 +9,7 @@ import click
 from tabulate import tabulate
 
 from evalkit.models.context import Extension
+from evalkit.place import mixture
 
 Entry = Mapping[str, Any]
 """A task or a group of results.json."""
@@ -37,6 +38,7 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
+    notes += mixture(manifest)
     if any(metric["higher_is_better"] is False for entry in entries for metric in entry["metrics"]):
         notes.append("↓: lower is better")
     sources = sorted({source["source"] for source in manifest["documents"].values()})
@@ -48,13 +50,11 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
 
 def state(stored: Mapping[str, Any]) -> str:
     """A finished run in a few words, for a list of runs."""
-    shown = [
-        f"{entry['task']} {metric['metric']} {number(metric['value'])}"
-        for entry in (stored["groups"] or stored["tasks"])[:3]
-        for metric in entry["metrics"][:1]
-    ]
-    more = len(stored["groups"] or stored["tasks"]) - 3
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    if not (entries := stored["groups"] or stored["tasks"]):
+        return ""
+    first, *others = entries
+    shown = [f"{metric['metric']} {number(metric['value'])}" for metric in first["metrics"][:1]]
+    return " ".join([first["task"], *shown, *([f"and {len(others)} more"] if others else [])])
 
 
 def requests_text(requests: Sequence[Any]) -> str:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.errors import RunError
-from evalkit.generation.run import load_table
 from evalkit.journal import Entry
 from evalkit.longbench.metrics import EditVariant
 from evalkit.longbench.protocol import Task, find_task
 from evalkit.longbench.request import PreparedLongBench
 from evalkit.longbench.rows import Row
+from evalkit.place import Place
 from evalkit.progress import Progress
-from evalkit.runs import RESULTS, Run
+from evalkit.runs import Run
 from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def run_longbench(prepared: PreparedLongBench, progress: Progress) -> Run:
         lambda run: (run.folder / GENERATIONS).is_file(),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
+        prepared.request.common.device,
     )
 
 
@@ -82,7 +83,7 @@ def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.
     """
     if not run.of_longbench:
         raise RunError(f"{run.folder} is not a LongBench run")
-    return load_table(run, GENERATIONS, columns)
+    return run.table(GENERATIONS, columns)
 
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
@@ -132,7 +133,7 @@ class _Session:
         self._progress = progress
         self._fitted: dict[str, list[Fitted]] = {}
         self._done: dict[tuple[str, str], Prediction] = {}
-        for entry in writer.journal.read():
+        for entry in writer.entries(Prediction):
             self._keep(entry.task, [Prediction(*row) for row in entry.rows])
 
     def complete(self) -> None:
@@ -163,7 +164,7 @@ class _Session:
         prompts = {task: self._prompts(task, loaded) for task in tasks}
         runner.run(
             {task.name: runner.plan(found, self._in_journal(task)) for task, found in prompts.items()},
-            lambda task, batch, found: self._finish(find_task(task), batch, found, loaded.tokenizer),
+            lambda task, batch, found: self._finish(find_task(task), batch, found, loaded.tokenizer, runner.place),
         )
 
     def _in_journal(self, task: Task) -> Callable[[Prompt], bool]:
@@ -177,7 +178,9 @@ class _Session:
         )
         return prompts
 
-    def _finish(self, task: Task, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
+    def _finish(
+        self, task: Task, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any, place: Place
+    ) -> None:
         """Put a batch into the journal."""
         rows, fitted = self._prepared.rows[task].rows, self._fitted[task.name]
         predictions = [
@@ -187,7 +190,7 @@ class _Session:
         # A row is generated once, so its number in the file names the batch in every session
         number = rows[batch[0].index].index
         seconds = round(sum(generation.seconds for generation in found), 4)
-        self._writer.journal.append(Entry(task.name, number, seconds, [list(row) for row in predictions]))
+        self._writer.append(Entry(task.name, number, seconds, [list(row) for row in predictions], place))
         self._keep(task.name, predictions)
 
     def _write_results(self) -> None:
@@ -201,8 +204,7 @@ class _Session:
             {"name": mean.name, "accuracy": (mean.all.score or 0.0) / 100, "stderr": None}
             for mean in (results.plain_mean, results.mean_of_groups)
         ]
-        # Last, since its presence says that the run is complete
-        self._writer.save_json(RESULTS, results.to_json() | {"averages": averages})
+        self._writer.save_results(results.to_json() | {"averages": averages})
 
     def _table(self) -> pd.DataFrame:
         """A row for each document, in the tasks' and the files' order."""
@@ -222,7 +224,7 @@ class _Session:
         try:
             return self._done[task.name, row.id]
         except KeyError:
-            # Cannot happen unless somebody has put in a journal of another run
+            # Cannot happen unless somebody has removed lines of the journal while it was read
             raise RunError(
                 f"the journal of {self._writer.folder} does not hold {task.name} row {row.id}; "
                 "delete the folder and run the command again"

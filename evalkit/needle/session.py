@@ -15,12 +15,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.errors import RunError
-from evalkit.generation.run import load_table
 from evalkit.journal import Entry
 from evalkit.needle.request import MAX_NEW_TOKENS, NEEDLE, PreparedNeedle
 from evalkit.needle.text import is_found
+from evalkit.place import Place
 from evalkit.progress import Progress
-from evalkit.runs import RESULTS, Run
+from evalkit.runs import Run
 from evalkit.writing import RunWriter, finished_run
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def run_needle(prepared: PreparedNeedle, progress: Progress) -> Run:
         lambda run: all((run.folder / name).is_file() for name in (NEEDLES, *PICTURES)),
         lambda writer: _Session(prepared, writer, progress).complete(),
         progress.say,
+        prepared.request.common.device,
     )
 
 
@@ -72,7 +73,7 @@ def load_needles(run: Run) -> pd.DataFrame:
     """
     if run.manifest["rule"] != NEEDLE:
         raise RunError(f"{run.folder} is not a needle test")
-    return load_table(run, NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
+    return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 
 
 class _Session:
@@ -83,12 +84,12 @@ class _Session:
         self._writer = writer
         self._progress = progress
         self._done: dict[int, Answer] = {}
-        for entry in writer.journal.read():
+        for entry in writer.entries(Answer):
             self._keep([Answer(*row) for row in entry.rows])
 
     def complete(self) -> None:
         """Generate what is missing and write every result file."""
-        if len(self._done) < len(self._prepared.cells):
+        if not all(number in self._done for number in range(len(self._prepared.cells))):
             self._generate()
         self._write_results()
 
@@ -104,7 +105,7 @@ class _Session:
         loaded = load_model(self._prepared.checkpoint, common, self._progress)
         runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
         plan = runner.plan(self._prompts(loaded), lambda prompt: prompt.index in self._done)
-        runner.run({NEEDLE: plan}, lambda _, batch, found: self._finish(batch, found, loaded.tokenizer))
+        runner.run({NEEDLE: plan}, lambda _, batch, found: self._finish(batch, found, loaded.tokenizer, runner.place))
 
     def _prompts(self, loaded: LoadedModel) -> list[Prompt]:
         from evalkit.generation.batches import Prompt
@@ -128,7 +129,7 @@ class _Session:
             prompts.append(Prompt(number, tokens, MAX_NEW_TOKENS, ends, enough=enough))
         return prompts
 
-    def _finish(self, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any) -> None:
+    def _finish(self, batch: Sequence[Prompt], found: Sequence[Generation], tokenizer: Any, place: Place) -> None:
         """Put a batch into the journal."""
         answers = [
             Answer(
@@ -145,7 +146,7 @@ class _Session:
         ]
         seconds = round(sum(answer.seconds for answer in answers), 4)
         # A cell is asked once, so its number names the batch in every session
-        self._writer.journal.append(Entry(NEEDLE, batch[0].index, seconds, [list(answer) for answer in answers]))
+        self._writer.append(Entry(NEEDLE, batch[0].index, seconds, [list(answer) for answer in answers], place))
         self._keep(answers)
 
     def _write_results(self) -> None:
@@ -158,9 +159,7 @@ class _Session:
         for name in PICTURES:
             needle_heatmap(found.to_numpy(float), depths, lengths, self._writer.folder / name)
         share = float(table["found"].mean())
-        # Last, since its presence says that the run is complete
-        self._writer.save_json(
-            RESULTS,
+        self._writer.save_results(
             {
                 "tasks": [{"task": NEEDLE, "n": len(table), "found": int(table["found"].sum())}],
                 "averages": [{"name": "needles found", "accuracy": share, "stderr": None}],

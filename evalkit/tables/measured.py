@@ -28,7 +28,8 @@ import yaml
 
 from evalkit.decimals import mean, of_float
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
-from evalkit.runs import Run, load_finished, stored_under
+from evalkit.finding import find_run, root_of_runs
+from evalkit.runs import Run, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
@@ -167,7 +168,9 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
 
 def _open(folder: Path, model: str) -> Run:
     try:
-        return load_finished(folder)
+        return find_run(str(folder), root_of_runs())
+    except UsageError as error:
+        raise UsageError(f"row '{model}': {error}") from error
     except RunError as error:
         raise RunError(f"row '{model}': {error}") from error
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from evalkit.compare.sides import find_run
 from evalkit.errors import TableError, UsageError
+from evalkit.finding import find_run, root_of_runs
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
@@ -17,9 +17,6 @@ from evalkit.tables.markup import literal
 from evalkit.tables.measured import Measured, RunMapping, map_runs, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
 from evalkit.tables.table import Table
-
-RUNS = Path("results/runs")
-"""Where runs are looked for that are named without their folder."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def make(request: TableRequest) -> Table:
 def _mapping(layout: Layout, request: TableRequest) -> RunMapping:
     if request.mapping is not None:
         return read_mapping(request.mapping)
-    return map_runs(layout, [find_run(name, RUNS) for name in request.runs])
+    return map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs])
 
 
 def audited(names: Sequence[str]) -> Table:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.runs import MANIFEST, RESULTS, SCORES, specification_id
+from evalkit.runs import LM_EVAL, MANIFEST, RESULTS, SCORES, specification_id
 from evalkit.scoring.table import CLUSTER, ScoreRow
+from tests.sealed import reseal
 
 CHOICES = 4
 
@@ -99,10 +100,15 @@ def make_run(
     folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
     folder.mkdir(parents=True)
     (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
-    results = {"tasks": [{"task": task, "seconds": 0.0} for task in tables], "averages": [], "groups": []}
+    scored = {"n": 1, "accuracy": 0.0, "stderr": None, "chance": 0.25, "seconds": 0.0}
+    measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0}
+    of_lm_eval = about["suite"] == LM_EVAL
+    tasks = [{"task": task} | (measured if of_lm_eval else scored) for task in tables]
+    results = {"tasks": tasks, "averages": [], "groups": [], "rules": {}, "samples": False}
     (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
     if tables:
         pd.concat(tables.values()).to_parquet(folder / SCORES, index=False)
+    reseal(folder)
     return folder
 
 
@@ -174,4 +180,5 @@ def make_longbench(
         for task, values in scores.items()
     ]
     (folder / RESULTS).write_text(json.dumps({"tasks": tasks, "averages": []}), encoding="utf-8")
+    reseal(folder)
     return folder

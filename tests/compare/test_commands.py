@@ -199,7 +199,8 @@ def test_runs_that_are_not_there(compare: Compare, make: Make) -> None:
     run = make("org/a")
     refused(compare(), 2, "name two runs or more")
     refused(compare(run), 2, "nothing to compare a with")
-    refused(compare(run, run.name[:-1]), 2, f"unknown run '{run.name[:-1]}'", f"did you mean '{run.name}'")
+    other = f"b{run.name[1:]}"
+    refused(compare(run, other), 2, f"unknown run '{other}'", f"did you mean '{run.name}'")
     refused(compare(run, "x", "--output", "elsewhere"), 2, "none in elsewhere")
 
 

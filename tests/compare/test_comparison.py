@@ -29,6 +29,7 @@ from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip
 from tests.compare.conftest import PASSAGES, Make, answers
 from tests.compare.made import make_run, scores_of
+from tests.sealed import reseal
 
 
 def side(name: str, *folders: Path) -> Side:
@@ -163,6 +164,7 @@ def test_tables_in_another_order_are_aligned(make: Make) -> None:
     documents = [rows for _, rows in table.groupby(["task", "subtask", "doc_id"], sort=False)]
     np.random.default_rng(1).shuffle(documents)
     pd.concat(documents).to_parquet(b / "scores.parquet", index=False)
+    reseal(b)
     turned = compared(a, b)
     for one, other in zip(straight.tasks, turned.tasks, strict=True):
         assert (one.difference, one.p, one.won) == (other.difference, other.p, other.won)
@@ -285,12 +287,14 @@ def test_a_table_that_was_changed(make: Make) -> None:
     table = pd.read_parquet(b / "scores.parquet")
     table.loc[(table["task"] == "boolq") & (table["doc_id"] == 7), "gold"] = 1
     table.to_parquet(b / "scores.parquet", index=False)
+    reseal(b)
     refused(a, b, "task boolq", "document 7", "another 'gold'", b.name)
 
 
 def test_a_table_of_before_clusters_were_kept(make: Make) -> None:
     a, b = make("org/a"), make("org/b")
     pd.read_parquet(a / "scores.parquet").drop(columns=CLUSTER).to_parquet(a / "scores.parquet", index=False)
+    reseal(a)
     refused(a, b, str(a), "share a source", "delete its results.json", kind=RunError)
 
 
@@ -308,8 +312,9 @@ def lm_eval(root: Path, model: str, right: list[int], **more: Any) -> Path:
         **more,
     )
     results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    results["tasks"].append({"task": "lambada", "seconds": 0.0})
+    results["tasks"].append(results["tasks"][0] | {"task": "lambada"})
     (run / "results.json").write_text(json.dumps(results), encoding="utf-8")
+    reseal(run)
     return run
 
 
@@ -337,7 +342,9 @@ def test_lm_evals_run_without_any(tmp_path: Path) -> None:
     a, b = (make_run(tmp_path, {}, model=name, suite="lm_eval", tasks={}, groups={"Average": []}) for name in "ab")
     for folder in (a, b):
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        (folder / "manifest.json").write_text(json.dumps(manifest | {"groups": {}}), encoding="utf-8")
+        content = manifest | {"groups": {}, "group_sizes": {}}
+        (folder / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+        reseal(folder)
     refused(a, b, "no multiple-choice task", str(a))
 
 

@@ -23,6 +23,7 @@ from evalkit.tables.request import TableRequest, make
 from evalkit.tables.table import Table
 from tests.compare.made import make_longbench, make_run, scores_of
 from tests.longbench.made import evaluate_longbench, record, write
+from tests.sealed import reseal
 
 N = 40
 
@@ -115,9 +116,11 @@ def test_what_cannot_be_paired(tmp_path: Path) -> None:
         compared(a, b, rule="acc")
     table = pd.read_parquet(b / "generations.parquet")
     table.assign(answers='["others"]').to_parquet(b / "generations.parquet")
+    reseal(b)
     with pytest.raises(UsageError, match=r"document hotpotqa-0 has another 'answers' in run"):
         compared(a, b)
     table.drop(columns="source").to_parquet(b / "generations.parquet")
+    reseal(b)
     with pytest.raises(RunError, match=r"before it was kept which documents share a source; delete its results\.json"):
         compared(a, b)
 

@@ -19,6 +19,7 @@ import pytest
 from evalkit.errors import ScoringError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.journal import Journal
+from evalkit.lmeval.answers import Row
 from evalkit.progress import Progress
 from evalkit.runs import Run, load_run
 from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
@@ -207,8 +208,8 @@ def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
     """As a journal would hold that was put there by hand."""
     first = run(tasks=("made_choice",))
-    journal = Journal(first.folder / "journal.jsonl", pytest.fail)
-    entries = journal.read()
+    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], pytest.fail)
+    entries = journal.read(Row)
     (first.folder / "journal.jsonl").unlink()
     (first.folder / "results.json").unlink()
     doc_id, number, part, _, parts, likelihood, *rest = entries[0].rows[0]
@@ -228,7 +229,9 @@ def same_run(found: Run, expected: Run) -> None:
     """To the last bit, with every answer once in the journal."""
     pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
     assert exported(found)["results"] == exported(expected)["results"]
-    journals = [Journal(one.folder / "journal.jsonl", pytest.fail).read() for one in (found, expected)]
+    journals = [
+        Journal(one.folder / "journal.jsonl", one.manifest["id"], pytest.fail).read(Row) for one in (found, expected)
+    ]
     answers = [[(e.task, e.batch, row) for e in entries for row in e.rows] for entries in journals]
     assert answers[0] == answers[1]
     assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
@@ -290,6 +293,18 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
     assert found.complete
     with pytest.raises(UsageError, match=r"no multiple-choice task with one gold answer, so no rule applies"):
         found.results("acc")
+
+
+def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known before anything is scored."""
+    monkeypatch.setattr("evalkit.lmeval.session._Session._load", lambda _: pytest.fail("a model was loaded"))
+    path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
+    long = "made_" + "x" * 230
+    path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
+    with pytest.raises(
+        UsageError, match=r"task made_x+…: its name has 235 bytes, and --log-samples needs names of at mo"
+    ):
+        run(tasks=(long,), include_path=tmp_path / "own", log_samples=True)
 
 
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

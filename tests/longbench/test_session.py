@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from evalkit.errors import RunError, ScoringError, UsageError
 from evalkit.generation.greedy import Generator
+from evalkit.generation.run import about_run
 from evalkit.journal import Journal
 from evalkit.longbench.metrics import score_prediction
 from evalkit.longbench.prompts import prompt
@@ -21,11 +23,13 @@ from evalkit.longbench.protocol import TASKS
 from evalkit.longbench.request import LongBenchRequest, prepare_longbench
 from evalkit.longbench.session import GENERATIONS, load_generations, results_of, run_longbench
 from evalkit.models.locate import silent
+from evalkit.place import Place
 from evalkit.request import request_of
 from evalkit.runs import JOURNAL, RESULTS, Run
 from tests.generation.made import by_transformers
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.models.loading import load_folder
+from tests.sealed import relocate
 from tests.test_evaluation import Lines
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
@@ -162,14 +166,19 @@ def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_pat
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     for name in (RESULTS, GENERATIONS):
         (folder / name).unlink()
-    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    (folder / JOURNAL).write_bytes(b"".join(lines[:-1]))
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    manifest["loaded"]["device"] = "cuda"
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    relocate(folder / JOURNAL, Place("cuda:0", "NVIDIA H100", "sdpa", "there"), keep=2)
     said = Lines()
-    evaluate_longbench(request(model, rows, tmp_path), said)
-    assert "warning: this run was begun on cuda; by rounding, texts made on cpu may differ" in said.said
+    again = evaluate_longbench(request(model, rows, tmp_path), said)
+    [warning] = [line for line in said.said if line.startswith("warning: this run was begun on cuda NVIDIA H100; what")]
+    assert warning.endswith(
+        "may differ in its last digits, and texts from there on; manifest.json will say which batches"
+    )
+    there, here = again.manifest["devices"]
+    assert (there["device"], there["host"], here["device"], here["kernel"]) == ("cuda:0", "there", "cpu", "sdpa")
+    assert sum(len(spans.split(",")) for spans in there["batches"].values()) == 2
+    note = f"computed in part on cuda NVIDIA H100 and in part on cpu {platform.machine()}"
+    assert any(line.startswith(note) for line in about_run(again))
+    assert not any(line.startswith("computed in part") for line in about_run(generated))
 
 
 def test_a_finished_run_needs_no_model(
@@ -195,7 +204,7 @@ def test_files_are_made_anew_from_the_journal(
 def test_a_damaged_table(generated: Run, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     (folder / GENERATIONS).write_bytes(b"no parquet")
-    with pytest.raises(RunError, match=r"generations.parquet is damaged .*delete it and give the run's command again"):
+    with pytest.raises(RunError, match=r"generations.parquet is damaged .*delete results.json and run its command"):
         load_generations(Run(folder, generated.manifest))
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from evalkit.generation.greedy import Generation, Generator
 from evalkit.needle.request import NeedleRequest, prepare_needle
 from evalkit.needle.session import NEEDLES, load_needles
 from evalkit.request import request_of
-from evalkit.runs import RESULTS, load_run
+from evalkit.runs import JOURNAL, RESULTS, load_run
 from tests.generation.made import by_transformers
 from tests.models.loading import load_folder
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
@@ -56,8 +57,9 @@ def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
     assert needle() == Outcome(0, first.out, "")
     stored = json.loads(needle("--format", "json").out)
     assert (stored["lengths"], stored["depths"], np.shape(stored["found"])) == ([400, 700], [0, 50, 90], (3, 2))
-    [line] = [line for line in evalkit("ls", "runs", "--output", "runs").out.splitlines() if run.folder.name in line]
-    assert line.endswith("needles found 0.0 (needle)")
+    line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
+    assert line.startswith(run.manifest["id"][:7])
+    assert "needles found 0.0  " in line
     complains(evalkit("rescore", run.folder), 2, "holds generated texts", "see evalkit needle --help")
     complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
 
@@ -164,6 +166,21 @@ def test_files_are_made_anew(needle: Command, lost: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_an_answer_of_no_cell_stands_for_none(needle: Command) -> None:
+    """In a whole line of the journal, as evalkit writes none."""
+    folder = Path(needle().out.splitlines()[-1])
+    expected = load_needles(load_run(folder)).drop(columns="seconds")
+    *kept, last = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    content = json.loads(last.partition(b" ")[2])
+    for row in content[-1]:
+        row[0] += 99
+    payload = json.dumps(content).encode()
+    (folder / JOURNAL).write_bytes(b"".join(kept) + b"%08x %s\n" % (zlib.crc32(payload), payload))
+    (folder / RESULTS).unlink()
+    assert needle().code == 0
+    pd.testing.assert_frame_equal(load_needles(load_run(folder)).drop(columns="seconds"), expected)
+
+
 def test_killed_and_given_again(needle: Command, model: Path) -> None:
     budget = ["--token-budget", "800"]
     expected = load_needles(load_run(needle(*budget, "--output", "undisturbed").out.splitlines()[-1]))

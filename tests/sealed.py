@@ -1,0 +1,54 @@
+"""Run folders altered by tests: what stands in the files is bound to the run again, as if a run had written it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from evalkit.place import Place
+from evalkit.runs import MANIFEST, RESULTS, specification_id
+from evalkit.seal import DIGEST, digest, sealed
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """The content of a folder's JSON file, whether it has a digest or not."""
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    return {key: value for key, value in content.items() if key not in (DIGEST, "run", "files")}
+
+
+def reseal(folder: Path) -> None:
+    """Bind manifest, results and tables of a folder to each other, whatever was written into them by hand.
+
+    The id is made from the specification. To be called after any change that is not to be taken for damage.
+    """
+    manifest = read(folder, MANIFEST)
+    manifest["id"] = specification_id(manifest["specification"])
+    write(folder, MANIFEST, sealed(manifest))
+    if (folder / RESULTS).exists():
+        read_back = [*folder.glob("*.parquet"), *folder.glob("lm_eval/*")]
+        files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in read_back}
+        files[MANIFEST] = sealed(manifest)[DIGEST]
+        write(folder, RESULTS, sealed({"run": manifest["id"], "files": files, **read(folder, RESULTS)}))
+
+
+def write(folder: Path, name: str, content: dict[str, Any]) -> None:
+    """Write a JSON file into a folder, as it is."""
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+
+
+def relocate(journal: Path, place: Place, keep: int | None = None) -> None:
+    """Have the first batches of a journal computed elsewhere, and leave out the last ones.
+
+    Args:
+        journal: of a run.
+        place: where they were computed.
+        keep: how many are left; None: all.
+    """
+    lines = []
+    for line in journal.read_bytes().splitlines()[:keep]:
+        run, task, batch, seconds, _, rows = json.loads(line.partition(b" ")[2])
+        payload = json.dumps([run, task, batch, seconds, place, rows], separators=(",", ":")).encode()
+        lines.append(b"%08x %s\n" % (zlib.crc32(payload), payload))
+    journal.write_bytes(b"".join(lines))
