@@ -26,6 +26,7 @@ LAYOUT = {
 }
 YARN = {"method": "yarn", "target": 8192, "original": 2048, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "attention_factor": 1.1386}  # fmt: skip
+GPU = {"device": "cuda:1", "hardware": "NVIDIA H100", "kernel": "flex", "host": "node1", "batches": {"piqa": "0"}}
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("limit", {"limit": 2}, {}, "the first 2 documents of each task"),
@@ -39,7 +40,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 NOTED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("attention", {}, {"loaded": {"attention": "eager"}}, "attention eager, not attention sdpa"),
-    ("device", {}, {"loaded": {"attention": "sdpa", "device": "cuda:1"}}, "device cuda, not device cpu"),
+    ("device", {}, {"devices": [GPU]}, "device cuda NVIDIA H100, not device cpu"),
     ("torch version", {"versions": {"torch": "1.0"}}, {}, "torch 1.0, not torch"),
 ]
 
@@ -123,10 +124,10 @@ def test_the_rule_is_that_under_which_the_numbers_are_read(finished: Run, tmp_pa
 
 
 def test_what_was_asked_counts_where_nothing_was_loaded(finished: Run, tmp_path: Path) -> None:
-    """ "auto" and what it stood for are alike; a manifest of before devices were kept says nothing of them."""
+    """ "auto" and what it stood for are alike; a manifest without devices says nothing of them."""
     asked = load_run(altered(finished, tmp_path / "asked", attention="sdpa"))
     assert differences(finished, asked) == []
-    bare = load_run(altered(finished, tmp_path / "bare", 0.0, {"loaded": {}}))
+    bare = load_run(altered(finished, tmp_path / "bare", 0.0, {"loaded": {}, "devices": []}))
     assert "device" not in traits(bare)
     assert [mine.name for mine, _ in differences(finished, bare)] == ["attention"]
 
