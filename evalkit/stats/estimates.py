@@ -56,7 +56,7 @@ def mean(values: Floats, clusters: Codes | None = None, strata: Codes | None = N
     By how much a square falls short, and how many degrees of freedom the squares have together (Satterthwaite's match
     of the first two moments), depends on how the variance of a cluster's sum grows with its size. That is estimated:
     documents of a cluster share a random effect. With clusters of very unequal size the degrees of freedom are few,
-    whatever the number of clusters; with equal sizes they are G - 1.
+    whatever the number of clusters; with equal sizes they are that number less one for each stratum.
 
     A stratum of one cluster does not show its own spread, so all such strata are pooled (a single one joins the
     smallest other), which errs on the safe side.
@@ -83,12 +83,11 @@ def mean(values: Floats, clusters: Codes | None = None, strata: Codes | None = N
         return Estimate(value, math.nan, math.nan)
     sums = np.bincount(cluster, within).astype(np.float64)
     if len(sizes) == n:
-        scale, freedom = (counts / (counts - 1))[home], counts - 1
+        scale, freedom = (counts / (counts - 1))[home], n**2 / float((counts**2 / (counts - 1)).sum())
     else:
         model = _working_variances(sums, float(within @ within), sizes, stratum_sizes, home)
         scale, freedom = _cr2(model, sizes / stratum_sizes[home], home)
-    parts = np.bincount(home, scale * sums**2) / n**2
-    return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom))
+    return Estimate(value, float((scale * sums**2).sum()) / n**2, freedom)
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
@@ -205,14 +204,14 @@ def _working_variances(sums: Floats, square: float, sizes: Floats, stratum_sizes
     return model
 
 
-def _cr2(model: Floats, share: Floats, home: Codes) -> tuple[Floats, Floats]:
-    """([clusters] what squared sums are multiplied by, [strata] degrees of freedom of the products' sum).
+def _cr2(model: Floats, share: Floats, home: Codes) -> tuple[Floats, float]:
+    """([clusters] what squared sums are multiplied by, degrees of freedom of the products' sum).
 
     With t the model's variance of a cluster's sum, T the sum of t over the stratum and h the cluster's share of its
     documents, two sums about the stratum's mean have the covariance c = [same cluster] t - h t' - h' t + h h' T. The
-    factor is t / c of a cluster with itself, so that the sum of the products has the expectation T, and its freedom
-    is 2 T² over its variance, twice the sum of factor x factor' x c² over all pairs. That sum is written out, since
-    pairs are too many.
+    factor is t / c of a cluster with itself, so that the products have the expectations t. The freedom is twice the
+    square of their sum's expectation over its variance, which is twice the sum of factor x factor' x c² over all pairs
+    in a stratum. That sum is written out, since pairs are too many.
 
     Args:
         model: [clusters] t, up to a common factor.
@@ -229,7 +228,7 @@ def _cr2(model: Floats, share: Floats, home: Codes) -> tuple[Floats, Floats]:
     both, mixed, squares = total(scale * share**2), total(scale * share * model), total(scale * model**2)
     pairs = 2 * both * squares + 2 * mixed**2 + (whole * both) ** 2 - 4 * whole * mixed * both
     doubt = total(model**2) + pairs - total((scale * (own - model)) ** 2)
-    return scale, whole**2 / doubt
+    return scale, float(whole.sum()) ** 2 / float(doubt.sum())
 
 
 def _satterthwaite(parts: Floats, freedom: Floats) -> float:
