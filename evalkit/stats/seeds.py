@@ -86,8 +86,8 @@ def crossed(documents: Estimate, parts: Spread) -> Estimate:
     Its degrees of freedom are those of the t that has the same 95 % interval as Banerjee's test.
 
     Args:
-        documents: the difference with the error for other documents alone.
-        parts: of its variance.
+        documents: the difference with the error for other documents alone, as it is or with one won and one lost.
+        parts: the other parts of its variance.
     """
     variance = max(parts.seeds + documents.variance - parts.shared, parts.seeds, documents.variance)
     if not variance > 0:
@@ -102,10 +102,8 @@ def crossed_p_value(documents: Estimate, parts: Spread) -> float:
     Not a number where a part's variance is not known, or where there is a difference and no variance.
     """
     difference = abs(documents.value)
-    if difference == 0:
-        return 1.0
-    if not _reach(documents, parts, 1 - CONFIDENCE) > 0:
-        return math.nan
+    if math.isnan(documents.variance) or not _reach(documents, parts, 1 - CONFIDENCE) > 0:
+        return 1.0 if difference == 0 else math.nan
     exponent = _falling(lambda power: _reach(documents, parts, 10**power) - difference, math.log10(_SMALLEST_P), 0.0)
     return float(10**exponent)
 

@@ -150,7 +150,10 @@ def test_runs_that_all_agree_leave_the_doubt_about_documents() -> None:
 def test_a_difference_without_any_error_has_no_p_value() -> None:
     parts = Spread(0.0, 0.0, 0.0, 0.0, 3, 3)
     assert math.isnan(crossed_p_value(Estimate(0.5, 0.0, 9.0), parts))
-    assert math.isnan(crossed_p_value(Estimate(0.5, math.nan, math.nan), parts._replace(documents=math.nan)))
+    # A single document shows nothing of others, however well known the spread between runs is
+    alone, parts = Estimate(0.5, math.nan, math.nan), Spread(0.01, 0.01, math.nan, math.nan, 3, 3)
+    assert math.isnan(crossed_p_value(alone, parts))
+    assert math.isnan(interval(crossed(alone, parts)).low)
 
 
 def test_clusters_and_strata_reach_every_part() -> None:
