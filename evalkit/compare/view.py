@@ -241,7 +241,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"
-    yield "could show: the smallest true difference that so many documents find in four cases of five, before Holm"
+    evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
+    yield f"could show: the smallest true difference that so many {evidence} find in four cases of five, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, since not every run has them: " + ", ".join(
             f"{task.dropped:,} documents of {label(task.name)}" for task in dropped

@@ -148,6 +148,7 @@ def test_groups_show_both_parts_of_the_error(compare: Compare, make: Make) -> No
     assert "SD of A's runs" in out
     assert "± from runs" in out
     assert "t with df" in out
+    assert "that so many documents and runs find" in out
     assert "each side's spread has its own degrees of freedom" in out
     [content] = json.loads(compare(*groups, "--format", "json").out)["comparisons"]
     assert content["tasks"][0]["spread"].keys() >= {"seeds_a", "seeds_b", "documents", "shared"}
