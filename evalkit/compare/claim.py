@@ -15,9 +15,6 @@ from evalkit.errors import UsageError
 from evalkit.runs import Run
 from evalkit.traits import Trait, differences, model_differences
 
-ENOUGH_SEEDS = 3
-"""Runs of a side from which its spread is worth speaking of."""
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -105,6 +102,7 @@ def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tup
         what = " and ".join(differing) or "where it lies"
         return "setting", f"Both are the same checkpoint, so the claim is about {what}, not about models."
     counts = (len(a.runs), len(b.runs))
+    few = "; with two seeds of a side its spread is hardly known, so only large differences show" if 2 in counts else ""
     if counts == (1, 1):
         return "checkpoints", (
             "The claim is about these two checkpoints: another seed of either could score otherwise, and one run "
@@ -113,15 +111,14 @@ def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tup
     if 1 in counts:
         alone, many = (a, b) if counts[0] == 1 else (b, a)
         return "mixed", (
-            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}: its own "
-            "seeds could score otherwise."
+            f"The claim is about {many.name} ({len(many.runs)} runs) and this one checkpoint of {alone.name}; nothing "
+            f"can be claimed of other seeds of {alone.name}, since one run does not show how far they lie apart{few}."
         )
     if any(_one_training(side) for side in (a, b)):
         return "trainings", (
             f"The runs of a side are checkpoints of one training ({counts[0]} and {counts[1]}), so the claim is about "
             "these trainings: their spread stands in for that between seeds, and is likely smaller."
         )
-    few = "" if min(counts) >= ENOUGH_SEEDS else "; with two seeds of a side its spread is hardly known"
     return "architectures", (
         f"The claim is about two architectures: the errors hold for other seeds ({counts[0]} and {counts[1]} here) and "
         f"other documents{few}."

@@ -16,9 +16,18 @@ import numpy as np
 from evalkit.compare.claim import Claim, claim_of
 from evalkit.compare.pairing import PairedTask, Pairing
 from evalkit.errors import UsageError
-from evalkit.stats.estimates import Estimate, Floats, average, interval, mean, with_one_won_and_one_lost
-from evalkit.stats.power import ALPHA, mcnemar_detectable, t_detectable
-from evalkit.stats.seeds import Spread, between, crossed, spread
+from evalkit.stats.estimates import (
+    Estimate,
+    Floats,
+    average,
+    interval,
+    mean,
+    pooled,
+    size_of_differences,
+    with_one_won_and_one_lost,
+)
+from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
+from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
@@ -39,6 +48,9 @@ class Difference:
     """The 95 % interval."""
     stderr: float | None
     """None where there are too few documents to tell."""
+    freedom: float | None
+    """Degrees of freedom of the interval's t. With several runs of a side each part of the error has its own, and this
+    is the t that has the same interval."""
     p: float | None
     spread: Spread | None
     """Where a side has several runs: how much is seeds, how much documents."""
@@ -208,37 +220,29 @@ class _Measured:
         self.differences = b.mean(axis=0) - a.mean(axis=0)
         place = (paired.clusters, paired.strata)
         self.documents = mean(self.differences, *place)
+        self.sums = cluster_sums(self.differences, paired.clusters)
+        self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
+        self.size = size_of_differences(self.sums, self.weights)
         self.several = len(a) > 1 or len(b) > 1
         self.spread = spread(a, b, *place) if self.several else None
-        if self.spread is not None:
-            self.estimate = self.adjusted = crossed(self.documents.value, self.spread, self.documents.freedom)
-        else:
-            self.estimate = self.documents
-            differing = self.differences[self.differences != 0]
-            size = math.sqrt(float((differing**2).mean())) if len(differing) else 1.0
-            self.adjusted = with_one_won_and_one_lost(self.documents, paired.n, size)
+        self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+        self.estimate = self.documents
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        if self.several:
-            self.test, p = SEEDS, t_test(self.estimate)
+        if self.spread is not None:
+            self.test, p = SEEDS, crossed_p_value(self.adjusted, self.spread)
+            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
         elif paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
             self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
         else:
-            self.test, p = SIGN_FLIP, sign_flip(cluster_sums(self.differences, paired.clusters)).p
+            self.test, p = SIGN_FLIP, sign_flip(self.sums).p
         self.p = _known(p)
 
     def detectable(self) -> float | None:
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost)
-        smooth = t_detectable(self.estimate.stderr, self.estimate.freedom)
-        return smooth if self.test == SEEDS else self._of_whole_sources(smooth or 0.0)
-
-    def _of_whole_sources(self, smooth: float) -> float | None:
-        """Where few sources differ, what the steps of an exact test allow is more than what the error suggests."""
-        sums = np.abs(cluster_sums(self.differences, self.paired.clusters))
-        differing = sums[sums > 0]
-        exact = mcnemar_detectable(self.paired.sources, len(differing))
-        size = float(differing.mean()) if len(differing) else 1.0
-        return None if exact is None else max(smooth, exact * size * self.paired.sources / self.paired.n)
+        if self.test == SEEDS:
+            return t_detectable(self.adjusted.stderr, self.adjusted.freedom)
+        return sign_flip_detectable(self.sums, self.weights, self.estimate.stderr)
 
 
 def _task(one: _Measured, p_holm: float, with_power: bool) -> TaskDifference:
@@ -264,25 +268,31 @@ def _task(one: _Measured, p_holm: float, with_power: bool) -> TaskDifference:
 def _average(name: str, members: Sequence[_Measured]) -> AverageDifference:
     """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
     a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
-    documents = average([one.documents for one in members])
+    estimate = average([one.documents for one in members])
+    pool = pooled([one.paired.sources for one in members], [one.size for one in members])
+    adjusted = with_one_won_and_one_lost(estimate, *pool)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2
-        seeds, freedom = between([a, b])
-        deviations = [float(side.std(ddof=1)) if len(side) > 1 else math.nan for side in (a, b)]
-        parts = Spread(seeds, documents.variance, shared, freedom, *deviations)
-        estimate = adjusted = crossed(documents.value, parts, documents.freedom)
+        parts = Spread(between(a), between(b), estimate.variance, shared, len(a), len(b))
+        p = _known(crossed_p_value(adjusted, parts))
+        estimate, adjusted = crossed(estimate, parts), crossed(adjusted, parts)
     else:
-        estimate, adjusted = documents, average([one.adjusted for one in members])
-    p = _known(t_test(adjusted))
+        p = members[0].p if len(members) == 1 else _known(t_test(adjusted))
     common = _common(name, a[:, None], b[:, None], estimate, adjusted, p)
     return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value))
 
 
 def _common(name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estimate, p: float | None) -> dict[str, Any]:
-    """What tasks and averages have alike; the interval is the adjusted estimate's, within what differences can be."""
+    """What tasks and averages have alike; the interval is the adjusted estimate's, within what differences can be.
+
+    An exact test may find nothing where the interval's t would: then the interval reaches to zero, so that both say
+    the same.
+    """
     reach = interval(adjusted)
     low, high = (-1.0, 1.0) if math.isnan(reach.low) else (max(-1.0, reach.low), min(1.0, reach.high))
+    if p is None or p > ALPHA:
+        low, high = min(low, 0.0), max(high, 0.0)
     return {
         "name": name,
         "score_a": float(a.mean()),
@@ -291,6 +301,7 @@ def _common(name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estim
         "low": low,
         "high": high,
         "stderr": _known(estimate.stderr),
+        "freedom": _known(adjusted.freedom),
         "p": p,
     }
 

@@ -7,15 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
 
 from evalkit.compare.claim import refuse_mixture
 from evalkit.compare.graded import Generated, Graded
-from evalkit.compare.pairing import pair
+from evalkit.compare.pairing import PairedTask, Pairing, pair
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs import Run
-from evalkit.stats.estimates import Estimate, average, interval, mean
+from evalkit.stats.estimates import (
+    Estimate,
+    Interval,
+    average,
+    interval,
+    mean,
+    pooled,
+    size_of_differences,
+    with_one_won_and_one_lost,
+)
+from evalkit.stats.significance import cluster_sums
 
 
 @dataclass(frozen=True)
@@ -77,16 +91,13 @@ def curve(side: Side, rule: str | None = None) -> Curve:
             f"all can answer {', '.join(pairing.rules)}"
         )
     chosen = rule or str(rules.pop())
-    found: dict[str, list[Estimate]] = {}
-    for task in pairing.tasks:
-        start, rest = pairing.scores(task, chosen)
-        found[task.task] = [mean(scores, task.clusters, task.strata) for scores in (*start, *rest)]
+    found = {task.task: _by_step(pairing, task, chosen) for task in pairing.tasks}
     documents, chance = pairing.graded[0].documents, {}
     if "choices" in documents:
         guess = 1 / documents["choices"].to_numpy(float)
         chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
         chance["Average"] = sum(chance.values()) / len(chance)
-    means = [average([estimates[place] for estimates in found.values()]) for place in range(len(steps))]
+    means = [_average(list(of_step)) for of_step in zip(*found.values(), strict=True)]
     return Curve(
         name=side.name,
         rule=chosen,
@@ -98,9 +109,43 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     )
 
 
-def _points(steps: Sequence[int], estimates: Sequence[Estimate]) -> tuple[Point, ...]:
+class _Accuracy(NamedTuple):
+    """Of one checkpoint."""
+
+    estimate: Estimate
+    sources: float
+    size: float
+    """By how much sources lie above or below a half, see `size_of_differences`."""
+
+
+def _by_step(pairing: Pairing, task: PairedTask, rule: str) -> list[_Accuracy]:
+    found = []
+    weights = cluster_sums(np.ones(task.n), task.clusters)
+    for scores in chain(*pairing.scores(task, rule)):
+        size = size_of_differences(cluster_sums(2 * scores - 1, task.clusters), weights)
+        found.append(_Accuracy(mean(scores, task.clusters, task.strata), len(weights), size))
+    return found
+
+
+def _average(tasks: Sequence[_Accuracy]) -> _Accuracy:
+    pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
+    return _Accuracy(average([one.estimate for one in tasks]), *pool)
+
+
+def _points(steps: Sequence[int], found: Sequence[_Accuracy]) -> tuple[Point, ...]:
     points = []
-    for step, estimate in zip(steps, estimates, strict=True):
-        band = interval(estimate)
-        points.append(Point(step, estimate.value, estimate.stderr, max(0.0, band.low), min(1.0, band.high)))
+    for step, one in zip(steps, found, strict=True):
+        low, high = _band(one)
+        points.append(Point(step, one.estimate.value, one.estimate.stderr, max(0.0, low), min(1.0, high)))
     return tuple(points)
+
+
+def _band(one: _Accuracy) -> Interval:
+    """As if two more sources had been answered right and two wrong (Agresti and Coull 1998): where nearly all are
+    right, an interval about the accuracy itself is too short, and where all are it has no length."""
+    value, variance, freedom = one.estimate
+    more = Estimate(2 * value - 1, 4 * variance, freedom)
+    for n in (one.sources, one.sources + 2):
+        more = with_one_won_and_one_lost(more, n, one.size)
+    low, high = interval(more)
+    return Interval((low + 1) / 2, (high + 1) / 2)

@@ -76,7 +76,6 @@ def comparison_records(found: Comparison) -> Iterator[dict[str, Any]]:
     for kind, members in (("task", found.tasks), ("average", found.averages)):
         for one in members:
             content = {key: value for key, value in asdict(one).items() if key not in ("spread", "name")}
-            parts = one.spread._asdict() if one.spread else {}
             yield {
                 "a": found.a,
                 "b": found.b,
@@ -84,12 +83,12 @@ def comparison_records(found: Comparison) -> Iterator[dict[str, Any]]:
                 "kind": kind,
                 "name": one.name,
                 **{key: content.get(key) for key in _COLUMNS},
-                **{f"variance_{key}": parts.get(key) for key in ("seeds", "documents", "shared")},
+                **{f"variance_{key}": getattr(one.spread, key, None) for key in ("seeds", "documents", "shared")},
             }
 
 
-_COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "difference", "low", "high", "stderr", "test",
-            "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
+_COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "difference", "low", "high", "stderr",
+            "freedom", "test", "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
 
 
 def curve_page(curves: Sequence[Curve]) -> Page:
@@ -183,9 +182,18 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
     for one in (*found.tasks, *found.averages):
         if parts := one.spread:
             name = label(one.name)
-            parted = (parts.stderr_a, parts.stderr_b, math.sqrt(parts.seeds), _root(parts.documents))
-            rows.append((name, *map(_error, parted), _error(one.stderr)))
-    headers = ("task", f"SD of {a}'s runs", f"SD of {b}'s runs", "± from runs", "± from documents", "± both")
+            sources = (*parts.deviations, math.sqrt(parts.seeds), _root(parts.documents))
+            freedom = "–" if one.freedom is None else f"{one.freedom:,.1f}"
+            rows.append((name, *map(_error, sources), _error(one.stderr), freedom))
+    headers = (
+        "task",
+        f"SD of {a}'s runs",
+        f"SD of {b}'s runs",
+        "± from runs",
+        "± from documents",
+        "± both",
+        "t with df",
+    )
     return Table(headers, tuple(rows), frozenset({len(found.tasks)}), "Where the error comes from (in points):")
 
 
@@ -214,7 +222,10 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     yield f"{_measured_by(found.rule)}; differences in points"
     if any(task.test == SEEDS for task in found.tasks):
-        yield "p: t over runs and documents, which are crossed; Holm over the tasks, averages as they are"
+        yield (
+            "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
+            "less one), so the test holds for unequal groups and spreads; Holm over the tasks, averages as they are"
+        )
     else:
         if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.rule == LONGBENCH]:
             every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
@@ -230,7 +241,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"
-    yield "could show: the smallest true difference that so many documents find in four cases of five, before Holm"
+    evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
+    yield f"could show: the smallest true difference that so many {evidence} find in four cases of five, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, since not every run has them: " + ", ".join(
             f"{task.dropped:,} documents of {label(task.name)}" for task in dropped

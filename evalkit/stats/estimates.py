@@ -2,9 +2,10 @@
 
 In: one value a document, and which documents share a source or a stratum. Out: an `Estimate`.
 
-Sources: clustered standard errors as in Miller, "Adding Error Bars to Evals" (2411.00640), with Liang and Zeger's G /
-(G - 1); stratified means as in Cochran, Sampling Techniques, 5.4; degrees of freedom of sums after Satterthwaite
-(1946); the interval of a paired difference after Bonett and Price (2012).
+Sources: clustered standard errors as in Miller, "Adding Error Bars to Evals" (2411.00640), with the CR2 correction and
+degrees of freedom of Bell and McCaffrey (2002) under a random-effects working model (Imbens and Kolesár 2016;
+Pustejovsky and Tipton 2018); stratified means as in Cochran, Sampling Techniques, 5.4; degrees of freedom of sums after
+Satterthwaite (1946); the interval of a paired difference after Bonett and Price (2012).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Estimate(NamedTuple):
     variance: float
     """Square of the standard error; not a number where there are too few values to tell."""
     freedom: float
-    """Degrees of freedom of the variance; infinite where it is no estimate."""
+    """Degrees of freedom of the variance."""
 
     @property
     def stderr(self) -> float:
@@ -48,10 +49,17 @@ class Interval(NamedTuple):
 def mean(values: Floats, clusters: Codes | None = None, strata: Codes | None = None) -> Estimate:
     """The mean of values whose documents may share sources (clusters) and come from fixed strata.
 
-    The variance is that of cluster totals about their stratum's mean: sum over strata h of G_h / (G_h - 1) times the
-    sum over clusters g of (sum of v - mean_h)², divided by n². Without strata this is the clustered sandwich, without
-    clusters the stratified variance, without both s² / n. A stratum of one cluster tells nothing of its own spread, so
-    all such strata are taken as one (a lone one joins the smallest other), which errs on the safe side.
+    The variance is the sum over clusters of (sum of v - mean of its stratum)² / n², each square divided by what it
+    falls short of the variance of the cluster's sum, because the mean is fitted to the same values: CR2. For clusters
+    of equal size this is Liang and Zeger's G / (G - 1), for independent documents s² / n, in strata Cochran's sum.
+
+    By how much a square falls short, and how many degrees of freedom the squares have together (Satterthwaite's match
+    of the first two moments), depends on how the variance of a cluster's sum grows with its size. That is estimated:
+    documents of a cluster share a random effect. With clusters of very unequal size the degrees of freedom are few,
+    whatever the number of clusters; with equal sizes they are that number less one for each stratum.
+
+    A stratum of one cluster does not show its own spread, so all such strata are pooled (a single one joins the
+    smallest other), which errs on the safe side.
 
     Args:
         values: [n].
@@ -66,15 +74,20 @@ def mean(values: Floats, clusters: Codes | None = None, strata: Codes | None = N
         raise ValueError("the mean of no values")
     value = float(values.mean())
     stratum, cluster = _nested(n, clusters, strata)
-    within = values - (np.bincount(stratum, values) / np.bincount(stratum))[stratum]
-    totals = np.bincount(cluster, within)
-    home = np.zeros(len(totals), np.int64)
+    stratum_sizes, sizes = np.bincount(stratum).astype(np.float64), np.bincount(cluster).astype(np.float64)
+    within = values - (np.bincount(stratum, values) / stratum_sizes)[stratum]
+    home = np.zeros(len(sizes), np.int64)
     home[cluster] = stratum
-    sizes = np.bincount(home).astype(float)
-    if sizes.min() < 2:
+    counts = np.bincount(home).astype(np.float64)
+    if counts.min() < 2:
         return Estimate(value, math.nan, math.nan)
-    parts = sizes / (sizes - 1) * np.bincount(home, totals**2) / n**2
-    return Estimate(value, float(parts.sum()), _satterthwaite(parts, sizes - 1))
+    sums = np.bincount(cluster, within).astype(np.float64)
+    if len(sizes) == n:
+        scale, freedom = (counts / (counts - 1))[home], n**2 / float((counts**2 / (counts - 1)).sum())
+    else:
+        model = _working_variances(sums, float(within @ within), sizes, stratum_sizes, home)
+        scale, freedom = _cr2(model, sizes / stratum_sizes[home], home)
+    return Estimate(value, float((scale * sums**2).sum()) / n**2, freedom)
 
 
 def average(estimates: Sequence[Estimate]) -> Estimate:
@@ -86,24 +99,50 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom))
 
 
-def with_one_won_and_one_lost(estimate: Estimate, n: int, size: float = 1.0) -> Estimate:
-    """A mean difference of scores between 0 and 1, as if two more documents had been compared: one won, one lost.
+def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
+    """A mean difference of scores between 0 and 1, as if two more sources had been compared: one won, one lost.
 
     An interval about the difference itself covers too little where few documents differ, and has no length where none
-    does. Bonett and Price (2012) add a half to each cell of the 2 x 2 table, which is to add these two documents.
+    does, or where all are won. Bonett and Price (2012) add a half to each cell of the 2 x 2 table, which is to add
+    these two. The degrees of freedom stay, which makes up for few documents: where all n documents are won, the t has
+    nearly the p value of the exact test.
 
     Args:
-        estimate: of the mean of n differences, each in [-1, 1].
-        n: how many documents.
-        size: by how much the two are won and lost: 1 for answers that are right or wrong; for graded ones the root
-            mean square of the differences that are not zero, or one graded document would outweigh a task.
+        estimate: of a mean of differences, each in [-1, 1].
+        n: how many sources it is of, documents that share one counted once.
+        size: by how much the two are won and lost, see `size_of_differences`; 1 for answers that are right or wrong.
     """
     observed = estimate.variance * n**2 / (n + 2) ** 2
     # Squares of the two about the mean, and of the mean's own move
     variance = observed + 2 * (size**2 + n * estimate.value**2 / (n + 2)) / (n + 2) ** 2
-    # The two are no estimate, so they add variance without uncertainty about it
-    freedom = estimate.freedom * (variance / observed) ** 2 if observed > 0 else math.inf
-    return Estimate(estimate.value * n / (n + 2), variance, math.nan if math.isnan(variance) else freedom)
+    return Estimate(estimate.value * n / (n + 2), variance, estimate.freedom)
+
+
+def size_of_differences(sums: Floats, weights: Floats) -> float:
+    """By how much sources differ where they do (root mean square), from 0 to 1; 1 where none does.
+
+    Of graded scores, or of many documents of one source, a whole source won would outweigh a task.
+
+    Args:
+        sums: [clusters] of differences.
+        weights: [clusters] documents.
+    """
+    differ = sums != 0
+    return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else 1.0
+
+
+def pooled(sources: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:
+    """(sources, size) with which `with_one_won_and_one_lost` takes the unweighted mean over several tasks.
+
+    Two sources are added to the pool of all tasks: two in each would pull the mean over many small tasks to zero.
+
+    Args:
+        sources: of each task; their pool is as large as so many sources in one task would have to be.
+        sizes: of each task's differences.
+    """
+    shares = 1 / np.array(sources, float)
+    size = float((shares * np.array(sizes) ** 2).sum() / shares.sum())
+    return len(shares) ** 2 / float(shares.sum()), math.sqrt(size)
 
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> Interval:
@@ -142,9 +181,59 @@ def _nested(n: int, clusters: Codes | None, strata: Codes | None) -> tuple[Codes
     return np.unique(merged, return_inverse=True)[1], cluster
 
 
+def _working_variances(sums: Floats, square: float, sizes: Floats, stratum_sizes: Floats, home: Codes) -> Floats:
+    """[clusters] variances of clusters' sums, up to a common factor, if documents of a cluster share a random effect.
+
+    Both variances, between and within clusters, are those of the one-way analysis of variance, about the strata's
+    means.
+
+    Args:
+        sums: [clusters] of what is left of the values when their stratum's mean is taken off.
+        square: the sum of squares of the same.
+        sizes: [clusters] documents.
+        stratum_sizes: [strata] documents.
+        home: [clusters] stratum.
+    """
+    n, count = sizes.sum(), len(sizes)
+    between = float((sums**2 / sizes).sum())
+    inside = max(0.0, square - between) / (n - count)
+    typical = n - float((sizes**2 / stratum_sizes[home]).sum())
+    shared = max(0.0, (between - (count - len(stratum_sizes)) * inside) / typical)
+    # Values that are all equal say nothing of it
+    model: Floats = inside * sizes + shared * sizes**2 if inside + shared > 0 else sizes
+    return model
+
+
+def _cr2(model: Floats, share: Floats, home: Codes) -> tuple[Floats, float]:
+    """([clusters] what squared sums are multiplied by, degrees of freedom of the products' sum).
+
+    With t the model's variance of a cluster's sum, T the sum of t over the stratum and h the cluster's share of its
+    documents, two sums about the stratum's mean have the covariance c = [same cluster] t - h t' - h' t + h h' T. The
+    factor is t / c of a cluster with itself, so that the products have the expectations t. The freedom is twice the
+    square of their sum's expectation over its variance, which is twice the sum of factor x factor' x c² over all pairs
+    in a stratum. That sum is written out, since pairs are too many.
+
+    Args:
+        model: [clusters] t, up to a common factor.
+        share: [clusters] h.
+        home: [clusters] stratum.
+    """
+
+    def total(values: Floats) -> Floats:
+        return np.bincount(home, values).astype(np.float64)
+
+    whole = total(model)
+    own = model * (1 - share) ** 2 + share**2 * (whole[home] - model)
+    scale = model / own
+    both, mixed, squares = total(scale * share**2), total(scale * share * model), total(scale * model**2)
+    pairs = 2 * both * squares + 2 * mixed**2 + (whole * both) ** 2 - 4 * whole * mixed * both
+    doubt = total(model**2) + pairs - total((scale * (own - model)) ** 2)
+    return scale, float(whole.sum()) ** 2 / float(doubt.sum())
+
+
 def _satterthwaite(parts: Floats, freedom: Floats) -> float:
-    """Degrees of freedom of a sum of variances; infinite where all of them are zero."""
+    """Degrees of freedom of a sum of variances; where all of them are zero, as if they were equal."""
     if np.isnan(parts).any():
         return math.nan
-    doubt = float((parts**2 / freedom).sum())
-    return float(parts.sum()) ** 2 / doubt if doubt > 0 else math.inf
+    weights = parts if parts.any() else np.ones(len(parts))
+    return float(weights.sum()) ** 2 / float((weights**2 / freedom).sum())

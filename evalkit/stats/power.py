@@ -36,11 +36,32 @@ def t_power(shift: float, freedom: float) -> float:
 
 
 def t_detectable(stderr: float, freedom: float) -> float | None:
-    """For a t test or a sign-flip test, in the unit of the standard error; of differences in scores at most 1."""
+    """For a t test, in the unit of the standard error; of differences in scores at most 1."""
     if not stderr > 0:
         return None
     found = _first(lambda shift: t_power(shift, freedom), _MOST_SHIFT)
     return None if found is None or found * stderr > 1 else found * stderr
+
+
+def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float) -> float | None:
+    """For the sign-flip test of whole sources.
+
+    That of a t, as if of so many equal sources as these weigh, with the error that was found. Where few sources differ,
+    what the steps of the exact test allow is more.
+
+    Args:
+        sums: [clusters] of differences.
+        weights: [clusters] documents.
+        stderr: of the mean difference of a document.
+    """
+    n, count = float(weights.sum()), len(sums)
+    smooth = 0.0 if stderr == 0 else t_detectable(stderr, n**2 / float((weights**2).sum()) - 1)
+    differing = np.abs(sums[sums != 0])
+    exact = mcnemar_detectable(count, len(differing))
+    if smooth is None or exact is None:
+        return None
+    size = float(differing.mean()) if len(differing) else n / count
+    return max(smooth, exact * size * count / n)
 
 
 def mcnemar_power(n: int, discordance: float, difference: float) -> float:

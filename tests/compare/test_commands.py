@@ -129,7 +129,7 @@ def test_csv_and_json_say_the_same_in_full(compare: Compare, make: Make) -> None
     [content] = json.loads(compare(*runs, "--format", "json").out)["comparisons"]
     assert [record["name"] for record in records] == ["arc_easy", "boolq", "mmlu", "Knowledge", "Average"]
     for record, task in zip(records, content["tasks"], strict=False):
-        for key in ("difference", "low", "high", "stderr", "p", "p_holm", "detectable"):
+        for key in ("difference", "low", "high", "stderr", "freedom", "p", "p_holm", "detectable"):
             assert float(record[key]) == task[key]
         assert int(record["won"]) == task["won"]
     assert records[-1]["kind"] == "average"
@@ -147,8 +147,12 @@ def test_groups_show_both_parts_of_the_error(compare: Compare, make: Make) -> No
     assert "about two architectures" in out
     assert "SD of A's runs" in out
     assert "± from runs" in out
+    assert "t with df" in out
+    assert "that so many documents and runs find" in out
+    assert "each side's spread has its own degrees of freedom" in out
     [content] = json.loads(compare(*groups, "--format", "json").out)["comparisons"]
-    assert content["tasks"][0]["spread"].keys() >= {"seeds", "documents", "shared"}
+    assert content["tasks"][0]["spread"].keys() >= {"seeds_a", "seeds_b", "documents", "shared"}
+    assert all(task["freedom"] >= 2 for task in content["tasks"])
     assert len(content["runs_b"]) == 3
 
 

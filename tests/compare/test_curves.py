@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from statsmodels.stats.proportion import proportion_confint
 
 from evalkit.compare.curves import curve
 from evalkit.compare.sides import Side, names
@@ -58,10 +59,23 @@ def test_bands_are_clustered_and_points_are_on_shared_documents(make: Make) -> N
         assert point.step == place + 1
         assert point.accuracy == pytest.approx(right.mean())
         assert point.stderr == pytest.approx(theirs.bse[0], rel=1e-10)
-        assert (point.low, point.high) == pytest.approx(tuple(theirs.conf_int()[0]), rel=1e-9)
+        # As if two more passages had been answered right and two wrong, about a half as the passages that differ do
+        assert (point.low, point.high) == pytest.approx(tuple(theirs.conf_int()[0]), abs=0.05)
+        assert abs(point.low + point.high - 1) < abs(2 * point.accuracy - 1)
     averages = [np.mean([found.tasks[task][place].accuracy for task in found.tasks]) for place in (0, 1)]
     assert [point.accuracy for point in found.average] == pytest.approx(averages)
     assert found.chance == {"arc_easy": 0.25, "boolq": 0.25, "mmlu": 0.25, "Average": 0.25}
+
+
+def test_bands_of_checkpoints_that_get_all_or_nothing_right(make: Make) -> None:
+    """Agresti and Coull's interval but for the t and its n - 1; 60 documents."""
+    found = curve(Side("t", tuple(load_run(make(f"org/t/step{step}", share)) for step, share in ((1, 0.0), (2, 1.0)))))
+    none, every = found.tasks["arc_easy"]
+    theirs = proportion_confint(60, 60, method="agresti_coull")
+    assert (every.accuracy, every.stderr, every.high) == (1, 0, 1)
+    assert every.low == pytest.approx(theirs[0], abs=0.01)
+    assert (none.low, none.high) == pytest.approx((0, 1 - every.low))
+    assert 0.9 < found.average[1].low < 1
 
 
 def test_curves_of_different_rules(make: Make) -> None:

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from evalkit.stats.estimates import Estimate, average, interval, mean, with_one_won_and_one_lost
+from evalkit.stats.estimates import (
+    Codes,
+    Estimate,
+    Floats,
+    average,
+    interval,
+    mean,
+    pooled,
+    size_of_differences,
+    with_one_won_and_one_lost,
+)
+from evalkit.stats.significance import mcnemar, t_test
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}
 _SCORES = st.lists(st.integers(-3, 3).map(float), min_size=2, max_size=40)
@@ -28,20 +39,92 @@ def test_independent_documents_are_a_one_sample_t_interval(values: list[float]) 
     found = mean(np.array(values))
     assert found.value == pytest.approx(np.mean(values), abs=1e-12)
     assert found.stderr == pytest.approx(stats.sem(values), **EXACT)
-    assert found.freedom == (pytest.approx(len(values) - 1) if found.variance else math.inf)
+    assert found.freedom == pytest.approx(len(values) - 1)
     if found.variance:
         assert interval(found) == pytest.approx(DescrStatsW(values).tconfint_mean(), **EXACT)
 
 
-@pytest.mark.parametrize(("n", "groups"), [(100, 30), (1000, 400), (997, 9)])
-def test_clusters_are_statsmodels_sandwich(n: int, groups: int) -> None:
-    values, clusters = random_differences(n, n), np.random.default_rng(n).integers(0, groups, n)
+@pytest.mark.parametrize(("size", "groups"), [(3, 30), (5, 400), (100, 9), (1, 50)])
+def test_clusters_of_equal_size_are_statsmodels_sandwich(size: int, groups: int) -> None:
+    n = size * groups
+    clusters = np.random.default_rng(n).permutation(np.repeat(np.arange(groups), size))
+    values = random_differences(n, n) + np.random.default_rng(n).normal(0, 0.2, groups)[clusters]
     theirs = sm.OLS(values, np.ones(n)).fit(cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True)
     ours = mean(values, clusters * 7 - 3)  # the numbers themselves mean nothing
     assert ours.value == pytest.approx(theirs.params[0], **EXACT)
     assert ours.stderr == pytest.approx(theirs.bse[0], **EXACT)
-    assert ours.freedom == pytest.approx(len(set(clusters)) - 1)
+    assert ours.freedom == pytest.approx(groups - 1)
     assert interval(ours) == pytest.approx(theirs.conf_int()[0], **EXACT)
+
+
+def literal_cr2(values: Floats, clusters: Codes, strata: Codes) -> tuple[float, float]:
+    """(variance, degrees of freedom) of the strata's weighted mean, matrix by matrix as Pustejovsky and Tipton (2018)
+    write them, under the working covariance of the one-way random-effects model."""
+    n = len(values)
+    x = (strata[:, None] == np.unique(strata)).astype(float)
+    groups = np.unique(clusters)
+    member = (clusters[:, None] == groups).astype(float)
+    contrast, solve = x.mean(axis=0), np.linalg.pinv(x)
+    residual_maker = np.eye(n) - x @ solve
+    residuals = residual_maker @ values
+    between = float(((member.T @ residuals) ** 2 / member.sum(axis=0)).sum())
+    within = (residuals @ residuals - between) / (n - len(groups))
+    typical = np.trace(member.T @ residual_maker @ member)
+    effect = max(0.0, (between - (len(groups) - x.shape[1]) * within) / typical)
+    covariance = within * np.eye(n) + effect * member @ member.T
+    variance, columns = 0.0, []
+    for group in groups:
+        rows = np.flatnonzero(clusters == group)
+        root = np.linalg.cholesky(covariance[np.ix_(rows, rows)]).T
+        inner = root @ (residual_maker @ covariance @ residual_maker)[np.ix_(rows, rows)] @ root.T
+        eigenvalues, vectors = np.linalg.eigh(inner)
+        kept = eigenvalues > 1e-10 * eigenvalues.max()
+        adjustment = root.T @ (vectors[:, kept] / np.sqrt(eigenvalues[kept])) @ vectors[:, kept].T @ root
+        weights = (contrast @ solve)[rows] @ adjustment
+        variance += float(weights @ residuals[rows]) ** 2
+        columns.append(residual_maker[rows].T @ weights)
+    form = np.stack(columns) @ covariance @ np.stack(columns).T
+    return variance, float(np.trace(form) ** 2 / (form**2).sum())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=3, max_size=9), st.floats(0, 2), st.integers(0, 99))
+def test_clusters_of_any_size_are_the_literal_matrices_of_cr2(sizes: list[int], effect: float, seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    clusters = np.repeat(np.arange(len(sizes)), sizes)
+    values = dice.normal(size=len(clusters)) + effect * dice.normal(size=len(sizes))[clusters]
+    if len(sizes) == len(clusters):
+        return
+    ours, theirs = mean(values, clusters), literal_cr2(values, clusters, np.zeros(len(clusters)))
+    assert (ours.variance, ours.freedom) == pytest.approx(theirs, rel=1e-8)
+
+
+def test_clusters_in_strata_are_the_literal_matrices_of_cr2() -> None:
+    dice = np.random.default_rng(3)
+    clusters = np.repeat(np.arange(9), [9, 1, 3, 2, 1, 1, 5, 2, 4])
+    strata = np.minimum(clusters // 3, 1)
+    values = dice.normal(size=len(clusters)) + dice.normal(size=9)[clusters]
+    ours = mean(values, clusters, strata)
+    assert (ours.variance, ours.freedom) == pytest.approx(literal_cr2(values, clusters, strata), rel=1e-8)
+
+
+def test_few_documents_that_differ_in_many_strata_keep_their_degrees_of_freedom() -> None:
+    """57 subjects of three or four documents, of which two differ: not the freedom of those two subjects."""
+    values, strata = np.zeros(200), np.arange(200) % 57
+    values[[3, 60]] = -1
+    assert 135 < mean(values, strata=strata).freedom <= 143
+
+
+def test_clusters_of_very_unequal_size_have_few_degrees_of_freedom() -> None:
+    """Independent documents: closed forms of Bell and McCaffrey's. A source with half of the documents leaves few."""
+    sizes = np.array([50] + [5] * 10)
+    clusters, values = np.repeat(np.arange(11), sizes), random_differences(100, 1)
+    # Within sources documents are as unlike as can be, so no shared effect is found
+    values[:50], values[50:] = np.tile([1, -1], 25), np.tile([1, -1, 0, 1, -1], 10)
+    share = sizes / 100
+    whole = (share**2).sum() + ((share**2 / (1 - share)).sum() ** 2 - (share**4 / (1 - share) ** 2).sum())
+    assert mean(values, clusters).freedom == pytest.approx(1 / whole)
+    assert mean(values, clusters).freedom < 4
 
 
 @settings(max_examples=50)
@@ -52,14 +135,10 @@ def test_strata_are_cochrans_sum_of_variances(data: st.DataObject) -> None:
     strata = np.repeat(np.arange(len(sizes)), sizes)
     n = sum(sizes)
     expected = sum((size / n) ** 2 * part.var(ddof=1) / size for size, part in zip(sizes, parts, strict=True))
-    assert mean(np.concatenate(parts), strata=strata).variance == pytest.approx(expected, **EXACT)
-
-
-def test_two_strata_have_welchs_degrees_of_freedom() -> None:
-    """With equal sizes the stratified mean is half the sum of two means, whose freedom is Welch's."""
-    a, b = random_differences(30, 1), 2 * random_differences(30, 2)
-    ours = mean(np.concatenate([a, b]), strata=np.repeat([0, 1], 30))
-    assert ours.freedom == pytest.approx(stats.ttest_ind(a, -b, equal_var=False).df, **EXACT)
+    found = mean(np.concatenate(parts), strata=strata)
+    assert found.variance == pytest.approx(expected, **EXACT)
+    # Satterthwaite's, if the strata's documents vary alike
+    assert found.freedom == pytest.approx(n**2 / sum(size**2 / (size - 1) for size in sizes))
 
 
 def test_clusters_lie_within_strata() -> None:
@@ -86,12 +165,19 @@ def test_a_single_document_has_no_error() -> None:
         mean(np.array([]))
 
 
+@pytest.mark.parametrize("place", [{}, {"clusters": np.repeat([0, 1, 2], 4)}, {"strata": np.repeat([0, 1], 6)}])
+def test_values_that_are_all_equal_keep_their_degrees_of_freedom(place: dict[str, Any]) -> None:
+    found = mean(np.ones(12), **place)
+    assert found.variance == 0
+    assert found.freedom == pytest.approx({"clusters": 2, "strata": 10}.get(next(iter(place), ""), 11))
+
+
 def test_an_average_treats_its_tasks_as_fixed() -> None:
     found = average([Estimate(0.1, 0.04, 10.0), Estimate(0.3, 0.01, 99.0)])
     assert found.value == pytest.approx(0.2)
     assert found.stderr == pytest.approx(math.sqrt(0.05) / 2)
     assert found.freedom == pytest.approx(0.05**2 / (0.04**2 / 10 + 0.01**2 / 99))
-    assert math.isinf(average([Estimate(0.0, 0.0, math.inf)] * 2).freedom)
+    assert average([Estimate(0.0, 0.0, 7.0)] * 2).freedom == 14
 
 
 @settings(max_examples=50)
@@ -108,7 +194,7 @@ def test_the_interval_is_bonett_and_prices(won: int, lost: int, same: int) -> No
     published = (p + q - (p - q) ** 2) / (n + 2)
     assert published <= found.variance * (1 + 1e-12)
     assert found.variance <= published * n / (n - 1) * (1 + 1e-12)
-    assert found.freedom >= n - 1.001
+    assert found.freedom == pytest.approx(n - 1)
 
 
 def test_graded_scores_are_won_and_lost_by_as_much_as_they_differ() -> None:
@@ -123,7 +209,42 @@ def test_graded_scores_are_won_and_lost_by_as_much_as_they_differ() -> None:
 
 def test_runs_that_agree_everywhere_still_have_an_interval() -> None:
     low, high = interval(with_one_won_and_one_lost(mean(np.zeros(198)), 198))
-    assert (low, high) == pytest.approx((-1.96 * math.sqrt(2) / 200, 1.96 * math.sqrt(2) / 200), rel=1e-4)
+    reach = stats.t.ppf(0.975, 197) * math.sqrt(2) / 200
+    assert (low, high) == pytest.approx((-reach, reach))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
+def test_where_all_documents_are_won_the_t_says_what_the_exact_test_says(n: int) -> None:
+    found = with_one_won_and_one_lost(mean(np.ones(n)), n)
+    assert t_test(found) == pytest.approx(mcnemar(n, 0), rel=0.4)
+    assert (t_test(found) <= 0.05) == (mcnemar(n, 0) <= 0.05)
+    assert interval(found).low < 1
+
+
+def test_sources_are_added_whole() -> None:
+    """Three sources of a hundred documents, all won: three draws, not three hundred."""
+    clusters = np.repeat(np.arange(3), 100)
+    found = with_one_won_and_one_lost(mean(np.ones(300), clusters), 3)
+    assert interval(found).low < 0
+    assert with_one_won_and_one_lost(mean(np.ones(3)), 3) == pytest.approx(found)
+
+
+def test_the_size_of_differences_is_a_share_of_whole_sources() -> None:
+    assert size_of_differences(np.zeros(3), np.ones(3)) == 1
+    assert size_of_differences(np.array([1.0, -1.0, 0.0]), np.ones(3)) == 1
+    assert size_of_differences(np.array([30.0, 2.0, 0.0]), np.array([30.0, 2.0, 9.0])) == 1
+    assert size_of_differences(np.array([0.3, -0.4, 0.0]), np.ones(3)) == pytest.approx(math.sqrt(0.125))
+
+
+def test_two_sources_are_added_to_the_pool_and_not_to_every_task() -> None:
+    """57 tasks of ten documents, all with the same difference: the interval is about the difference."""
+    assert pooled([200], [0.3]) == pytest.approx((200, 0.3))
+    assert pooled([200] * 8, [1] * 8) == pytest.approx((1600, 1))
+    assert pooled([100, 900], [1, 1]) == pytest.approx((360, 1))
+    tasks = [mean(np.array([1.0] * 5 + [-1.0] + [0.0] * 4))] * 57
+    found = with_one_won_and_one_lost(average(tasks), *pooled([10] * 57, [1] * 57))
+    assert found.value == pytest.approx(0.4, abs=0.002)
+    assert found.stderr == pytest.approx(average(tasks).stderr, rel=0.02)
 
 
 @given(_SCORES, st.data())

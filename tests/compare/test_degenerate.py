@@ -1,0 +1,154 @@
+"""Comparisons with next to nothing in them: no difference, nothing but differences, one document, one source."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from evalkit.compare.comparison import Comparison, Difference, compare
+from evalkit.compare.decision import exit_code
+from evalkit.compare.pairing import pair
+from evalkit.compare.sides import Side
+from evalkit.compare.view import comparison_page, headline
+from evalkit.page import terminal
+from evalkit.runs import load_run
+from evalkit.stats.significance import mcnemar
+from tests.compare.made import make_run, scores_of
+
+Answers = dict[str, list[int]]
+
+
+def group(root: Path, name: str, runs: list[Answers], clusters: list[int] | None = None) -> Side:
+    """Runs of different checkpoints; each answers these tasks' documents right (1) or wrong (0)."""
+    folders = [
+        make_run(
+            root,
+            {task: scores_of(task, right, clusters=clusters) for task, right in one.items()},
+            model=f"org/{name}{place}",
+        )
+        for place, one in enumerate(runs)
+    ]
+    return Side(name, tuple(map(load_run, folders)))
+
+
+def compared(a: Side, b: Side) -> Comparison:
+    found = compare(pair(a, b, {}))
+    terminal(comparison_page(found, "A", "B"))  # can be printed
+    for one in (*found.tasks, *found.averages):
+        agree(one)
+    return found
+
+
+def agree(one: Difference) -> None:
+    """The interval holds the difference, and zero unless the p value is at most 5 %."""
+    assert one.low <= one.difference <= one.high
+    if one.p is None or one.p > 0.05:
+        assert one.low <= 0 <= one.high
+
+
+@pytest.mark.parametrize("runs", [(1, 1), (3, 3), (1, 3), (2, 5)])
+def test_identical_runs_leave_the_doubt_about_other_documents(tmp_path: Path, runs: tuple[int, int]) -> None:
+    same: Answers = {"piqa": [0, 1] * 50, "boolq": [1, 0] * 20}
+    found = compared(group(tmp_path, "a", [same] * runs[0]), group(tmp_path, "b", [same] * runs[1]))
+    for one, n in zip((*found.tasks, found.average), (100, 40, 2**2 / (1 / 100 + 1 / 40)), strict=True):
+        reach = stats.norm.ppf(0.975) * math.sqrt(2) / (n + 2)
+        assert (one.p, one.difference) == (1, 0)
+        assert -one.low == one.high == pytest.approx(reach, rel=0.05)
+    assert {found.average.verdict, *(task.verdict for task in found.tasks)} == {"undecided"}
+    assert all((task.detectable or 0) > task.high / 2 for task in found.tasks)
+    assert exit_code([found], 0.0) == 4
+    assert exit_code([found], 0.1) == 0
+
+
+@pytest.mark.parametrize("runs", [(1, 1), (3, 3), (1, 3), (2, 5)])
+def test_all_documents_won_in_every_run(tmp_path: Path, runs: tuple[int, int]) -> None:
+    lost, won = {"piqa": [0] * 60, "boolq": [0] * 40}, {"piqa": [1] * 60, "boolq": [1] * 40}
+    a, b = group(tmp_path, "a", [lost] * runs[0]), group(tmp_path, "b", [won] * runs[1])
+    found = compared(a, b)
+    for one in (*found.tasks, found.average):
+        assert one.difference == one.high == 1
+        assert one.p is not None and one.p < 1e-6
+        assert 0.8 < one.low < 1
+        assert one.verdict == "better"
+    assert headline(found).startswith("b is better than a on 2 of 2 tasks")
+    assert {task.verdict for task in compared(b, a).tasks} == {"worse"}
+    assert exit_code([compared(b, a)], 0.0) == 3
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("n", [2, 5, 6, 10])
+def test_few_documents_all_won_are_what_the_exact_test_makes_of_them(tmp_path: Path, n: int, runs: int) -> None:
+    a, b = (group(tmp_path, name, [{"piqa": [right] * n}] * runs) for right, name in enumerate("ab"))
+    found = compared(a, b)
+    verdict = "better" if mcnemar(n, 0) <= 0.05 else "undecided"
+    assert (found.tasks[0].verdict, found.average.verdict) == (verdict, verdict)
+    assert (found.tasks[0].low > 0) == (verdict == "better")
+    assert found.tasks[0].low < 0.95
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_one_document(tmp_path: Path, runs: int) -> None:
+    a, b = (group(tmp_path, name, [{"piqa": [right]}] * runs) for right, name in enumerate("ab"))
+    found = compared(a, b)
+    [piqa] = found.tasks
+    assert (piqa.difference, piqa.low, piqa.high, piqa.stderr, piqa.detectable) == (1, -1, 1, None, None)
+    assert piqa.p == (1 if runs == 1 else None)
+    assert {piqa.verdict, found.average.verdict} == {"undecided"}
+    assert exit_code([found], 0.0) == 4
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_documents_of_one_source(tmp_path: Path, runs: int) -> None:
+    """A hundred questions about one text are one draw."""
+    a, b = (group(tmp_path, name, [{"piqa": [right] * 100}] * runs, [0] * 100) for right, name in enumerate("ab"))
+    found = compared(a, b)
+    [piqa] = found.tasks
+    assert (piqa.sources, piqa.low, piqa.high, piqa.stderr) == (1, -1, 1, None)
+    assert piqa.p == (1 if runs == 1 else None)
+    assert found.average.verdict == "undecided"
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_documents_of_three_sources(tmp_path: Path, runs: int) -> None:
+    """All of 300 documents won, yet three draws: two times in eight three coins agree."""
+    clusters = [100 * (place // 100) for place in range(300)]
+    a, b = (group(tmp_path, name, [{"piqa": [right] * 300}] * runs, clusters) for right, name in enumerate("ab"))
+    found = compared(a, b)
+    assert found.tasks[0].verdict == found.average.verdict == "undecided"
+    assert found.tasks[0].p == pytest.approx(0.25, abs=0.02)
+    assert found.tasks[0].low < 0
+
+
+def test_the_interval_says_what_the_exact_test_says(tmp_path: Path) -> None:
+    """60 won and 40 lost: p = 0.057, where the interval alone would lie above zero."""
+    a = group(tmp_path, "a", [{"piqa": [0] * 60 + [1] * 40 + [1] * 900}])
+    b = group(tmp_path, "b", [{"piqa": [1] * 60 + [0] * 40 + [1] * 900}])
+    found = compared(a, b)
+    assert found.tasks[0].p == pytest.approx(0.0569, abs=1e-4)
+    assert (found.tasks[0].verdict, found.tasks[0].low) == ("undecided", 0)
+    assert exit_code([compared(b, a)], 0.0) == 4
+
+
+def test_the_average_of_one_task_is_the_task(tmp_path: Path) -> None:
+    clusters = [place - place % 4 for place in range(40)]
+    a, b = (
+        group(tmp_path, name, [{"piqa": right}], clusters)
+        for name, right in (("a", [0, 1] * 20), ("b", [1, 1, 0, 1] * 10))
+    )
+    found = compared(a, b)
+    [task], average = found.tasks, found.average
+    assert (average.low, average.high, average.p, average.verdict) == (task.low, task.high, task.p, task.verdict)
+
+
+def test_one_run_beside_several_claims_nothing_of_its_seeds(tmp_path: Path) -> None:
+    alone = group(tmp_path, "alone", [{"piqa": [0, 1] * 20}])
+    many = group(tmp_path, "many", [{"piqa": [1, 0] * 20}] * 5)
+    for found in (compared(alone, many), compared(many, alone)):
+        assert "nothing can be claimed of other seeds of alone" in found.claim.sentence
+    two = group(tmp_path, "two", [{"piqa": [1, 0] * 20}] * 2)
+    assert "its spread is hardly known" in compared(alone, two).claim.sentence
+    assert "its spread is hardly known" in compared(many, two).claim.sentence
+    assert "hardly" not in compared(alone, many).claim.sentence
