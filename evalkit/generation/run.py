@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.models.context import Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
-from evalkit.models.files import read_json
+from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.request import Request, circumstances, context_extension
 from evalkit.runs import Run, folder_name, specification_id
@@ -87,8 +87,8 @@ def about_run(run: Run) -> tuple[str, ...]:
 
 def _named_ends(checkpoint: Checkpoint) -> Any:
     """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
-    path = checkpoint.folder / "generation_config.json"
-    return read_json(path).get("eos_token_id") if path.is_file() else None
+    settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
+    return (settings or {}).get("eos_token_id")
 
 
 def load_table(run: Run, name: str, columns: Collection[str]) -> pd.DataFrame:

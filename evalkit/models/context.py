@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.models.config_check import WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
@@ -22,15 +23,8 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 """Rotations within the original window from which a channel stays as it is, and up to which it is interpolated in full;
 arXiv 2309.00071, section 3.2 (β and α), for models of Llama's family."""
 
-WINDOW_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-)
-"""What architectures call the number of positions that they were trained with."""
+MOST_TOKENS = 2**24
+"""Of a context: positions are computed in float32, which has no more whole numbers than these without a gap."""
 
 
 @dataclass(frozen=True)
