@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
-from evalkit.models.context import Extension, configured_window, refuse_generation
+from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
@@ -36,7 +36,12 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
         raise UsageError(
             f"{checkpoint.given}: its config tells no context window; give --context with --context-original"
         )
-    return int(window)
+    if window > MOST_TOKENS:
+        raise UsageError(
+            f"{checkpoint.given}: its config tells a context window of {window:,} tokens, past the {MOST_TOKENS:,} "
+            "that float32 tells apart; give the real one as --context and --context-original"
+        )
+    return window
 
 
 def generated_manifest(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError
+from evalkit.models.config_check import check_code
 from evalkit.models.locate import Checkpoint, Say
 
 if TYPE_CHECKING:
@@ -35,12 +36,7 @@ def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         return
     kind = config.get("model_type")
     if checkpoint.trust_remote_code:
-        # "owner/name--file.Class": not in this folder, so neither in its fingerprint
-        if elsewhere := [str(place) for place in (config.get("auto_map") or {}).values() if "--" in str(place)]:
-            raise CheckpointError(
-                f"{checkpoint.given}: config.json takes code from another repository ({elsewhere[0]}); put its files "
-                "beside config.json, and only file.Class into auto_map"
-            )
+        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
         return
     if "auto_map" in config:
         raise CheckpointError(
@@ -59,6 +55,19 @@ def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     if why := _why_not_causal(config):
         raise CheckpointError(
             f"{checkpoint.given}: {_architecture(config)} {why}; evalkit scores causal language models only"
+        )
+
+
+def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Refuse weights in a file that config.json names: transformers would take it, and evalkit hashes others.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    if named := config.get("transformers_weights"):
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); call that "
+            "file model.safetensors and leave the key out"
         )
 
 

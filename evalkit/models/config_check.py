@@ -39,7 +39,7 @@ _TEXTS: _Kind = (
 )
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _TEXT),
-    **dict.fromkeys((*LAYER_KEYS, *WINDOW_KEYS, "num_labels"), _WHOLE),
+    **dict.fromkeys((*LAYER_KEYS, *WINDOW_KEYS, "original_max_position_embeddings", "num_labels"), _WHOLE),
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "tie_word_embeddings"), _FLAG),
     **dict.fromkeys(("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"), _OBJECT),
     "architectures": _TEXTS,
@@ -83,6 +83,25 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
                 raise CheckpointError(
                     f"{given}: config.json has {key} {value:,}, where the files hold {tensors:,} weights in all"
                 )
+
+
+def check_code(path: Path, auto_map: Any) -> None:
+    """Refuse code that a folder's file names in another repository ("owner/name--file.Class"): it is not hashed.
+
+    Args:
+        path: of the file, for messages.
+        auto_map: what it says of code, if anything.
+
+    Raises:
+        CheckpointError: names the code.
+    """
+    places = auto_map.values() if isinstance(auto_map, dict) else auto_map or ()
+    for place in places:
+        if "--" in str(place):
+            raise CheckpointError(
+                f"{path}: takes code from another repository ({_shown(place)}); put that code's files beside it, and "
+                "only file.Class into auto_map"
+            )
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

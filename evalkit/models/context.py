@@ -237,7 +237,7 @@ def refuse_generation(extension: Extension, what: str) -> None:
 def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
     """What a parsed config.json calls its window, and the window in tokens; ("", None) where it tells none."""
     text = _text_part(config)
-    return next(((key, text[key]) for key in WINDOW_KEYS if isinstance(text.get(key), int)), ("", None))
+    return next(((key, text[key]) for key in WINDOW_KEYS if (text.get(key) or 0) > 0), ("", None))
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,6 +272,9 @@ def _check_settings(settings: ContextSettings) -> None:
     method = settings.method
     if method not in METHODS:
         raise UnknownNameError("context method", method, METHODS)
+    for flag, tokens in (("--context", settings.target), ("--context-original", settings.original)):
+        if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+            raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens, all that float32 tells apart")
     allowed = {
         YARN: ("factor", "beta_fast", "beta_slow", "attention_factor"),
         DYNAMIC_YARN: ("beta_fast", "beta_slow"),

@@ -6,6 +6,7 @@ are missing or of another shape, a tokenizer that does not fit) is an error here
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from evalkit.models.checks import (
     check_quantization,
     check_report,
     check_trust,
+    check_weights_name,
     natively_known,
 )
 from evalkit.models.config_check import WINDOW_KEYS, check_sizes
 from evalkit.models.context import Extension, configured_window
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
-from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
+from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.snapshot import Opened, snapshot
 
 _FALLBACK_WINDOW = 2048
@@ -113,6 +115,8 @@ def load(
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     wanted, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
     with _opened(checkpoint, say) as read:
+        if dtype == "auto" and (stored := _stored_otherwise(read, wanted)):
+            say(f"weights are stored in {stored} and rounded to {wanted}, as config.json has it; see --dtype")
         model = _model(read, extension, wanted, attention, place, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
@@ -195,6 +199,7 @@ def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
         check_trust(checkpoint, config)
         check_causal(checkpoint, config)
         check_quantization(checkpoint, config)
+        check_weights_name(checkpoint, config)
         yield held.read()
 
 
@@ -219,6 +224,18 @@ def _model(read: Opened, extension: Extension | None, dtype: str, attention: str
     if stretched is not None:
         finish(given, model, stretched)
     return model
+
+
+def _stored_otherwise(read: Opened, dtype: str) -> str | None:
+    """The dtype that most of the weights are stored in, where another one cannot hold it."""
+    if dtype == "float32":
+        return None
+    numbers: Counter[str] = Counter()
+    for tensor in read.tensors.values():
+        if tensor.is_floating_point():
+            numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    most = next((name for name, _ in numbers.most_common(1)), dtype)
+    return most if most in DTYPES and most != dtype else None
 
 
 def _tokenizer(checkpoint: Checkpoint, read: Opened, model: Any, say: Say) -> Any:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.files import tokenizer_files
+from evalkit.models.config_check import check_code
+from evalkit.models.files import read_json, tokenizer_files
 from evalkit.models.locate import Say, silent
 from evalkit.models.quiet import quiet
 
@@ -64,6 +65,8 @@ def _as_transformers_reads_it(folder: Path, trust_remote_code: bool) -> Any:
     except Exception:
         if not trust_remote_code:
             raise
+        path = folder / "tokenizer_config.json"
+        check_code(path, read_json(path).get("auto_map") if path.is_file() else None)
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=True)
 
 
