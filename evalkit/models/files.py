@@ -37,8 +37,11 @@ TOKENIZER_FILES = (
 )
 """Files that decide how text becomes token ids."""
 
-_MORE_OF_TOKENIZERS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", "additional_chat_templates/*.jinja")
+CHAT_TEMPLATES = "additional_chat_templates"
+"""The folder of those that have a name."""
+_MORE_OF_TOKENIZERS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
 """What transformers reads beside these where it is there: other SentencePiece models, tokenizer.json of a version."""
+TOKENIZER_PATTERNS = (*TOKENIZER_FILES, *_MORE_OF_TOKENIZERS)
 
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")

@@ -8,7 +8,6 @@ to the same bits.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import tempfile
@@ -23,8 +22,8 @@ from unittest.mock import patch
 
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import read_json
-from evalkit.models.fingerprint import Fingerprint, fingerprint
-from evalkit.models.hashes import file_sha256
+from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
+from evalkit.models.hashes import file_sha256, hash_file
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.models.quiet import quiet
 from evalkit.models.snapshot import Opened, snapshot, temporary_folder
@@ -64,8 +63,9 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
             ready = Path(temporary) / "ready"
             model.save_pretrained(ready)
             tokenizer.save_pretrained(ready)
-            record = json.dumps(asdict(fingerprint(_folder_checkpoint(ready))))
-            (ready / _RECORD).write_text(record, encoding="utf-8")
+            made = _folder_checkpoint(ready)
+            record = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
+            (ready / _RECORD).write_text(json.dumps(asdict(record)), encoding="utf-8")
             _put(ready, folder)
     except Exception as error:  # a full disk comes as OSError or as safetensors' own error
         say(f"{gguf.name}: its dequantised copy could not be kept ({first_line(error)})")
@@ -143,9 +143,7 @@ def _private_copy(gguf: Path, place: Path | None = None) -> Iterator[tuple[Path,
             shutil.copyfile(gguf, copy)
         except OSError as error:
             raise CheckpointError(f"{gguf}: cannot be copied to {folder} ({error.strerror}); free space") from error
-        with copy.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        yield copy, digest
+        yield copy, hash_file(copy)
 
 
 def _reading_options(gguf: Path) -> dict[str, Any]:

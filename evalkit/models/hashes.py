@@ -39,6 +39,12 @@ def file_sha256(path: Path) -> str:
     return digest
 
 
+def hash_file(path: Path) -> str:
+    """SHA-256 of one file's content, read now and not remembered. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def state_of(path: Path) -> State:
     """What the file system says of a file now. Raises `OSError`."""
     return _state(path.stat())

@@ -6,7 +6,6 @@ the `Fingerprint` of exactly these. Only files that count are copied, so transfo
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from evalkit.errors import CheckpointError
 from evalkit.models.files import GENERATION_CONFIG, code_files, copy_files, tokenizer_files
 from evalkit.models.fingerprint import Fingerprint, combine
-from evalkit.models.hashes import State, state_of
+from evalkit.models.hashes import State, hash_file, state_of
 from evalkit.models.locate import Checkpoint
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Snapshot:
 
         weights = read_weights(self._weights)
         self._watch.check()
-        return Opened(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, _sha256))
+        return Opened(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, hash_file))
 
     def with_own_names(self, text: str) -> str:
         """A message with the checkpoint's own folders in place of the copies'."""
@@ -158,7 +157,3 @@ def _tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
         return []
     config = [path for path in (folder / "config.json",) if path.is_file()]
     return [*tokenizer_files(folder), *config, *(code_files(folder) if checkpoint.trust_remote_code else ())]
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,15 +6,17 @@ replaced or cut short afterwards changes no model (and ends no process, as a map
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import mmap
 import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
@@ -23,7 +25,9 @@ from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import parse_safetensors
 from evalkit.models.hashes import FileHashes, state_of
 
-_CHUNK = 2**22
+_CHUNK, _LARGE = 2**22, 2**18
+_PRIVATE: Any = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Anonymous memory of this process alone; not of a file, and not where other systems have no such choice."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -103,7 +107,7 @@ class _Read:
         Raises:
             CheckpointError: it became shorter since it was opened.
         """
-        found = torch.empty(count, dtype=torch.uint8)
+        found = _memory(count)
         self._fill(memoryview(found.numpy()))  # type: ignore[arg-type]
         return found
 
@@ -148,6 +152,14 @@ class _Read:
                 raise CheckpointError(f"{self.path}: became shorter while it was read; copy it again")
             done += count
         self._quick.update(piece)
+
+
+def _memory(count: int) -> torch.Tensor:
+    """Uninitialised bytes, [count]; large ones go back to the system when they go, which malloc keeps for others."""
+    if count >= _LARGE:
+        with contextlib.suppress(OSError):  # past 65,530 of them, on Linux
+            return torch.frombuffer(mmap.mmap(-1, count, **_PRIVATE), dtype=torch.uint8)
+    return torch.empty(count, dtype=torch.uint8)
 
 
 def _safetensors(read: _Read) -> dict[str, torch.Tensor]:
