@@ -263,6 +263,27 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, second
 
 
+def test_a_hub_snapshot_whose_links_change(
+    original: Path, other: Path, commands: dict[str, Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's cache holds links to files that are named by content."""
+    model = tmp_path / "snapshots" / "main"
+    model.mkdir(parents=True)
+    for path in original.iterdir():
+        (model / path.name).symlink_to(path)
+    expected = commands["run"](model, tmp_path / "before")
+
+    def change() -> None:
+        for link in model.glob("*.safetensors"):
+            link.unlink()
+            link.symlink_to(other / link.name)
+
+    with monkeypatch.context() as once:
+        at(MOMENTS[0], change, once)
+        assert outcome(commands["run"], model, tmp_path / "runs", expected) == "refused"
+    assert commands["run"](model, tmp_path / "runs") != expected
+
+
 SMALL = {
     "config.json": ("run", "longbench"),
     "tokenizer.json": ("run", "needle"),

@@ -67,7 +67,7 @@ def build_model(
 
         kind = getattr(torch, dtype)
         own = config or AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=remote)
-        quantised = bool(getattr(own, "quantization_config", None))
+        quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
         sizes = {name: tensor.numel() for name, tensor in tensors.items()}
         excess = _PACKED if quantised else _EXCESS
         skeleton = _skeleton(given, own, kind, attention, remote, sizes, excess)
