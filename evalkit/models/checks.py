@@ -132,10 +132,10 @@ def check_report(given: str, built: Built, say: Say) -> None:
             f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
             "layers"
         )
-    if parts := [key for key in unexpected if f"{key.rpartition('.')[0]}.weight" in own]:
+    if parts := [key for key in unexpected if any(f"{module}.weight" in own for module in _modules_around(key))]:
         raise CheckpointError(
             f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
-            "their quantization_config"
+            "their quantization_config, or an adapter is to be merged"
         )
     if unexpected:
         say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
@@ -164,6 +164,12 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
             f"{given}: its output head is not its embedding, though config.json says tie_word_embeddings; set that to "
             "false, or remove the head from the file"
         )
+
+
+def _modules_around(name: str) -> list[str]:
+    """a.b.bias → a.b, a."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
 def _further_layers(names: Iterable[str], own: Iterable[str]) -> list[str]:

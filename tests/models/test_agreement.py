@@ -60,7 +60,7 @@ def test_a_layer_past_the_last_that_transformers_knows_of_is_as_it_should_be(tmp
     assert said == []
 
 
-@pytest.mark.parametrize("part", ["bias", "SCB", "weight_scale"])
+@pytest.mark.parametrize("part", ["bias", "SCB", "weight_scale", "lora_A.weight", "lora_A.default.weight"])
 def test_parts_of_a_module_that_the_model_has_without_them(folder: Path, part: str) -> None:
     name = f"model.layers.0.self_attn.q_proj.{part}"
     rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
