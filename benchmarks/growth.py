@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from versus_lm_eval import memory_of_the_model, note, watching
+from versus_lm_eval import memory_now, note, watching
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
     loaded = load(locate(arguments.model, say=note), dtype=arguments.dtype, device=arguments.device, say=note)
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
-    baseline = memory_of_the_model(loaded.model)
+    baseline = memory_now(loaded.model.device)
     with watching(loaded.model.device) as peak:
         started = time.perf_counter()
         encoded = list(prompter.encode(questions))

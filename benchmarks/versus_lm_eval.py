@@ -81,7 +81,7 @@ def main() -> None:
     about = {"limit": arguments.limit, "shots": arguments.num_fewshot, **machine(arguments)}
     for dtype in arguments.dtypes:
         loaded = load(locate(arguments.model, say=note), dtype=dtype, device=arguments.device, say=note)
-        about["baseline"] = memory_of_the_model(loaded.model)
+        about["baseline"] = memory_now(loaded.model.device)
         about["model"] = f"{loaded.name}, {loaded.parameters / 1e6:.0f} M parameters"
         for protocol in arguments.protocols:
             rows += list(compare(loaded, dtype, protocol, arguments, exact, about))
@@ -210,13 +210,6 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def memory_now(device: Any) -> int:
     """Bytes in use, on a GPU by torch, else by the process."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
-
-
-def memory_of_the_model(model: Any) -> int:
-    """Bytes in use with all weights in memory; those that are mapped from a file come when they are first read."""
-    for parameter in model.parameters():
-        parameter.sum()
-    return memory_now(model.device)
 
 
 @contextmanager

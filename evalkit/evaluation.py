@@ -6,7 +6,7 @@ Scores what the journal does not hold yet, task by task, and writes the results 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from threading import Event
@@ -76,8 +76,21 @@ def run_prepared(prepared: Prepared, progress: Progress) -> Run:
     )
 
 
-def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> LoadedModel:
-    """Load the checkpoint of a request and say what was loaded."""
+def load_model(
+    checkpoint: Checkpoint, request: Request, specification: Mapping[str, Any], progress: Progress
+) -> LoadedModel:
+    """Load the checkpoint of a request and say what was loaded.
+
+    Args:
+        checkpoint: of the request.
+        request: says how it is loaded.
+        specification: of the run, whose id was made of the checkpoint's files as they were then.
+        progress: told.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or its files have changed since.
+    """
+    from evalkit.models.identity import check_identity
     from evalkit.models.load import load
 
     loaded = load(
@@ -88,6 +101,7 @@ def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> 
         extension=context_extension(request, checkpoint),
         say=progress.say,
     )
+    check_identity(checkpoint.given, specification, loaded)
     progress.say(loaded.describe())
     return loaded
 
@@ -131,7 +145,7 @@ class _Session:
         from evalkit.scoring.table import question_item
 
         prepared, progress = self._prepared, self._progress
-        loaded = load_model(prepared.checkpoint, prepared.request, progress)
+        loaded = load_model(prepared.checkpoint, prepared.request, prepared.manifest["specification"], progress)
         prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
         first = [question for members in self._questions.values() for question in members[:_CANDIDATES]]
         engine, scored = self._engine(loaded), frozenset(map(SEGMENTS.index, prepared.template.score))

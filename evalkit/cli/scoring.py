@@ -112,7 +112,7 @@ def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
     from evalkit.tasks import load_questions
     from evalkit.view import prompt_text
 
-    loaded = load_model(prepared.checkpoint, prepared.request, progress)
+    loaded = load_model(prepared.checkpoint, prepared.request, prepared.manifest["specification"], progress)
     prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
     for questions in load_questions(prepared.suite, prepared.library, count).values():
         for encoded in prompter.encode(questions, prepared.unconditional):

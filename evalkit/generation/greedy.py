@@ -18,9 +18,9 @@ import torch
 
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.generation.attention import attending_in_chunks
-from evalkit.generation.batches import Prompt, shared_tokens
+from evalkit.generation.batches import Ints, Prompt, shared_tokens
 from evalkit.generation.cache import Storage
-from evalkit.models.dynamic import dynamic_modules, forget_lengths
+from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
 from evalkit.models.parts import base_of
 from evalkit.scoring.engine import is_out_of_memory, rotary_lengths
 
@@ -69,7 +69,8 @@ class Generator:
                 "evalkit generates from those alone"
             )
         # Frequencies that depend on the longest position of what is computed are those of the whole prompt, by itself
-        self.alone = bool(rotary_lengths(model.config))
+        trained = rotary_lengths(model.config)
+        self.alone = bool(trained)
         """Whether prompts go through the model one by one and in one piece."""
         self.chunk = sys.maxsize if self.alone else chunk
         self._model = model
@@ -78,6 +79,7 @@ class Generator:
         self._head = model.get_output_embeddings()
         self._device = self._head.weight.device
         self._dynamic = dynamic_modules(model)
+        self._anew = lengths_computed_anew(model, trained)
         self.token_bytes = self._try()
         """Bytes of a token's keys and values, in all layers."""
 
@@ -169,6 +171,10 @@ class Generator:
             batch.storage.copy_tokens(place, (number, start), done)
         forget_lengths(self._dynamic)
         cache = batch.storage.view(slice(number, number + 1), start, done)
+        return done, self._logits(self._read(cache, tokens, done))[0]
+
+    def _read(self, cache: Any, tokens: Ints, done: int) -> Any:
+        """Compute the keys and values of tokens from `done` on, in chunks; [1, 1, d_model] of the last."""
         ids = torch.from_numpy(tokens[None]).to(self._device)
         hidden = None
         for begin in range(done, len(tokens), self.chunk):
@@ -177,22 +183,22 @@ class Generator:
             hidden = self._base(
                 input_ids=part, position_ids=positions, past_key_values=cache, use_cache=True
             ).last_hidden_state[:, -1:]
-        return done, self._logits(hidden)[0]
+        return hidden
 
     def _step(self, batch: _Batch) -> None:
         """One more token for every row that has not ended."""
         started = time.perf_counter()
         live = batch.rows
-        ids = torch.tensor([[row.tokens[-1]] for row in live], device=self._device)
-        positions = torch.tensor([[len(row.prompt.tokens) + len(row.tokens) - 1] for row in live], device=self._device)
-        cache = batch.storage.view(slice(0, len(live)), 0, batch.used)
-        hidden = self._base(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=batch.mask(self._device),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
+        if live[0].length in self._anew:  # where it is by itself
+            hidden = self._read(batch.storage.view(slice(0, 1), 0, 0), live[0].text, 0)
+        else:
+            hidden = self._base(
+                input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self._device),
+                position_ids=torch.tensor([[row.length - 1] for row in live], device=self._device),
+                attention_mask=batch.mask(self._device),
+                past_key_values=batch.storage.view(slice(0, len(live)), 0, batch.used),
+                use_cache=True,
+            ).last_hidden_state
         likeliest = _likeliest(self._logits(hidden))
         batch.used += 1
         share = (time.perf_counter() - started) / len(live)
@@ -216,6 +222,16 @@ class _Row:
         self.ended = ""
         self.prompt_seconds = self.seconds = 0.0
         self._reused = reused
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of what was generated."""
+        return len(self.prompt.tokens) + len(self.tokens)
+
+    @property
+    def text(self) -> Ints:
+        """[length] both."""
+        return np.concatenate([self.prompt.tokens, np.array(self.tokens, dtype=np.int64)])
 
     def take(self, token: int) -> None:
         self.tokens.append(token)

@@ -8,9 +8,9 @@ from typing import Any
 
 from evalkit.errors import UsageError
 from evalkit.finding import run_folder
-from evalkit.models.context import Extension, configured_window, refuse_generation
+from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
-from evalkit.models.files import read_json
+from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.place import mixture
 from evalkit.request import Request, circumstances, context_extension
@@ -35,7 +35,12 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
         raise UsageError(
             f"{checkpoint.given}: its config tells no context window; give --context with --context-original"
         )
-    return int(window)
+    if window > MOST_TOKENS:
+        raise UsageError(
+            f"{checkpoint.given}: its config tells a context window of {window:,} tokens, past the {MOST_TOKENS:,} "
+            "that float32 tells apart; give the real one as --context and --context-original"
+        )
+    return window
 
 
 def generated_manifest(
@@ -86,5 +91,5 @@ def about_run(run: Run) -> tuple[str, ...]:
 
 def _named_ends(checkpoint: Checkpoint) -> Any:
     """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
-    path = checkpoint.folder / "generation_config.json"
-    return read_json(path).get("eos_token_id") if path.is_file() else None
+    settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
+    return (settings or {}).get("eos_token_id")

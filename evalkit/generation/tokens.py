@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalkit.errors import TemplateError, first_line
+from evalkit.errors import CheckpointError, TemplateError, first_line
 
 
 def as_message(tokenizer: Any, text: str) -> list[int]:
@@ -31,4 +31,9 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:
         found = tokenizer.eos_token_id
-    return frozenset(found if isinstance(found, list) else [] if found is None else [found])
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(token) is int for token in ids):
+        raise CheckpointError(
+            f"generation_config.json: eos_token_id is {found!r:.60}; expected a token's number, or several"
+        )
+    return frozenset(ids)

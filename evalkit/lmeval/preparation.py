@@ -18,6 +18,8 @@ from evalkit.finding import run_folder
 from evalkit.lmeval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.lmeval.quiet import quiet_lm_eval
 from evalkit.models.context import Extension, refuse_generation
+from evalkit.models.files import generation_settings
+from evalkit.models.fingerprint import stable
 from evalkit.models.locate import ATTENTION, Checkpoint, Say
 from evalkit.request import Request, circumstances, locate_checkpoint, numerics
 from evalkit.runs import LM_EVAL, specification_id
@@ -172,7 +174,7 @@ def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say
         **found,
         "suite": LM_EVAL,
         # A last bit may change a text, and with it all that follows
-        "generation": {"device": request.device, "batch": GENERATION_BATCH} if generating else None,
+        "generation": _generation(request, checkpoint) if generating else None,
         "groups": _group_specification(tasks),
         "names": list(tasks.names),
         "tasks": {name: _task_specification(task, request.limit) for name, task in tasks.tasks.items()},
@@ -180,6 +182,12 @@ def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say
         "num_fewshot": request.num_fewshot,
         "seeds": SEEDS,
     }
+
+
+def _generation(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What generated texts depend on beside the rest; of a GGUF file, whose content counts, no settings."""
+    settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
+    return {"device": request.device, "batch": GENERATION_BATCH, "config": settings}
 
 
 def _group_specification(tasks: TaskSet) -> dict[str, str]:

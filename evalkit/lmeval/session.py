@@ -112,7 +112,7 @@ class _Session:
         from evalkit.scoring.budget import resumed_budget
 
         request, manifest, say = self._prepared.request, self._writer.manifest, self._progress.say
-        loaded = load_model(self._prepared.checkpoint, request, self._progress)
+        loaded = load_model(self._prepared.checkpoint, request, manifest["specification"], self._progress)
         budget = resumed_budget(manifest, bool(self._answers), request.token_budget, say)
         harness = Harness(loaded, token_budget=budget, say=say)
         harness.asked_budget = request.token_budget

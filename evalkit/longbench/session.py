@@ -158,7 +158,8 @@ class _Session:
         from evalkit.generation.runner import Runner
 
         common = self._prepared.request.common
-        loaded = load_model(self._prepared.checkpoint, common, self._progress)
+        specification = self._prepared.manifest["specification"]
+        loaded = load_model(self._prepared.checkpoint, common, specification, self._progress)
         runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
         self._progress.say(f"the prompts of {len(tasks)} task{'s' if len(tasks) > 1 else ''} are tokenised")
         prompts = {task: self._prompts(task, loaded) for task in tasks}

@@ -7,11 +7,14 @@ In: a `Checkpoint` and its parsed config.json, or transformers' report of what i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError
-from evalkit.models.files import safetensors_header
+from evalkit.models.config_check import check_code
 from evalkit.models.locate import Checkpoint, Say
+
+if TYPE_CHECKING:
+    from evalkit.models.build import Built
 
 _NOT_CAUSAL = (
     "ForMaskedLM",
@@ -27,18 +30,14 @@ _NOT_CAUSAL = (
 """Endings of architecture names whose head does not predict the next token from the left alone."""
 
 
-def check_weights(checkpoint: Checkpoint) -> None:
-    """Refuse weights that are missing, only pickled, or cut short; a truncated file is named here."""
-    for path in checkpoint.weights():
-        if path.suffix == ".safetensors":
-            safetensors_header(path)
-
-
 def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Refuse a model type that only the checkpoint's own code knows, unless that code is trusted."""
-    if natively_known(config) or checkpoint.trust_remote_code:
+    """Refuse a model type that only Python code knows, unless that is the checkpoint's own and trusted."""
+    if natively_known(config):
         return
     kind = config.get("model_type")
+    if checkpoint.trust_remote_code:
+        check_code(checkpoint.folder / "config.json", config.get("auto_map"))
+        return
     if "auto_map" in config:
         raise CheckpointError(
             f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
@@ -59,25 +58,135 @@ def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         )
 
 
-def check_report(checkpoint: Checkpoint, report: dict[str, Any], say: Say) -> None:
-    """Refuse a model that is in part random: a weight was not in the checkpoint, or had another shape."""
+def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Refuse weights in a file that config.json names: transformers would take it, and evalkit hashes others.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    if named := config.get("transformers_weights"):
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); call that "
+            "file model.safetensors and leave the key out"
+        )
+
+
+def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Refuse quantised weights that would be read as they are stored.
+
+    Raises:
+        CheckpointError: transformers does not know the method, or keeps what belongs to the weights outside of them.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    if not found:
+        return
+    # As old bitsandbytes checkpoints have it
+    short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
+    method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
+    if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
+            "transformers does not know; its weights would be taken for plain ones"
+        )
+    if method == "torchao":
+        raise CheckpointError(
+            f"{checkpoint.given}: is quantised by torchao, whose checkpoints keep the types of their tensors beside "
+            "them, which evalkit does not read; dequantise it and save the result"
+        )
+
+
+def check_report(given: str, built: Built, say: Say) -> None:
+    """Refuse a model that is in part random or that leaves out a part of its checkpoint.
+
+    Args:
+        given: the checkpoint's name for messages.
+        built: from `build_model`.
+        say: told of weights that are in the files and nowhere in the model.
+
+    Raises:
+        CheckpointError: a weight was not in the files, had another shape, is of layers or of modules that the model has
+            without it, or is quantised and config.json says nothing of it.
+    """
+    report = built.report
     if mismatched := sorted(report.get("mismatched_keys") or ()):
         shown = [f"{key} is {tuple(saved)}, not {tuple(expected)}" for key, saved, expected in mismatched]
-        raise CheckpointError(
-            f"{checkpoint.given}: weights do not have the shapes that config.json implies: {_few(shown)}"
-        )
+        raise CheckpointError(f"{given}: weights do not have the shapes that config.json implies: {_few(shown)}")
     if missing := sorted(report.get("missing_keys") or ()):
+        raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
+    if built.codes:
         raise CheckpointError(
-            f"{checkpoint.given}: {len(missing)} weights are missing and would be random: {_few(missing)}"
+            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, and config.json has no "
+            "quantization_config, so their scales are not known"
         )
     unexpected = sorted(report.get("unexpected_keys") or ())
     if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
         raise CheckpointError(
-            f"{checkpoint.given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
             "mend its variant_layers"
         )
+    own = built.model.state_dict()
+    if layers := _further_layers(unexpected, own):
+        raise CheckpointError(
+            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
+            "layers"
+        )
+    if parts := [key for key in unexpected if any(f"{module}.weight" in own for module in _modules_around(key))]:
+        raise CheckpointError(
+            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
+            "their quantization_config, or an adapter is to be merged"
+        )
     if unexpected:
-        say(f"{checkpoint.given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+
+
+def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
+    """Refuse a loaded model with weights that are not numbers, or with a head that should be its embedding and is not.
+
+    Raises:
+        CheckpointError: names the weight.
+    """
+    import torch
+
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.numel() and weight.element_size() > 1:
+            least, largest = torch.aminmax(weight.detach())
+            if not (least.isfinite() and largest.isfinite()):
+                raise CheckpointError(
+                    f"{given}: {name} holds NaN or infinite values in {str(weight.dtype).removeprefix('torch.')}; the "
+                    "file is damaged, or the dtype too narrow: try --dtype float32"
+                )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = config.get("tie_word_embeddings") is True and head is not None
+    if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
+        raise CheckpointError(
+            f"{given}: its output head is not its embedding, though config.json says tie_word_embeddings; set that to "
+            "false, or remove the head from the file"
+        )
+
+
+def _modules_around(name: str) -> list[str]:
+    """a.b.bias → a.b, a."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
+def _further_layers(names: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Of weights' names, those of layers past the last one that the model has in the same list."""
+    last: dict[str, int] = {}
+    for path, number in map(_layer_of, own):
+        if number is not None:
+            last[path] = max(number, last.get(path, 0))
+    places = {name: _layer_of(name) for name in names}
+    return [name for name, (path, number) in places.items() if path in last and (number or 0) > last[path]]
+
+
+def _layer_of(name: str) -> tuple[str, int | None]:
+    """model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+    return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
 
 
 def natively_known(config: dict[str, Any]) -> bool:

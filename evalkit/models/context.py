@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.models.config_check import WINDOW_KEYS
 
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
@@ -22,15 +23,8 @@ BETA_FAST, BETA_SLOW = 32.0, 1.0
 """Rotations within the original window from which a channel stays as it is, and up to which it is interpolated in full;
 arXiv 2309.00071, section 3.2 (β and α), for models of Llama's family."""
 
-WINDOW_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-)
-"""What architectures call the number of positions that they were trained with."""
+MOST_TOKENS = 2**24
+"""Of a context: positions are computed in float32, which has no more whole numbers than these without a gap."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +237,7 @@ def refuse_generation(extension: Extension, what: str) -> None:
 def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
     """What a parsed config.json calls its window, and the window in tokens; ("", None) where it tells none."""
     text = _text_part(config)
-    return next(((key, text[key]) for key in WINDOW_KEYS if isinstance(text.get(key), int)), ("", None))
+    return next(((key, text[key]) for key in WINDOW_KEYS if (text.get(key) or 0) > 0), ("", None))
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -278,6 +272,9 @@ def _check_settings(settings: ContextSettings) -> None:
     method = settings.method
     if method not in METHODS:
         raise UnknownNameError("context method", method, METHODS)
+    for flag, tokens in (("--context", settings.target), ("--context-original", settings.original)):
+        if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+            raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens, all that float32 tells apart")
     allowed = {
         YARN: ("factor", "beta_fast", "beta_slow", "attention_factor"),
         DYNAMIC_YARN: ("beta_fast", "beta_slow"),

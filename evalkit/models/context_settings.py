@@ -13,8 +13,7 @@ import yaml
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
-from evalkit.models.files import read_json
-from evalkit.models.locate import Checkpoint, Say, silent
+from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource
 
 UNSTRETCHED: Literal["none"] = "none"
@@ -90,7 +89,7 @@ def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
         raise CheckpointError(
             "a GGUF file can be stretched only where the cache folder has room for its dequantised copy"
         )
-    return read_json(folder / "config.json")
+    return read_config(folder)
 
 
 def _read(name: str) -> dict[str, Any]:

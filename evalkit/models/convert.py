@@ -7,17 +7,16 @@ Diff-Transformer, `multihead_diffattn.py`) inside a Llama of transformers' names
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError, UsageError, first_line
 from evalkit.models.authors import ROPES, read_authors
-from evalkit.models.checks import check_weights
-from evalkit.models.files import tokenizer_files
+from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint, Say, silent
 from evalkit.models.quiet import quiet
+from evalkit.models.snapshot import Snapshot, snapshot
 from evalkit.models.variants.settings import DIFFERENTIAL
 
 if TYPE_CHECKING:
@@ -48,7 +47,16 @@ def convert(
         UsageError: `output` is taken, or a setting is given that the layout decides itself.
         CheckpointError: neither layout, weights that do not fit, or `output` cannot be written.
     """
-    check_weights(checkpoint)
+    if checkpoint.gguf is not None:
+        raise CheckpointError(f"{checkpoint.given}: a GGUF file; give a folder with config.json and safetensors")
+    with snapshot(checkpoint) as held:
+        _convert(held, output, rope, pairing)
+    if not tokenizer_files(checkpoint.folder):
+        say(f"{checkpoint.given} holds no tokenizer: put its files into {output}, or pass --tokenizer to evalkit run")
+
+
+def _convert(held: Snapshot, output: Path, rope: str | None, pairing: str | None) -> None:
+    checkpoint = held.checkpoint
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind.startswith("evalkit_"):
@@ -56,15 +64,13 @@ def convert(
     if kind == "diffllama":
         if rope or pairing:
             raise UsageError("--rope and --pairing are for the authors' layout; DiffLlama's are known")
-        keys, weights = _of_diffllama(config), _tensors(checkpoint)
+        keys, weights = _of_diffllama(config), _tensors(held)
     else:
-        weights = _tensors(checkpoint)
+        weights = _tensors(held)
         keys = read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
     model_config = _fitting(checkpoint, keys, weights)
     with new_folder(output) as folder:
         _write(checkpoint, folder, model_config, weights)
-    if not tokenizer_files(checkpoint.folder):
-        say(f"{checkpoint.given} holds no tokenizer: put its files into {output}, or pass --tokenizer to evalkit run")
 
 
 def _of_diffllama(config: dict[str, Any]) -> dict[str, Any]:
@@ -84,19 +90,9 @@ def _of_diffllama(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tensors(checkpoint: Checkpoint) -> Weights:
+def _tensors(held: Snapshot) -> Weights:
     """All weights, in memory; without the angles of rotary embeddings that old checkpoints store."""
-    import torch
-    from safetensors.torch import load_file
-
-    weights: Weights = {}
-    for path in checkpoint.weights():
-        try:
-            stored = path.suffix == ".safetensors"
-            weights |= load_file(path) if stored else torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # unpickling raises whatever the bytes make it raise
-            raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error
-    return {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    return {name: weight for name, weight in held.read().tensors.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
 def _fitting(checkpoint: Checkpoint, keys: dict[str, Any], weights: Weights) -> Any:
@@ -145,6 +141,6 @@ def _write(checkpoint: Checkpoint, folder: Path, config: Any, weights: Weights) 
     with quiet():
         config.save_pretrained(folder)
         save_torch_state_dict({name: weight.contiguous() for name, weight in weights.items()}, folder)
-    generation = checkpoint.folder / "generation_config.json"
-    for path in (*tokenizer_files(checkpoint.folder), *([generation] if generation.is_file() else ())):
-        shutil.copy(path, folder)
+    generation = checkpoint.folder / GENERATION_CONFIG
+    files = (*tokenizer_files(checkpoint.folder), *([generation] if generation.is_file() else ()))
+    copy_files(files, checkpoint.folder, folder)

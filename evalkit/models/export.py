@@ -7,20 +7,20 @@ with torch and transformers alone, and that evalkit itself loads without its cod
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from evalkit.errors import CheckpointError
 from evalkit.models import variants
-from evalkit.models.files import tokenizer_files
+from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint
 from evalkit.models.shapes import read_shape
+from evalkit.models.snapshot import Watch
 
 _MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
 """What a model needs; they import torch, transformers and each other only."""
 _CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
-_BESIDE = ("generation_config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+_BESIDE = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def export(checkpoint: Checkpoint, output: Path) -> None:
@@ -42,19 +42,17 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
         read_shape(config)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
-    files = [
-        *checkpoint.weights(),
-        *tokenizer_files(checkpoint.folder),
-        *(checkpoint.folder / name for name in _BESIDE if (checkpoint.folder / name).is_file()),
-    ]
-    name = _CLASSES[kind]
+    folder = checkpoint.folder
+    beside = [folder / name for name in _BESIDE if (folder / name).is_file()]
+    files = [*checkpoint.weights(), *tokenizer_files(folder), *beside]
+    watch = Watch(checkpoint.given, [folder / "config.json", *files])
+    name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies what each names to a place of its own, and a config from another copy
     # has settings that the model does not recognise
     classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
-    with new_folder(output) as folder:
-        for path in files:
-            shutil.copy(path, folder)
-        for module in _MODULES:
-            shutil.copy(Path(variants.__path__[0]) / module, folder)
-        content = json.dumps(config | {"auto_map": classes}, indent=2, ensure_ascii=False)
-        (folder / "config.json").write_text(content + "\n", encoding="utf-8")
+    with new_folder(output) as new:
+        copy_files(files, folder, new)
+        copy_files([code / module for module in _MODULES], code, new)
+        content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (new / "config.json").write_text(content + "\n", encoding="utf-8")
+        watch.check()

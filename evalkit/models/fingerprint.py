@@ -1,25 +1,20 @@
 """What a checkpoint's numbers depend on, as hashes of content: the same files anywhere give the same digests.
 
-In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests. Hashing gigabytes takes seconds, so the
-digest of each file is remembered in the cache folder for as long as the file stays as it is.
+In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import CheckpointError
-from evalkit.models.files import read_json, tokenizer_files
+from evalkit.models.files import code_files, read_json, tokenizer_files
+from evalkit.models.hashes import FileHashes
 from evalkit.models.locate import Checkpoint
-from evalkit.resources import cache_dir
 
 _VOLATILE = {"_name_or_path", "name_or_path", "transformers_version"}
 """Keys that say where a file was and who wrote it, not what the model computes."""
@@ -51,111 +46,67 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    hashes = _FileHashes()
-    if checkpoint.gguf is not None:
-        weights = config = hashes.of(checkpoint.gguf)
-    else:
-        weights = _digest((path.name, hashes.of(path)) for path in checkpoint.weights())
-        config = _config_digest(checkpoint, hashes)
-    tokenizer = _tokenizer_digest(checkpoint, hashes) or config
+    hashes = FileHashes()
+    weights = [(path.name, hashes.of(path)) for path in checkpoint.weights()]
+    found = combine(checkpoint, weights, hashes.of)
     hashes.save()
-    return Fingerprint(weights=weights, config=config, tokenizer=tokenizer)
+    return found
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of one file's content, remembered for as long as the file stays as it is."""
-    hashes = _FileHashes()
-    digest = hashes.of(path)
-    hashes.save()
-    return digest
+def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
+    """The fingerprint of a checkpoint whose weights are hashed already.
 
-
-class _FileHashes:
-    """Digests of files, looked up by path, size and times before the file is read.
-
-    Best effort: a cache that is damaged or cannot be written only costs time. The change time is
-    compared too, because a copy that keeps modification times (rsync, `cp -p`) can put another
-    checkpoint of the same size and time in the same place.
+    Args:
+        checkpoint: where its other files are.
+        weights: name and digest of each file of weights, in the order of `Checkpoint.weights`.
+        hash_of: the digest of a file.
     """
-
-    def __init__(self) -> None:
-        self._file = cache_dir() / "fingerprints.json"
-        self._new: dict[str, Any] = {}
-        self._known = self._read()
-
-    def of(self, path: Path) -> str:
-        """The digest of one file. Raises `CheckpointError` if it cannot be read."""
-        real = path.resolve()
-        try:
-            before = _state(real)
-            known = self._known.get(str(real))
-            if isinstance(known, dict) and known.get("state") == before and _is_digest(known.get("sha256")):
-                return str(known["sha256"])
-            with real.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if _state(real) == before:  # else it is being written to: true of now, not of later
-                self._new[str(real)] = {"state": before, "sha256": digest}
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-        return digest
-
-    def save(self) -> None:
-        """Add what was hashed to the file, which another process may have rewritten meanwhile."""
-        if not self._new:
-            return
-        content = json.dumps(self._read() | self._new, indent=1)
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=".fingerprints-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(content)
-                Path(name).replace(self._file)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, CheckpointError):
-            return read_json(self._file)
-        return {}
+    held = list(weights)
+    if checkpoint.gguf is not None:
+        whole = held[0][1]
+        own = whole if checkpoint.tokenizer is None else _tokenizer_digest(checkpoint, hash_of)
+        return Fingerprint(weights=whole, config=whole, tokenizer=own)
+    return Fingerprint(
+        weights=_digest(held),
+        config=_digest(_config_parts(checkpoint, hash_of)),
+        tokenizer=_tokenizer_digest(checkpoint, hash_of),
+    )
 
 
-def _state(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+def stable(value: Any) -> Any:
+    """Parsed JSON without the keys that do not bear on the numbers."""
+    if isinstance(value, dict):
+        return {key: stable(item) for key, item in value.items() if key not in _VOLATILE}
+    return [stable(item) for item in value] if isinstance(value, list) else value
 
 
-def _is_digest(value: object) -> bool:
-    return isinstance(value, str) and len(value) == 64
-
-
-def _config_digest(checkpoint: Checkpoint, hashes: _FileHashes) -> str:
+def _config_parts(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> list[tuple[str, str]]:
     parts = [("config.json", _json_digest(checkpoint.folder / "config.json"))]
     if checkpoint.trust_remote_code:
-        parts += [(path.name, hashes.of(path)) for path in sorted(checkpoint.folder.glob("*.py"))]
-    return _digest(parts)
+        parts += [(path.name, hash_of(path)) for path in code_files(checkpoint.folder)]
+    return parts
 
 
-def _tokenizer_digest(checkpoint: Checkpoint, hashes: _FileHashes) -> str | None:
-    """None for the tokenizer inside a GGUF file."""
-    if checkpoint.gguf is not None and checkpoint.tokenizer is None:
-        return None
-    files = tokenizer_files(checkpoint.tokenizer or checkpoint.folder)
+def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> str:
+    folder = checkpoint.tokenizer or checkpoint.folder
+    files = list(tokenizer_files(folder))
+    if checkpoint.tokenizer is not None:
+        # transformers chooses the tokenizer's class by it too; that of the checkpoint's own folder counts already
+        files += [path for path in (folder / "config.json",) if path.is_file()]
+        files += code_files(folder) if checkpoint.trust_remote_code else ()
     return _digest(
-        (path.name, _json_digest(path) if path.name == "tokenizer_config.json" else hashes.of(path)) for path in files
+        (
+            path.relative_to(folder).as_posix(),
+            _json_digest(path) if path.name in ("tokenizer_config.json", "config.json") else hash_of(path),
+        )
+        for path in files
     )
 
 
 def _json_digest(path: Path) -> str:
     """Digest of a JSON object's content: neither the order of its keys nor volatile ones count."""
-    canonical = json.dumps(_stable(read_json(path)), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _stable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
-    return [_stable(item) for item in value] if isinstance(value, list) else value
+    canonical = json.dumps(stable(read_json(path)), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _digest(parts: Iterable[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.files import TOKENIZER_FILES
+from evalkit.models.files import CHAT_TEMPLATES, TOKENIZER_PATTERNS
 
 _REACH_SECONDS = 3.0
 _ALWAYS = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -67,16 +67,16 @@ def fetch(
 
 
 def choose(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
-    """Of a repository's files, those that loading needs. Only its top folder counts."""
-    top = [name for name in listing if "/" not in name]
-    if not weights:
-        return [name for name in top if name in TOKENIZER_FILES or name == "config.json"]
-    patterns = [*_ALWAYS, "*.safetensors"]
-    if pickles and not any(name.endswith(".safetensors") for name in top):
-        patterns.append("pytorch_model*.bin")
-    if code:
-        patterns.append("*.py")
-    return [name for name in top if any(fnmatch(name, pattern) for pattern in patterns)]
+    """Of a repository's files, those that loading needs. Only its top folder counts, and that of its chat templates."""
+    near = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
+    patterns = ["config.json", *TOKENIZER_PATTERNS]
+    if weights:
+        patterns = [*_ALWAYS, "*.safetensors"]
+        if pickles and not any(name.endswith(".safetensors") for name in near):
+            patterns.append("pytorch_model*.bin")
+        if code:
+            patterns.append("*.py")
+    return [name for name in near if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _cached(given: str, name: str, revision: str | None, why: Exception) -> tuple[Path, str | None]:

@@ -6,13 +6,12 @@ files and generation_config.json. The same seed gives the same weights, bit for 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UnknownNameError, UsageError, first_line
-from evalkit.models.files import tokenizer_files
+from evalkit.models.files import copy_files, tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import DTYPES, Say, silent, tokenizer_folder
 from evalkit.models.train_tokenizer import train_tokenizer
@@ -59,8 +58,7 @@ def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts
 
     if tokenizer is not None:
         given = tokenizer_folder(tokenizer, say)
-        for path in tokenizer_files(given):
-            shutil.copy(path, folder)
+        copy_files(tokenizer_files(given), given, folder)
         # Read where the user knows it, since errors name the folder
         return load_tokenizer(given, vocabulary)
     reached = train_tokenizer(texts, vocabulary, folder)

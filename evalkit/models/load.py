@@ -6,16 +6,29 @@ are missing or of another shape, a tokenizer that does not fit) is an error here
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
-from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
-from evalkit.models.context import WINDOW_KEYS, Extension, configured_window
-from evalkit.models.context_settings import config_of
-from evalkit.models.locate import ATTENTION, Checkpoint, Say, resolve_dtype, silent
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.models.checks import (
+    check_causal,
+    check_numbers,
+    check_quantization,
+    check_report,
+    check_trust,
+    check_weights_name,
+    natively_known,
+)
+from evalkit.models.config_check import WINDOW_KEYS, check_sizes
+from evalkit.models.context import Extension, configured_window
+from evalkit.models.files import generation_settings
+from evalkit.models.fingerprint import Fingerprint
+from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
+from evalkit.models.snapshot import Opened, snapshot
 
 _FALLBACK_WINDOW = 2048
 _SANE_WINDOW = 1_000_000
@@ -50,6 +63,10 @@ class LoadedModel:
     """Attention implementation: "sdpa" or "eager"."""
     extension: Extension | None = None
     """How its context was stretched, if it was; `window` is then the stretched one."""
+    fingerprint: Fingerprint | None = None
+    """Of the bytes that it was loaded from; None where something else than `load` made it."""
+    generation: Mapping[str, Any] | None = None
+    """The checkpoint's generation_config.json, if it has one; a GGUF file is all in its fingerprint."""
 
     def describe(self) -> str:
         """Two lines for the terminal, and a third if the context is stretched."""
@@ -89,7 +106,7 @@ def load(
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
         extension: of the context, from `context_settings.extension_of`; None to leave it as it is.
-        say: told what the user should know but need not mend.
+        say: told what the user should know but need not correct.
 
     Raises:
         UsageError: a device, dtype or attention that does not exist.
@@ -98,25 +115,13 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    wanted = resolve_dtype(checkpoint, dtype)
-    config = checkpoint.config()
-    if checkpoint.gguf is None:
-        check_weights(checkpoint)
-        check_trust(checkpoint, config)
-        check_causal(checkpoint, config)
-    place = resolve_device(device)
-    folder, options = _source(checkpoint, config, say)
-    stretched = None
-    if extension is not None and not _only_told(checkpoint, extension, say):
-        from evalkit.models.stretch import finish, stretched_config
-
-        remote = bool(options.get("trust_remote_code"))
-        stretched = stretched_config(checkpoint.given, folder, extension, trust_remote_code=remote)
-        options["config"] = stretched.config
-    model = _move(checkpoint, _load_model(checkpoint, folder, wanted, attention, options, say), place)
-    if stretched is not None:
-        finish(checkpoint.given, model, stretched)
-    tokenizer = _tokenizer_of(checkpoint, folder, model, say)
+    wanted, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
+    with _opened(checkpoint, say) as read:
+        if dtype == "auto" and (stored := _stored_otherwise(read, wanted)):
+            say(f"weights are stored in {stored} and rounded to {wanted}, as config.json has it; see --dtype")
+        model = _model(read, extension, wanted, attention, place, say)
+        tokenizer = _tokenizer(checkpoint, read, model, say)
+        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -130,6 +135,8 @@ def load(
         eos_id=tokenizer.eos_token_id,
         attention=str(model.config._attn_implementation),
         extension=extension,
+        fingerprint=read.fingerprint,
+        generation=generation,
     )
 
 
@@ -155,11 +162,10 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def _only_told(checkpoint: Checkpoint, extension: Extension, say: Say) -> bool:
+def _only_told(config: Mapping[str, Any], extension: Extension) -> bool:
     """Whether an extension only tells the window of a model whose config tells nothing of positions (ALiBi, Mamba)."""
     if extension.target > extension.original:
         return False
-    config = config_of(checkpoint, say)
     return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 
@@ -182,84 +188,80 @@ def context_window(config: Any, tokenizer: Any, say: Say) -> int:
     return _FALLBACK_WINDOW
 
 
-def _source(checkpoint: Checkpoint, config: dict[str, Any], say: Say) -> tuple[Path, dict[str, Any]]:
-    """The folder to load from, and what `from_pretrained` must be told about it."""
-    if checkpoint.gguf is None:
-        pickled = checkpoint.weights()[0].suffix != ".safetensors"
-        # Code that transformers has itself is preferred to the checkpoint's, trusted or not.
-        remote = checkpoint.trust_remote_code and not natively_known(config)
-        return checkpoint.folder, {"use_safetensors": not pickled, "trust_remote_code": remote}
-    from evalkit.models.gguf import dequantised, reading_options
+@contextmanager
+def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
+    if checkpoint.gguf is not None:
+        from evalkit.models import gguf
 
-    folder = dequantised(checkpoint.gguf, say)
-    if folder is not None:
-        return folder, {"use_safetensors": True}
-    return checkpoint.folder, reading_options(checkpoint.gguf)
-
-
-def _load_model(
-    checkpoint: Checkpoint, folder: Path, dtype: str, attention: str, options: dict[str, Any], say: Say
-) -> Any:
-    import torch
-
-    from evalkit.models.quiet import quiet
-
-    with quiet():
-        from transformers import AutoModelForCausalLM
-
-        def read(implementation: str) -> Any:
-            return AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                dtype=getattr(torch, dtype),
-                attn_implementation=implementation,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,  # else only the first is told, and not which
-                output_loading_info=True,
-                **options,
-            )
-
-        try:
-            try:
-                model, report = read("sdpa" if attention == "auto" else attention)
-            except ValueError as error:
-                # What transformers says, at length, of an architecture without that implementation
-                if "scaled_dot_product_attention" not in str(error):
-                    raise
-                if attention != "auto":
-                    raise CheckpointError(
-                        f"{checkpoint.given}: its architecture has no {attention} attention; use --attention eager"
-                    ) from error
-                model, report = read("eager")
-        except CheckpointError:
-            raise
-        except Exception as error:  # transformers raises what its parts raise; the checkpoint is the cause
-            raise CheckpointError(f"{checkpoint.given}: cannot be loaded ({first_line(error)})") from error
-    check_report(checkpoint, report, say)
-    return model.eval().requires_grad_(False)
+        with gguf.opened(checkpoint, say) as read:
+            yield read
+        return
+    with snapshot(checkpoint) as held:
+        config = held.checkpoint.config()
+        check_trust(checkpoint, config)
+        check_causal(checkpoint, config)
+        check_quantization(checkpoint, config)
+        check_weights_name(checkpoint, config)
+        yield held.read()
 
 
-def _tokenizer_of(checkpoint: Checkpoint, folder: Path, model: Any, say: Say) -> Any:
+def _model(read: Opened, extension: Extension | None, dtype: str, attention: str, device: str, say: Say) -> Any:
+    """The model, on its device, in evaluation mode."""
+    from evalkit.models.build import build_model
+
+    given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
+    check_sizes(given, config, len(read.tensors))
+    # Code that transformers has itself is preferred to the checkpoint's, trusted or not
+    remote = read.checkpoint.trust_remote_code and not natively_known(config)
+    stretched = None
+    if extension is not None and not _only_told(config, extension):
+        from evalkit.models.stretch import finish, stretched_config
+
+        stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
+    own = None if stretched is None else stretched.config
+    built = build_model(given, folder, read.tensors, own, dtype=dtype, attention=attention, remote=remote)
+    check_report(given, built, say)
+    check_numbers(given, config, built.model)
+    model = _move(given, built.model.eval().requires_grad_(False), device)
+    if stretched is not None:
+        finish(given, model, stretched)
+    return model
+
+
+def _stored_otherwise(read: Opened, dtype: str) -> str | None:
+    """The dtype that most of the weights are stored in, where another one cannot hold it."""
+    if dtype == "float32":
+        return None
+    numbers: Counter[str] = Counter()
+    for tensor in read.tensors.values():
+        if tensor.is_floating_point():
+            numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    most = next((name for name, _ in numbers.most_common(1)), dtype)
+    return most if most in DTYPES and most != dtype else None
+
+
+def _tokenizer(checkpoint: Checkpoint, read: Opened, model: Any, say: Say) -> Any:
     from evalkit.models.tokenizer import load_tokenizer
 
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    # A GGUF file whose dequantised copy could not be kept is its own tokenizer file.
-    inside = checkpoint.gguf if folder == checkpoint.folder and checkpoint.tokenizer is None else None
-    return load_tokenizer(
-        checkpoint.tokenizer or folder,
-        rows,
-        gguf=inside.name if inside is not None else None,
+    tokenizer = load_tokenizer(
+        read.checkpoint.tokenizer or read.checkpoint.folder,
+        int(model.get_input_embeddings().weight.shape[0]),
         trust_remote_code=checkpoint.trust_remote_code,
         say=say,
     )
+    # Not the folders of this process that they were read from
+    model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
+    tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
+    return tokenizer
 
 
-def _move(checkpoint: Checkpoint, model: Any, device: str) -> Any:
+def _move(given: str, model: Any, device: str) -> Any:
     import torch
 
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
-        raise CheckpointError(f"{checkpoint.given}: does not fit into the memory of {device}") from error
+        raise CheckpointError(f"{given}: does not fit into the memory of {device}") from error
 
 
 def _scaled(count: int) -> str:

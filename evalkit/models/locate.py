@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.models.files import read_json, safetensors_header, tokenizer_files, weight_files
+from evalkit.models.config_check import check_kinds
+from evalkit.models.files import adapter_files, read_json, safetensors_header, tokenizer_files, weight_files
 
 Say = Callable[[str], None]
 """Where one line of news for the user goes."""
@@ -58,8 +59,12 @@ class Checkpoint:
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
-        """The parsed config.json; empty for a GGUF file, which holds its own."""
-        return {} if self.gguf is not None else read_json(self.folder / "config.json")
+        """The parsed config.json; empty for a GGUF file, which holds its own.
+
+        Raises:
+            CheckpointError: it cannot be read, or a value of it is of a wrong kind.
+        """
+        return {} if self.gguf is not None else read_config(self.folder)
 
     def weights(self) -> tuple[Path, ...]:
         """The files that the weights are read from. Raises `CheckpointError` where there are none."""
@@ -93,6 +98,14 @@ def locate(
         trust_remote_code=trust_remote_code,
     )
     return found if tokenizer is None else replace(found, tokenizer=tokenizer_folder(tokenizer, say))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint's folder. Raises as `Checkpoint.config`."""
+    path = folder / "config.json"
+    config = read_json(path)
+    check_kinds(path, config)
+    return config
 
 
 def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
@@ -187,8 +200,13 @@ def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
 
 
 def _require_config(folder: Path) -> None:
-    """A checkpoint folder has a config.json; say what is there instead."""
+    """A checkpoint folder has a config.json and is all of the model; say what is there instead."""
     if (folder / "config.json").is_file():
+        if adapters := adapter_files(folder):
+            raise CheckpointError(
+                f"{folder}: holds an adapter ({adapters[0].name}) beside whole weights; merge it into them, "
+                "or move it away to evaluate the weights as they are"
+            )
         return
     names = sorted(path.name for path in folder.iterdir())
     expected = "expected a checkpoint as save_pretrained writes it: config.json, *.safetensors, tokenizer files"

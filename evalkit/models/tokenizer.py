@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import CheckpointError
-from evalkit.models.files import tokenizer_files
+from evalkit.errors import CheckpointError, first_line
+from evalkit.models.config_check import check_code
+from evalkit.models.files import read_json, tokenizer_files
 from evalkit.models.locate import Say, silent
 from evalkit.models.quiet import quiet
 
@@ -20,29 +21,57 @@ _PROBE = (
 """Text on which tokenizers part ways: digits, runs of space, apostrophes, scripts, a combining accent."""
 
 
-def load_tokenizer(
-    folder: Path, rows: int, *, gguf: str | None = None, trust_remote_code: bool = False, say: Say = silent
-) -> Any:
+def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
     """Load a tokenizer and see to it that it is the one its files describe.
 
     Args:
         folder: holds the tokenizer's files.
         rows: rows of the model's embedding; an id at or past it could not be looked up.
-        gguf: name of the GGUF file in `folder` that the tokenizer is inside of.
         trust_remote_code: whether the tokenizer may be Python code of the checkpoint.
         say: told if tokenizer.json is taken at its word against transformers' class.
 
     Raises:
-        CheckpointError: none there, unreadable, without offsets, or with ids past the embedding.
+        CheckpointError: none there, unreadable, without offsets, with ids past the embedding, or one that loses text.
     """
-    if gguf is None and not tokenizer_files(folder):
+    if not tokenizer_files(folder):
         raise CheckpointError(
             f"{folder}: holds no tokenizer; put its files there (tokenizer.json, tokenizer_config.json) "
             "or pass --tokenizer FOLDER|HUB-NAME"
         )
-    tokenizer = _as_transformers_reads_it(folder, gguf, trust_remote_code)
-    if gguf is None and (folder / "tokenizer.json").is_file():
-        tokenizer = _as_written(folder, tokenizer, rows, say)
+    try:
+        with quiet():
+            tokenizer = _as_transformers_reads_it(folder, trust_remote_code)
+            if (folder / "tokenizer.json").is_file():
+                tokenizer = _as_written(folder, tokenizer, rows, say)
+            _check(folder, tokenizer, rows)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever it is, the files are the cause and all a user can correct
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it "
+                "if you trust where it comes from"
+            ) from error
+        raise CheckpointError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
+    return tokenizer
+
+
+def _as_transformers_reads_it(folder: Path, trust_remote_code: bool) -> Any:
+    """What `AutoTokenizer` makes of the folder; the checkpoint's own code is a last resort, if trusted."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception:
+        if not trust_remote_code:
+            raise
+        path = folder / "tokenizer_config.json"
+        check_code(path, read_json(path).get("auto_map") if path.is_file() else None)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=True)
+
+
+def _check(folder: Path, tokenizer: Any, rows: int) -> None:
+    """Refuse a tokenizer that does not fit the model or that no scores could be had with."""
     if not tokenizer.is_fast:
         raise CheckpointError(
             f"{folder}: {type(tokenizer).__name__} gives no character offsets; save it as tokenizer.json"
@@ -53,27 +82,12 @@ def load_tokenizer(
             f"{folder}: the tokenizer has ids up to {highest}, but the model embeds only {rows}; "
             "they do not belong together (see --tokenizer)"
         )
-    return tokenizer
-
-
-def _as_transformers_reads_it(folder: Path, gguf: str | None, trust_remote_code: bool) -> Any:
-    """What `AutoTokenizer` makes of the folder; the checkpoint's own code is a last resort, if trusted."""
-    with quiet():
-        from transformers import AutoTokenizer
-
-        options = {"local_files_only": True} | ({"gguf_file": gguf} if gguf else {})
-        for trust in (False, True) if trust_remote_code else (False,):
-            try:
-                return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust, **options)
-            except Exception as error:  # whatever it is, the files are the cause and all a user can mend
-                failure = error
-    if "trust_remote_code" in str(failure):
+    ids = _ids(tokenizer, _PROBE)
+    if not set(ids).difference({tokenizer.unk_token_id}):
+        what = f"{tokenizer.unk_token}, its token for what it does not know" if ids else "no tokens"
         raise CheckpointError(
-            f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it "
-            "if you trust where it comes from"
-        ) from failure
-    lines = str(failure).strip().splitlines() or [type(failure).__name__]
-    raise CheckpointError(f"{folder}: the tokenizer cannot be read ({lines[0]})") from failure
+            f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
+        )
 
 
 def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
@@ -83,18 +97,14 @@ def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
     vocabulary, and adds tokens of its own. A model trained with another one would be scored on
     token sequences that it has never seen.
     """
-    with quiet():
-        from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-        written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
     same = tokenizer.is_fast and _ids(tokenizer, _PROBE) == _ids(written, _PROBE)
     if same and not _highest_id(written) < rows <= _highest_id(tokenizer):
         return tokenizer
     if not same:
-        say(
-            f"{folder.name}: tokenizer.json is used as written; "
-            f"transformers' {type(tokenizer).__name__} would split text differently"
-        )
+        say(f"tokenizer.json is used as written; transformers' {type(tokenizer).__name__} would split text differently")
     vocabulary = written.get_vocab()
     for role in ("bos_token", "eos_token"):  # old files leave these to the class
         token = getattr(tokenizer, role)

@@ -11,8 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.models.files import read_json
-from evalkit.models.locate import looks_like_path
+from evalkit.models.locate import looks_like_path, read_config
 from evalkit.models.shapes import (
     ModelShape,
     cache_bytes_per_token,
@@ -71,7 +70,7 @@ def _row(model: NamedModel) -> list[str]:
 def _of_folder(given: str, folder: Path) -> str:
     if not folder.is_dir():
         raise CheckpointError(f"{given}: no such folder")
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     try:
         return f"{given}\n\n{_facts(config, read_shape(config))}"
     except ValueError as error:

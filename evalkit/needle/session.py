@@ -102,7 +102,8 @@ class _Session:
         from evalkit.generation.runner import Runner
 
         common = self._prepared.request.common
-        loaded = load_model(self._prepared.checkpoint, common, self._progress)
+        specification = self._prepared.manifest["specification"]
+        loaded = load_model(self._prepared.checkpoint, common, specification, self._progress)
         runner = Runner(loaded, self._writer, common.token_budget, bool(self._done), self._progress)
         plan = runner.plan(self._prompts(loaded), lambda prompt: prompt.index in self._done)
         runner.run({NEEDLE: plan}, lambda _, batch, found: self._finish(batch, found, loaded.tokenizer, runner.place))

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
-from evalkit.models.context import WINDOW_KEYS
+from evalkit.models.config_check import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.pack import Batch, Item

@@ -61,6 +61,44 @@ def test_it_gives_what_transformers_gives(kind: str) -> None:
     assert found[-1].reused == 16
 
 
+TRAINED = 32
+"""Tokens of the window that short and long frequencies are told apart by."""
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": TRAINED}
+
+
+def with_longrope(kind: str, channels: int) -> Any:
+    """A model whose short and long frequencies are far from each other."""
+    torch.manual_seed(0)
+    factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * place for place in range(channels)]}
+    rope = LONGROPE | factors | {"factor": 8.0, "short_mscale": 1.1, "long_mscale": 1.3}
+    own = {"original_max_position_embeddings": TRAINED} if kind == "phi3" else {"num_local_experts": 2}
+    settings = SIZES | own | {"rope_parameters": rope, "rope_scaling": rope, "sliding_window": None}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval()
+
+
+@pytest.mark.parametrize("kind", ["phi3", "phimoe", "llama"])
+def test_frequencies_that_change_with_the_length(kind: str) -> None:
+    """Phi-3's `generate` computes all keys anew where the text passes the trained window, with a prompt of any length.
+
+    The prompts end well within that window (12), within reach of its end, and beyond.
+    """
+    model = with_longrope(kind, 8)
+    many = tokens(12, 25, 31, 32, 33, 60) + tokens(31, 40, beginning=20)
+    expected = [by_transformers(model, ids) for ids in many]
+    generator = Generator(model, chunk=8)
+    assert [one.tokens for one in generator.generate(prompts(many))] == expected
+    assert [generator.generate([prompt])[0].tokens for prompt in prompts(many)] == expected
+
+
+def test_a_text_that_ends_at_the_trained_window() -> None:
+    model = with_longrope("phi3", 8)
+    [ids] = tokens(20)
+    whole = by_transformers(model, ids, 20)
+    generator = Generator(model)
+    for most in range(10, 16):
+        assert generator.generate(prompts([ids], most))[0].tokens == whole[:most]
+
+
 def test_a_state_is_refused() -> None:
     config = AutoConfig.for_model("mamba", vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(CheckpointError, match="MambaForCausalLM keeps a state in place of each token's keys"):

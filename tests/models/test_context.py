@@ -18,6 +18,7 @@ from evalkit.models.context import (
     METHODS,
     ContextSettings,
     Extension,
+    configured_window,
     plan_extension,
     rotary_frequencies,
     yarn_ramp,
@@ -195,6 +196,27 @@ def test_several_kinds_of_rotary_embeddings_are_refused() -> None:
 def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         planned(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        (ContextSettings(10**12), "--context 1000000000000"),
+        (ContextSettings(2**24 + 1), "--context 16777217"),
+        (ContextSettings(0), "--context 0"),
+        (ContextSettings(8192, original=10**12), "--context-original 1000000000000"),
+    ],
+)
+def test_more_tokens_than_float32_tells_apart(settings: ContextSettings, flag: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{flag}: expected 1 to 16,777,216 tokens, all that float32 tells apart$"):
+        plan_extension(PLAIN, settings)
+    assert planned(PLAIN, target=2**24).target == 2**24
+
+
+@pytest.mark.parametrize("window", [-1, 0, None])
+def test_a_config_that_has_no_window(window: int | None) -> None:
+    assert configured_window({"max_position_embeddings": window}) == ("", None)
+    assert configured_window({"max_position_embeddings": window, "n_positions": 64}) == ("n_positions", 64)
 
 
 def test_a_specification_is_the_extension_again() -> None:

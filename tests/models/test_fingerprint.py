@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evalkit.errors import CheckpointError
-from evalkit.models import fingerprint as module
+from evalkit.models import hashes
 from evalkit.models.fingerprint import Fingerprint, fingerprint
 from evalkit.models.locate import locate
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
@@ -92,11 +94,44 @@ def test_every_tokenizer_file_counts(folder: Path, name: str) -> None:
     assert changed(before, of(folder)) == {"tokenizer", "combined"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["additional_chat_templates/tools.jinja", "other.model", "tokenizer.model.v3", "tokenizer.4.0.0.json"],
+)
+def test_what_else_transformers_reads_of_a_tokenizer_counts(folder: Path, name: str) -> None:
+    before = of(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    added = of(folder)
+    assert changed(before, added) == {"tokenizer", "combined"}
+    (folder / name).write_text("{ }")
+    assert changed(added, of(folder)) == {"tokenizer", "combined"}
+
+
 def test_another_tokenizer_folder_counts(folder: Path, tmp_path: Path) -> None:
     same = tiny_tokenizer(tmp_path / "same")
     other = tiny_tokenizer(tmp_path / "other", eos="<end>")
     assert of(folder, same) == of(folder)
     assert changed(of(folder), of(folder, other)) == {"tokenizer", "combined"}
+
+
+def test_the_config_beside_another_tokenizer_counts(folder: Path, tmp_path: Path) -> None:
+    """transformers chooses the tokenizer's class by it."""
+    other = tiny_tokenizer(tmp_path / "other")
+    before = of(folder, other)
+    (other / "config.json").write_text('{"model_type": "qwen2"}')
+    assert changed(before, of(folder, other)) == {"tokenizer", "combined"}
+
+
+@pytest.mark.parametrize("name", ["own.tiktoken", "words.json", "notes.txt"])
+def test_what_trusted_code_may_read_counts(folder: Path, name: str) -> None:
+    def trusted() -> Fingerprint:
+        return fingerprint(locate(str(folder), trust_remote_code=True))
+
+    before, untrusted = trusted(), of(folder)
+    (folder / name).write_text("{}")
+    assert changed(before, trusted()) == {"config", "combined"}
+    assert of(folder) == untrusted
 
 
 def test_trusted_code_counts(folder: Path) -> None:
@@ -121,21 +156,22 @@ def test_gguf_counts_by_content_not_by_name(tmp_path: Path) -> None:
     assert changed(a, c) == {"weights", "config", "tokenizer", "combined"}
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed from here on."""
-    read: list[str] = []
-    original = module.hashlib.file_digest
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from here on; even those of a moment ago are remembered."""
+    names: list[str] = []
+    original = hashes.FileHashes._keep
 
-    def counting(file: object, name: str) -> object:
-        read.append(Path(file.name).name)  # type: ignore[attr-defined]
-        return original(file, name)  # type: ignore[arg-type]
+    def counting(self: hashes.FileHashes, path: Path, *rest: Any) -> None:
+        names.append(path.name)
+        original(self, path, *rest)
 
-    monkeypatch.setattr(module.hashlib, "file_digest", counting)
-    return read
+    monkeypatch.setattr(hashes.FileHashes, "_keep", counting)
+    monkeypatch.setattr(hashes, "_SETTLED", -1e9)
+    return names
 
 
-def test_second_time_reads_only_what_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = count_reads(monkeypatch)
+def test_second_time_reads_only_what_changed(folder: Path, read: list[str]) -> None:
     before = of(folder)
     assert len([name for name in read if name.endswith(".safetensors")]) == len(list(folder.glob("*.safetensors")))
     read.clear()
@@ -147,12 +183,41 @@ def test_second_time_reads_only_what_changed(folder: Path, monkeypatch: pytest.M
     assert read == [shard.name]
 
 
-def test_what_one_writer_knows_is_kept_by_the_next(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_file_of_the_same_size_and_times_is_seen(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As on a file system whose times are too coarse: only the inode tells."""
+    coarse = hashes._state
+    monkeypatch.setattr(hashes, "_state", lambda status: [coarse(status)[0], 0, 0, *coarse(status)[3:]])
+    before = of(folder)
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.with_name("other").write_bytes(content)
+    shard.with_name("other").replace(shard)
+    assert changed(before, of(folder)) == {"weights", "combined"}
+
+
+def test_what_was_written_a_moment_ago_is_not_remembered_by_its_times(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one step of the file system's clock a second change leaves no trace: the state is the same."""
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    frozen = hashes.state_of(shard)
+    frozen[1] = frozen[2] = time.time_ns()
+    original = hashes._state
+    monkeypatch.setattr(hashes, "_state", lambda status: frozen if status.st_ino == frozen[3] else original(status))
+    before = of(folder)
+    with shard.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    assert changed(before, of(folder)) == {"weights", "combined"}
+
+
+def test_what_one_writer_knows_is_kept_by_the_next(folder: Path, tmp_path: Path, read: list[str]) -> None:
     of(folder)
     of(tiny_checkpoint(tmp_path / "two"))
-    read = count_reads(monkeypatch)
+    read.clear()
     of(folder)
     assert read == []
 

@@ -27,6 +27,9 @@ LISTING = [
     "tokenizer.model",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/tools.jinja",
+    "additional_chat_templates/notes/other.jinja",
+    "onnx/tokenizer.model",
 ]
 NEEDED = {
     "config.json",
@@ -35,6 +38,7 @@ NEEDED = {
     "tokenizer.model",
     "merges.txt",
     "chat_template.jinja",
+    "additional_chat_templates/tools.jinja",
 }
 
 

@@ -30,7 +30,7 @@ def test_ids_are_those_of_tokenizer_json(tmp_path: Path, family: Family) -> None
 def test_departing_from_transformers_class_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     tokenizer = load_tokenizer(tiny_checkpoint(tmp_path / "own", "qwen2"), 512, say=said.append)
-    assert len(said) == 1 and "own: tokenizer.json is used as written" in said[0]
+    assert len(said) == 1 and "tokenizer.json is used as written" in said[0]
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
     load_tokenizer(tiny_checkpoint(tmp_path / "other", "llama"), 512, say=said.append)
     assert len(said) == 1

@@ -30,9 +30,6 @@ from evalkit.tasks import load_questions
 from evalkit.templates import SEGMENTS, load_template
 
 loaded = load(locate(sys.argv[1]), device="cpu", dtype="float32")
-# Weights that are mapped from a file come into memory when they are first read
-for parameter in loaded.model.parameters():
-    parameter.sum()
 process = psutil.Process()
 before, peak, done = process.memory_info().rss, 0, False
 

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from .settings import Cog, Differential, Integral, Variant, lambda_init, read_variant
-from .signed import signed_attention, signed_map
+from .signed import signed_attention, signed_map, split_scale
 
 Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """A backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
@@ -175,6 +175,9 @@ class VariantAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[batch, heads, tokens, size] → [batch, tokens, heads, size], by the implementation that is set."""
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        if interface is eager_attention_forward:  # which scales when all of QKᵀ is there, in the queries' dtype
+            power, scale = split_scale(scale)
+            query = query * power
         dropout = self.attention_dropout if self.training else 0.0
         out, seen = interface(self, query, key, value, mask, scaling=scale, dropout=dropout, **passed)
         return out, seen

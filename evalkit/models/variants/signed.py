@@ -8,6 +8,7 @@ Source: arXiv 2411.07176, equation 3; the mask applies after the absolute value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,11 +58,22 @@ def signed_attention(
 def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """All of the map at once, [batch, heads, queries, keys]; for looking at. Arguments as `signed_attention`'s."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-    logits = _wide(query @ key.mT * scale)
+    power, rest = split_scale(scale)
+    logits = _wide(query * power @ key.mT) * rest
     if mask is None:
         mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril(key.shape[2] - query.shape[2])
     size, hidden = _hide(logits.abs(), mask)
     return (size.softmax(-1).masked_fill(hidden, 0.0) * logits.sign()).to(query.dtype)
+
+
+def split_scale(scale: float) -> tuple[float, float]:
+    """The scale of logits as a power of two for the queries, which is exact, and a rest from 1 to 2 for the logits.
+
+    In float16, QKᵀ may be past the largest number, 65,504, before it is scaled.
+    """
+    _, exponent = math.frexp(scale)
+    power = 2.0 ** (exponent - 1)
+    return power, scale / power
 
 
 class _Signed(torch.autograd.Function):
@@ -117,7 +129,8 @@ def _block_map(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares and signs of a block, [groups, members × rows, keys], in float32 or wider."""
     members = query.shape[1]
-    logits = _wide(torch.bmm(query[:, :, rows].flatten(1, 2), key[:, keys].mT)).mul_(scale)
+    power, rest = split_scale(scale)
+    logits = _wide(torch.bmm((query[:, :, rows] * power).flatten(1, 2), key[:, keys].mT)).mul_(rest)
     size = logits.abs()
     by_row = size.unflatten(1, (members, -1))
     if mask is not None:

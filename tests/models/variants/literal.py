@@ -105,7 +105,8 @@ def last_projection(module: Any) -> tuple[Tensor, Tensor]:
 
 def softmax(logits: Tensor, seen: Tensor) -> Tensor:
     """Of each row over the keys it sees; a row that sees none is zero."""
-    powers = torch.where(seen, (logits - logits.amax(-1, keepdim=True)).exp(), 0.0)
+    shown = torch.where(seen | ~seen.any(-1, keepdim=True), logits, -torch.inf)
+    powers = torch.where(seen, (shown - shown.amax(-1, keepdim=True)).exp(), 0.0)
     return torch.where(seen, powers / powers.sum(-1, keepdim=True), 0.0)
 
 

@@ -310,3 +310,24 @@ def test_flex_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="flex"):
         model.set_attn_implementation("flex_attention")
         logits_of(model)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["differential", "integral", "integral-probabilities"])
+def test_logits_past_float16_before_they_are_scaled(attention: str, implementation: str) -> None:
+    """transformers' eager attention scales a product that float16 may not hold any more."""
+    model = model_of("llama", VARIANTS[attention], implementation=implementation, dtype=torch.float16)
+    module = attention_of(model, 1)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 4, 6, 16, generator=draw) for _ in range(3))
+    query, key = query.sign() * 96, key.sign() * 96
+    key[:, :, :] = query * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])[:, None]
+    query[..., 0], scale = 95.0, 16**-0.5
+    module.num_key_value_groups = 1
+    visible = torch.ones(6, 6, dtype=torch.bool).tril()
+    mask = torch.zeros(1, 1, 6, 6).masked_fill(~visible, torch.finfo(torch.float16).min).half()
+    found, _ = module._softmax(query.half(), key.half(), value.half(), mask, scale, {})
+    logits = query.double() @ key.double().mT
+    assert logits.abs().max() > 2 * 65504
+    expected = (logits * scale).masked_fill(~visible, -torch.inf).softmax(-1) @ value.half().double()
+    torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=0, atol=2e-3)

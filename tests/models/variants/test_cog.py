@@ -210,6 +210,56 @@ def test_bfloat16() -> None:
         assert (found.double() - expected).norm() <= most * expected.norm()
 
 
+def far_from_each_other(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """In float16: logits up to 262,144 before they are scaled, of either sign, one of each row's far the largest.
+
+    Signs of ±1 times powers of two, so that float16 holds every sum. Values are small numbers.
+    """
+    draw = torch.Generator().manual_seed(1)
+    shapes = (1, 4, queries, 64), (1, 2, keys, 64)
+    query, key = (torch.randn(shape, generator=draw).sign() * 64 for shape in shapes)
+    for row in range(queries):
+        key[0, :, keys - queries + row] = query[0, ::2, row] * (-1) ** row
+    value = torch.randn((1, 2, keys, 64), generator=draw)
+    query, key, value = (part.half().requires_grad_() for part in (query, key, value))
+    assert (query.detach().double() @ key.detach().double().repeat_interleave(2, 1).mT).abs().max() > 4 * 65504 * 0.99
+    return query, key, value
+
+
+@pytest.mark.parametrize("kind", ["none", "boolean", "finite"])
+@pytest.mark.parametrize("queries", [9, 1])
+def test_logits_past_float16_before_they_are_scaled(kind: str, queries: int) -> None:
+    """A float64 copy of the same numbers is the reference; all at once, in blocks, and one after a cache."""
+    given_ = far_from_each_other(queries, 9)
+    seen = (causal_rows if kind == "none" else random_rows)(1, queries, 9)
+    mask = as_mask(seen, kind)
+    if mask is not None and kind == "finite":
+        mask = mask.clamp(min=torch.finfo(torch.float16).min).half()
+    wide = tuple(part.detach().double().requires_grad_() for part in given_)
+    expected = literal(*wide, seen, 0.125)
+    out = signed_attention(*given_, mask, 0.125)
+    whole = signed_map(*given_[:2], mask, 0.125) @ given_[2].repeat_interleave(2, 1)
+    for found in (out, whole):
+        assert found.dtype == torch.float16
+        assert (found.double() - expected).norm() <= 0.002 * expected.norm()
+    slopes = torch.autograd.grad(out.sum(), given_)
+    for slope, reference in zip(slopes, torch.autograd.grad(expected.sum(), wide), strict=True):
+        assert slope.isfinite().all()
+        assert (slope.double() - reference).norm() <= 0.002 * reference.norm() + 1e-6
+
+
+@pytest.mark.parametrize("scale", [0.125, 96**-0.5, 0.7, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scaling_first_changes_no_bit_of_what_fits(dtype: torch.dtype, scale: float) -> None:
+    """A power of two goes to the queries, which is exact; the rest to the logits, in float32."""
+    query, key, value = (part.detach().to(dtype) for part in case(queries=40, keys=40))
+    key, value = (part.repeat_interleave(2, 1) for part in (key, value))
+    logits = (query @ key.mT).float() * scale
+    logits = logits.masked_fill(~causal_rows(1, 40, 40), 0.0)
+    share = logits.abs().masked_fill(~causal_rows(1, 40, 40), -torch.inf).softmax(-1)
+    assert torch.equal(signed_map(query, key, None, scale), (share * logits.sign()).to(dtype))
+
+
 class TestMaskOfKeys:
     """What flash attention is given: which keys there are, [batch, keys], without causality."""
 

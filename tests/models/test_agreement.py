@@ -1,0 +1,204 @@
+"""A config.json, weights, a tokenizer and an adapter that do not belong together are refused, each in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from evalkit.errors import CheckpointError
+from evalkit.models import build
+from evalkit.models.locate import locate
+from tests.models.loading import edit_config, load_folder, refused
+from tests.tiny import tiny_checkpoint
+
+Tensors = dict[str, torch.Tensor]
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    stored = load_file(folder / "model.safetensors")
+    change(stored)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_tokenizer(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_layers_that_the_config_does_not_count(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1)
+    refused(folder, r"layers that config\.json does not count: model\.layers\.1\..*number of layers")
+
+
+def test_layers_of_another_family(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "gpt_neox", layers=3)
+    edit_config(folder, num_hidden_layers=2)
+    refused(folder, r"does not count: gpt_neox\.layers\.2\.")
+
+
+def test_a_layer_past_the_last_that_transformers_knows_of_is_as_it_should_be(tmp_path: Path) -> None:
+    """DeepSeek's files end with a layer for training that its class leaves out by name."""
+    from transformers import AutoModelForCausalLM, DeepseekV3Config
+
+    folder = tiny_checkpoint(tmp_path)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_attention_heads": 4}
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+    config = DeepseekV3Config(vocab_size=512, num_hidden_layers=2, **shape, **latent, **experts, eos_token_id=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    rewrite(folder, lambda stored: stored.update({"model.layers.61.eh_proj.weight": torch.ones(3)}))
+    said: list[str] = []
+    assert load_folder(folder, say=said.append).architecture == "DeepseekV3ForCausalLM"
+    assert said == []
+
+
+@pytest.mark.parametrize("part", ["bias", "SCB", "weight_scale", "lora_A.weight", "lora_A.default.weight"])
+def test_parts_of_a_module_that_the_model_has_without_them(folder: Path, part: str) -> None:
+    name = f"model.layers.0.self_attn.q_proj.{part}"
+    rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
+    refused(folder, rf"{part} would be left out of modules that the model has; .*quantization_config")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype) -> None:
+    def quantise(stored: Tensors) -> None:
+        name = "model.layers.1.mlp.up_proj.weight"
+        stored[name] = (stored[name] * 100).to(dtype)
+
+    rewrite(folder, quantise)
+    refused(folder, r"up_proj\.weight are stored as integers or in 8 bits, and config\.json has no quantization_config")
+
+
+def test_integers_that_are_no_weights_stay(tmp_path: Path) -> None:
+    """GPT-2's masks, as old checkpoints store them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tiny_checkpoint(tmp_path)
+    GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(folder)
+    mask = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+    rewrite(folder, lambda stored: stored.update({"transformer.h.0.attn.bias": mask}))
+    said: list[str] = []
+    assert load_folder(folder, say=said.append).architecture == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [({"quant_method": "own", "bits": 4}, "'own'"), ({"bits": 4}, "None"), ({"quant_method": ["fp8"]}, r"\['fp8'\]")],
+)
+def test_an_unknown_quantization(folder: Path, settings: dict[str, Any], method: str) -> None:
+    edit_config(folder, quantization_config=settings)
+    refused(folder, rf"quant_method is {method}, which transformers does not know")
+
+
+def test_torchao(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "torchao", "quant_type": "int8_weight_only"})
+    refused(folder, "quantised by torchao")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_are_no_numbers(folder: Path, name: str, value: float) -> None:
+    rewrite(folder, lambda stored: stored[name].view(-1)[7:8].fill_(value))
+    refused(folder, rf"{name} holds NaN or infinite values in float32")
+
+
+def test_weights_too_large_for_the_dtype(folder: Path) -> None:
+    rewrite(folder, lambda stored: stored["model.norm.weight"].fill_(70000.0))
+    refused(folder, r"holds NaN or infinite values in float16; .*--dtype float32", dtype="float16")
+    assert load_folder(folder, dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_a_head_of_its_own_that_the_config_says_is_tied(folder: Path) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    refused(folder, r"its output head is not its embedding, though config\.json says tie_word_embeddings")
+
+
+def test_a_tied_head_that_is_stored_as_well(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, tied=True)
+    rewrite(folder, lambda stored: stored.update({"lm_head.weight": stored["model.embed_tokens.weight"].clone()}))
+    assert load_folder(folder).parameters == load_folder(tiny_checkpoint(tmp_path / "tied", tied=True)).parameters
+
+
+def _no_word(content: dict[str, Any]) -> None:
+    content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]"}, "content": ""}
+
+
+def _only_unknown(content: dict[str, Any]) -> None:
+    content["model"] = {"type": "WordLevel", "vocab": {"<unk>": 3, "zzz": 4}, "unk_token": "<unk>"}
+    content["pre_tokenizer"], content["post_processor"] = {"type": "Whitespace"}, None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(_no_word, "into no tokens"), (_only_unknown, "into <unk>, its token for what it does not know")],
+)
+def test_a_tokenizer_that_loses_all_text(folder: Path, change: Any, words: str) -> None:
+    edit_tokenizer(folder, change)
+    if change is _only_unknown:
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"unk_token": "<unk>"}))
+    refused(folder, words)
+
+
+class TestAdapters:
+    """transformers applies one by itself where `peft` is installed, and leaves it out where it is not."""
+
+    @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+    def test_beside_whole_weights(self, folder: Path, name: str) -> None:
+        (folder / name).write_text("{}")
+        with pytest.raises(CheckpointError, match=rf"holds an adapter \({name}\) beside whole weights; merge it"):
+            locate(str(folder))
+
+    def test_by_itself(self, folder: Path) -> None:
+        (folder / "config.json").unlink()
+        (folder / "adapter_config.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="an adapter without its base model"):
+            locate(str(folder))
+
+
+class TestSizes:
+    """A config.json that describes far more than the files hold is refused before memory is taken for it."""
+
+    @pytest.mark.parametrize("layers", [22, 200_000, 10**15])
+    def test_more_layers_than_weights(self, folder: Path, layers: int) -> None:
+        edit_config(folder, num_hidden_layers=layers)
+        refused(folder, rf"config\.json has num_hidden_layers {layers:,}, where the files hold 21 weights in all")
+
+    def test_layers_that_are_missing_are_named(self, folder: Path) -> None:
+        edit_config(folder, num_hidden_layers=3)
+        refused(folder, r"9 weights are missing and would be random: model\.layers\.2\.")
+
+    @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "intermediate_size"])
+    @pytest.mark.parametrize("size", [64_000, 10**12])
+    def test_larger_than_the_weights(self, folder: Path, key: str, size: int) -> None:
+        edit_config(folder, **{key: size, "head_dim": 16})
+        message = refused(
+            folder, r"config\.json describes a far larger model than its files hold \(139,\d+ numbers in 21"
+        )
+        assert "sizes" in message
+
+    def test_buffers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """GPT-J keeps sines for all its positions."""
+        from transformers import GPTJConfig, GPTJForCausalLM
+
+        folder = tiny_checkpoint(tmp_path)
+        GPTJForCausalLM(
+            GPTJConfig(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64, rotary_dim=8)
+        ).save_pretrained(folder)
+        monkeypatch.setattr(build, "_MOST_BUFFERED", 100_000)
+        assert load_folder(folder).attention == "eager"
+        edit_config(folder, n_positions=100_000)
+        refused(folder, r"buffers \(embed_positions\) have more than 100,000 numbers; its number of positions")
+
+    def test_a_vocabulary_that_is_most_of_the_model(self, tmp_path: Path) -> None:
+        """Counted once though it is in the model three times while that is built."""
+        folder = tiny_checkpoint(tmp_path, hidden=16, heads=2, key_value_heads=1, layers=1, tied=True)
+        assert load_folder(folder).parameters < 12_000

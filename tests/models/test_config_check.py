@@ -1,0 +1,137 @@
+"""A config.json of wrong kinds of values ends in one line that names the key, or loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evalkit.errors import CheckpointError, EvalkitError, UsageError
+from evalkit.generation.run import context_of
+from evalkit.generation.tokens import end_tokens
+from evalkit.models.context import ContextSettings
+from evalkit.models.context_settings import extension_of
+from evalkit.models.fingerprint import fingerprint
+from evalkit.models.locate import locate, resolve_dtype
+from evalkit.models.view import description
+from evalkit.request import request_of
+from tests.models.loading import edit_config, load_folder, refused
+from tests.tiny import tiny_checkpoint
+
+OBJECTS = ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters")
+WRONG: list[tuple[str, Any, str]] = [
+    *((key, value, "a text") for key in ("model_type", "dtype", "torch_dtype") for value in ([], {}, 3)),
+    *(
+        (key, value, "a whole number")
+        for key in ("num_hidden_layers", "max_position_embeddings", "n_positions", "num_labels")
+        for value in ("2", [], {}, 2.5, True)
+    ),
+    *((key, value, "true or false") for key in ("is_decoder", "tie_word_embeddings") for value in ("false", 0, [])),
+    *((key, value, "an object") for key in OBJECTS for value in ("x", [1], 3)),
+    *(("architectures", value, "a list of texts") for value in ({}, "LlamaForCausalLM", [3], [[]])),
+    *(("rope_parameters", {key: "x"}, "a number") for key in ("factor", "rope_theta")),
+    ("rope_parameters", {"rope_type": []}, "a text"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), WRONG)
+def test_values_of_another_kind(folder: Path, key: str, value: Any, expected: str) -> None:
+    edit_config(folder, **{key: value})
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{key}.* expected {expected}$") as caught:
+        resolve_dtype(locate(str(folder)), "auto")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_part_of_a_model_that_reads_text(folder: Path) -> None:
+    edit_config(folder, text_config={"num_hidden_layers": "many"})
+    refused(folder, r"num_hidden_layers is 'many'; expected a whole number")
+
+
+def test_a_value_is_shown_in_short(folder: Path) -> None:
+    edit_config(folder, model_type=["llama"] * 1000)
+    assert len(refused(folder, "model_type is ").partition("config.json: ")[2]) < 120
+
+
+def test_code_of_another_repository(folder: Path) -> None:
+    """It would be run without being in the fingerprint."""
+    names = {"AutoConfig": "owner/name--modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
+    edit_config(folder, model_type="evalkit_own", auto_map=names)
+    refused(folder, r"takes code from another repository \('owner/name--modeling\.Config'\)", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("auto_map", [{"AutoTokenizer": ["owner/name--tok.Own", None]}, ["owner/name--tok.Own", None]])
+def test_a_tokenizers_code_of_another_repository(folder: Path, auto_map: Any) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({"auto_map": auto_map, "tokenizer_class": "Own"}))
+    refused(folder, "takes code from another repository", trust_remote_code=True)
+
+
+def test_weights_that_the_config_names(folder: Path) -> None:
+    """transformers would load these, and the fingerprint counts others."""
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    edit_config(folder, transformers_weights="other.safetensors")
+    refused(folder, r"names its weights in transformers_weights \('other\.safetensors'\)")
+
+
+def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
+    """A needle test would make texts of that length."""
+    edit_config(folder, max_position_embeddings=10**12)
+    with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, past the 16,777,216"):
+        context_of(request_of(str(folder), {}), locate(str(folder)), "evalkit needle")
+
+
+@pytest.mark.parametrize("value", [{}, "x", [1, "x"], 1.5])
+def test_ends_that_are_no_tokens(folder: Path, value: Any) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(CheckpointError) as caught:
+        loaded = load_folder(folder)
+        end_tokens(loaded.model, loaded.tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = [None, [], {}, "", "x", True, -1, 0, 0.5, 10**12, float("inf"), "1", [1, 2], {"a": 1}, "\ud800"]
+MORE = (
+    "layer_types",
+    "head_dim",
+    "sliding_window",
+    "id2label",
+    "tokenizer_class",
+    "_attn_implementation",
+    "num_experts",
+)
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(data=st.data())
+def test_any_value_anywhere(saved: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """In all three files; 4,000 of these were tried once, on Llama, GPT-NeoX, GPT-J and a differential model."""
+    folder = shutil.copytree(saved, tmp_path_factory.mktemp("any") / "small")
+    path = folder / data.draw(st.sampled_from(["config.json", "tokenizer_config.json", "generation_config.json"]))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    keys = [*content, *OBJECTS, *MORE, "eos_token_id", "model_max_length", "chat_template", "repetition_penalty"]
+    content[data.draw(st.sampled_from(keys))] = data.draw(st.sampled_from(VALUES))
+    path.write_text(json.dumps(content))
+    try:
+        checkpoint = locate(str(folder))
+        fingerprint(checkpoint)
+        resolve_dtype(checkpoint, "auto")
+        extension_of(checkpoint, ContextSettings(512))
+        context_of(request_of(str(folder), {}), checkpoint, "evalkit needle")
+        loaded = load_folder(folder)
+        loaded.describe()
+        end_tokens(loaded.model, loaded.tokenizer)
+    except EvalkitError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_described_folder_of_wrong_kinds(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    edit_config(folder, model_type="evalkit_llama", num_hidden_layers="many")
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 'many'"):
+        description(str(folder))
