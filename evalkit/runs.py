@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
+from evalkit.reading import Unreadable, parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,8 +207,8 @@ def list_runs(root: Path) -> list[Run]:
 
 def _read_json(path: Path, advice: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except Unreadable as error:
         raise RunError(f"{path} is damaged ({error}); {advice}") from error

@@ -6,11 +6,11 @@ checkpoint is found before seconds are spent on imports.
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 from typing import Any
 
+from evalkit import reading
 from evalkit.errors import CheckpointError
 
 VOCABULARY_FILES = (
@@ -41,12 +41,7 @@ _HEADER_LIMIT = 100_000_000
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; `CheckpointError` names a file that is missing or is not one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
+    content = reading.read_json(path, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content
@@ -87,7 +82,7 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(size, _HEADER_LIMIT):
                 raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
+            header = reading.parse_json(file.read(length))
         header.pop("__metadata__", None)
         end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except OSError as error:

@@ -22,10 +22,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalkit.decimals import mean, of_float
-from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
+from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
+from evalkit.reading import read_yaml
 from evalkit.runs import Run, load_finished, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
@@ -62,12 +61,7 @@ def read_mapping(path: Path) -> RunMapping:
     Raises:
         TableError: it cannot be read or is not of the form above; names the key.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(f"mapping of runs {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"mapping of runs {path} is not YAML: {first_line(error)}") from error
+    raw = read_yaml(path, TableError, "mapping of runs")
     if not isinstance(raw, dict) or not raw.keys() & {"rows", "values"}:
         raise TableError(f"mapping of runs {path} must hold 'rows', of models and their run folders, or 'values'")
     for key in raw:
@@ -185,7 +179,7 @@ def _error(errors: Sequence[float | None]) -> float | None:
 
 
 def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
-    numbers = read_numbers(path)
+    numbers = read_numbers(path, layout.in_percent)
     for model, row in numbers.items():
         if model not in models:
             raise UnknownNameError(f"row of {path}", model, models)
