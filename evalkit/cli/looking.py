@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from evalkit.cli.options import DATA_DIR, OUTPUT, comma_separated, option
+from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option
 from evalkit.errors import UnknownNameError
 
 _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
 
 
 @click.command(name="ls")
-@click.argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
+@argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
 @OUTPUT
 def list_(what: str | None, output: Path) -> None:
     """List suites, tasks, templates, rules, tables and runs."""

@@ -6,6 +6,7 @@ Every option can also be given as an environment variable (`--data-dir` as `EVAL
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ import click
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
+from evalkit.escape import printable
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -49,6 +51,9 @@ for command in (
 ):
     cli.add_command(command)
 
+_LONGEST = 1000
+"""Characters of a message."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted."""
@@ -56,20 +61,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may hold what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except EvalkitError as error:
-        click.echo(f"evalkit: {error}", err=True)
+        _complain(str(error))
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
+        message = error.format_message().rstrip(".")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
-        click.echo(f"evalkit: {message}; see {command} --help", err=True)
+        _complain(f"{message}; see {command} --help")
         return error.exit_code
+    except OSError as error:  # of a place where nobody expected one: a name that is too long, a disk that fails
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return 1
     except (click.Abort, KeyboardInterrupt):
         click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
         return 130
+
+
+def _complain(message: str) -> None:
+    """One line on standard error, of a length that somebody reads; advice stands at its end."""
+    line = printable(message)
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+    click.echo(f"evalkit: {line}", err=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from evalkit.cli.options import FOLDER, RUN, option
+from evalkit.cli.options import FOLDER, RUN, argument, option, typed_option
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 
 _SOURCES = ("published", "runs", "both")
 _FORMATS = ("terminal", "latex", "markdown", "csv", "html")
@@ -15,11 +16,11 @@ _EXPORTS = ("lm_eval", "hub", "every_eval_ever")
 
 _FORM = option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="What is written.")
 _STANDALONE = option("--standalone", is_flag=True, help="A whole LaTeX document or HTML page, not the table alone.")
-_FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
+_FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
 
 
 @click.command()
-@click.argument("name", required=False)
+@argument("name", required=False)
 @option("--source", type=click.Choice(_SOURCES), default="published", help="Whose numbers: the paper's, those of "
         "runs, or those of runs with the difference to the paper's.")  # fmt: skip
 @option("--runs", "mapping", type=FOLDER, help="YAML file that maps the table's rows to run folders.")
@@ -87,7 +88,7 @@ def integrity(
 @option("--to", "form", type=click.Choice(_EXPORTS), required=True, help="lm_eval: lm-eval's results file; hub: the "
         "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
-@click.option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
+@typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
     """Write a finished run in a form that other tools read; prints the files.
 
@@ -98,7 +99,7 @@ def export(run: Path, form: str, rule: str | None, output: Path | None) -> None:
     from evalkit.runs import load_finished
 
     for path in export_run(load_finished(run), form, rule, output):
-        click.echo(path)
+        click.echo(printable(str(path)))
 
 
 def _deliver(text: str, output: Path | None) -> None:
@@ -107,8 +108,10 @@ def _deliver(text: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file with --output")
     try:
         replace_file(output, text.encode())
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(output)
+    click.echo(printable(str(output)))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from evalkit import values
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.files import read_json
 from evalkit.models.locate import Checkpoint, Say, silent
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 _WHOLE = ("context", "original")
@@ -44,7 +44,11 @@ def context_settings(
     Raises:
         UsageError: a file that does not exist or holds something else, or no context to stretch to.
     """
-    given = {"context": context, "method": method, "original": original}
+    given: dict[str, Any] = {
+        "context": None if context is None else values.whole("--context", context, 1),
+        "method": method,
+        "original": None if original is None else values.whole("--context-original", original, 1),
+    }
     found = {} if config is None else _read(str(config))
     found |= {name: value for name, value in given.items() if value is not None}
     if not found:
@@ -84,17 +88,12 @@ def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = Path(name).expanduser()
+    path = values.path("--context-config", name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         if name not in context_names():
             raise UnknownNameError("context file", name, context_names())
         path = resource("configs", "context", f"{name}.yaml")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"context file {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"context file {path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(path, UsageError, "context file")
     if not isinstance(content, dict):
         raise UsageError(f"context file {path} must hold keys and values ({', '.join(_KEYS)})")
     for key, value in content.items():
