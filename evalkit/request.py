@@ -199,7 +199,7 @@ def _checked(name: str, value: Any) -> Any:
     if name in _SWITCHES:
         return values.switch(flag, value)
     if name == "tasks":
-        listed = value.split(",") if isinstance(value, str) else value
+        listed = value if isinstance(value, (list, tuple)) else values.text(flag, value).split(",")
         return tuple(values.text(flag, task).strip() for task in listed)
     return values.path(flag, value) if name in _PATHS else values.text(flag, value)
 

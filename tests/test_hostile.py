@@ -74,7 +74,7 @@ def refused(outcome: Outcome) -> str:
     complains(outcome, outcome.code)
     assert is_clean(outcome.err)
     last = outcome.err.split("\n")[-2]
-    assert len(last) < 1100
+    assert len(last) < 2100
     return last
 
 

@@ -34,6 +34,7 @@ from evalkit.request import Request, request_of
         ({"tasks": ""}, "--tasks is empty"),
         ({"tasks": ["piqa", ""]}, "--tasks is empty"),
         ({"tasks": ["piqa", 5]}, "--tasks is 5; it must be text"),
+        ({"tasks": 5}, "--tasks is 5; it must be text"),
         ({"data_dir": ""}, "--data-dir is empty"),
         ({"data_dir": True}, "--data-dir is True; it must be text"),
         ({"data_dir": "a\0b"}, "--data-dir a.x00b: holds a NUL character"),

@@ -51,7 +51,7 @@ for command in (
 ):
     cli.add_command(command)
 
-_LONGEST = 1000
+_LONGEST = 2000
 """Characters of a message."""
 
 
@@ -78,7 +78,7 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
         _complain(f"{message}; see {command} --help")
         return error.exit_code
-    except OSError as error:  # of a place where nobody expected one: a name that is too long, a disk that fails
+    except OSError as error:  # where a name is only looked up, too: it may be too long
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
     except (click.Abort, KeyboardInterrupt):

@@ -67,12 +67,19 @@ def read_mapping(path: Path) -> RunMapping:
     for key in raw:
         if key not in ("rule", "rows", "values"):
             raise TableError(f"mapping of runs {path}: {UnknownNameError('key', str(key), ('rule', 'rows', 'values'))}")
-    rows = raw.get("rows") or {}
+    rows = {} if raw.get("rows") is None else raw["rows"]
     if not isinstance(rows, dict):
         raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
     folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
-    rule, values = raw.get("rule"), raw.get("values")
-    return RunMapping(rule and str(rule), folders, Path(str(values)) if values else None)
+    rule, values = _text(path, raw, "rule"), _text(path, raw, "values")
+    return RunMapping(rule, folders, None if values is None else Path(values))
+
+
+def _text(path: Path, raw: Mapping[str, Any], key: str) -> str | None:
+    given = raw.get(key)
+    if given is not None and not (isinstance(given, str) and given):
+        raise TableError(f"mapping of runs {path}: '{key}' is {given!r}; leave it out, or write a text")
+    return given
 
 
 def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
