@@ -69,6 +69,12 @@ def test_a_context_is_whole(options: dict[str, Any]) -> None:
         context_settings(**options)
 
 
+@pytest.mark.parametrize("name", ["allow_pickle", "trust_remote_code"])
+def test_a_harness_trusts_only_what_is_true(checkpoint: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'no'; it must be True or False"):
+        Harness(str(checkpoint), **{name: "no"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{"token_budget": 512.5}, {"batch_size": 2.5}, {"batch_size": "many"}])
 def test_a_harness_takes_whole_numbers(checkpoint: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be a whole number, or auto"):

@@ -27,7 +27,7 @@ from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
 from evalkit.texts import check_text
-from evalkit.values import whole
+from evalkit.values import switch, whole
 
 
 def harness(model: str, **options: Any) -> Harness:
@@ -99,8 +99,9 @@ class Harness(HFLM):  # type: ignore[misc]
             checkpoint = locate(
                 f"{pretrained}@{revision}" if revision else str(pretrained),
                 tokenizer=tokenizer,
-                allow_pickle=allow_pickle,
-                trust_remote_code=trust_remote_code,
+                # lm-eval's command line hands on words, of which "no" would count as true
+                allow_pickle=switch("allow_pickle", allow_pickle),
+                trust_remote_code=switch("trust_remote_code", trust_remote_code),
                 say=say,
             )
             loaded = load(
