@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-from tabulate import tabulate
 
 from evalkit import __version__
 from evalkit.data import TASKS, Library
+from evalkit.page import aligned
 from evalkit.resources import cache_dir
 
 _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
@@ -26,7 +26,7 @@ def report(data_dir: Path | None, output: Path) -> str:
     rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
     trouble = sum(row[0] == "!" for row in rows)
     verdict = f"{trouble} thing(s) to look at, marked !" if trouble else "all is well"
-    return f"{tabulate(rows, tablefmt='plain', disable_numparse=True)}\n\n{verdict}"
+    return f"{aligned(rows, tablefmt='plain')}\n\n{verdict}"
 
 
 def _versions() -> list[list[str]]:

@@ -10,8 +10,8 @@
     ├── ScoringError             a document that cannot be scored (window too small, out of memory)
     └── RunError                 a run folder that is in use, damaged, or cannot be written
 
-A message is one line: it names the file, task, document, checkpoint or key, says what was expected and
-what to do. The command line prints it without a traceback and exits with `exit_code`.
+A message is one line, whatever the names in it hold: it names the file, task, document, checkpoint or key, says what
+was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
+
+from evalkit.escape import printable
 
 _MOST_LISTED = 200
 """Of more names than these, a message shows none."""
@@ -39,6 +41,10 @@ class EvalkitError(Exception):
     """Base of all errors that evalkit raises on purpose."""
 
     exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        """The message, on one line and without control characters."""
+        return printable(super().__str__())
 
 
 class UsageError(EvalkitError):

@@ -102,7 +102,8 @@ def load_model(
         say=progress.say,
     )
     check_identity(checkpoint.given, specification, loaded)
-    progress.say(loaded.describe())
+    for line in loaded.describe().split("\n"):
+        progress.say(line)
     return loaded
 
 

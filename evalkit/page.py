@@ -12,13 +12,13 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
 
-from evalkit.escape import PACKAGES, SHRUNK, in_latex, in_markdown
+from evalkit.escape import PACKAGES, SHRUNK, in_csv, in_latex, in_markdown, printable
 
 Row = tuple[str, ...]
 
@@ -46,22 +46,23 @@ class Page:
     notes: tuple[str, ...]
 
 
+def aligned(rows: Iterable[Any], headers: Sequence[str] = (), **options: Any) -> str:
+    """Columns for a terminal: nothing is taken for a number, and no name breaks its line."""
+    shown = [row if row == SEPARATING_LINE else [_on_one_line(cell) for cell in row] for row in rows]
+    return tabulate(shown, list(map(printable, headers)), disable_numparse=True, **options)
+
+
 def terminal(page: Page) -> str:
     """Aligned columns."""
-    blocks = ["\n".join(lines) for lines in (page.verdict, page.facts) if lines]
+    blocks = ["\n".join(map(printable, lines)) for lines in (page.verdict, page.facts) if lines]
     for table in page.tables:
         rows: list[Any] = []
         for place, row in enumerate(table.rows):
             rows += [SEPARATING_LINE, row] if place in table.ruled else [row]
-        text = tabulate(
-            rows,
-            table.headers,
-            tablefmt="simple",
-            disable_numparse=True,
-            colalign=["left"] + ["right"] * (len(table.headers) - 1),
-        )
-        blocks.append(f"{table.title}\n\n{text}" if table.title else text)
-    return "\n\n".join([*blocks, "\n".join(page.notes)])
+        sides = ["left"] + ["right"] * (len(table.headers) - 1)
+        text = aligned(rows, table.headers, tablefmt="simple", colalign=sides)
+        blocks.append(f"{printable(table.title)}\n\n{text}" if table.title else text)
+    return "\n\n".join([*blocks, "\n".join(map(printable, page.notes))])
 
 
 def markdown(page: Page) -> str:
@@ -86,10 +87,10 @@ def latex(page: Page) -> str:
         return " & ".join(map(_latex_cell, cells)) + r" \\"
 
     about = (f"needs {PACKAGES}", *page.verdict, *page.facts)
-    blocks = ["\n".join(f"% {' '.join(text.split())}" for text in about)]
+    blocks = ["\n".join(f"% {printable(text)}" for text in about)]
     for table in page.tables:
         body = [
-            *([f"% {table.title}"] if table.title else []),
+            *([f"% {printable(table.title)}"] if table.title else []),
             r"\medskip\noindent" + SHRUNK,
             rf"\begin{{tabular}}{{l{'r' * (len(table.headers) - 1)}}}",
             r"\toprule",
@@ -99,7 +100,7 @@ def latex(page: Page) -> str:
         for place, row in enumerate(table.rows):
             body += [r"\midrule", line(row)] if place in table.ruled else [line(row)]
         blocks.append("\n".join([*body, r"\bottomrule", r"\end{tabular}}"]))
-    return "\n\n".join([*blocks, "\n".join(f"% {note}" for note in page.notes)])
+    return "\n\n".join([*blocks, "\n".join(f"% {printable(note)}" for note in page.notes)])
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -107,7 +108,7 @@ def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     held = io.StringIO()
     writer = csv.DictWriter(held, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
     return held.getvalue().rstrip("\n")
 
 
@@ -118,6 +119,11 @@ def json_text(content: Any) -> str:
 
 PAGES: dict[str, Callable[[Page], str]] = {"table": terminal, "markdown": markdown, "latex": latex}
 """How a page is written, by --format."""
+
+
+def _on_one_line(cell: Any) -> Any:
+    return printable(cell) if isinstance(cell, str) else cell
+
 
 _MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
 

@@ -10,6 +10,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from evalkit.escape import printable
+
 _LINE_EVERY = 15.0
 """Seconds between plain lines."""
 
@@ -41,7 +43,8 @@ class Progress:
             self._bar = None
 
     def say(self, line: str) -> None:
-        """One line of news, above the bar."""
+        """One line of news, above the bar, whatever the names in it hold."""
+        line = printable(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -56,7 +59,7 @@ class Progress:
 
     def task(self, label: str) -> None:
         """Name what is worked on."""
-        self._label = label
+        self._label = label = printable(label)
         if self._bar is not None:
             self._bar.update(self._bar_task, description=label)
 

@@ -7,9 +7,10 @@ so a token that straddles a boundary counts with the later segment and no contin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,15 @@ from numpy.typing import NDArray
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.tasks import Question
 from evalkit.templates import SEGMENTS, Part, Template
+from evalkit.texts import check_text, in_calls
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 
 _A_DAY = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Put before a chat template: some write the date, which must not change a prompt from one day to the next."""
 
-_CHUNK = 128
-"""Questions tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
+_CALL = 512
+"""Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,17 @@ class Prompter:
         Raises:
             ScoringError: a question's sequence does not fit the window even without its context.
         """
-        for start in range(0, len(questions), _CHUNK):
-            yield from self._encode_chunk(questions[start : start + _CHUNK], unconditional)
+        contexts = (True, False) if unconditional else (True,)
+        sequences = self._sequences(
+            (question, self.render(question, choice, with_context))
+            for question in questions
+            for with_context in contexts
+            for choice in range(len(question.contexts))
+        )
+        for question in questions:
+            count = len(question.contexts)
+            conditional = tuple(islice(sequences, count))
+            yield EncodedQuestion(question, conditional, tuple(islice(sequences, count if unconditional else 0)))
 
     def render(self, question: Question, choice: int, with_context: bool = True) -> list[tuple[int, str]]:
         """The text of a sequence as (segment, text) pieces; BOS and EOS are ids and not in it."""
@@ -106,30 +117,20 @@ class Prompter:
         ]
         return _shift_trailing_space([piece for piece in pieces if piece[1]])
 
-    def _encode_chunk(self, questions: Sequence[Question], unconditional: bool) -> Iterator[EncodedQuestion]:
-        contexts = (True, False) if unconditional else (True,)
-        rendered = [
-            (question, self.render(question, choice, with_context))
-            for question in questions
-            for with_context in contexts
-            for choice in range(len(question.contexts))
-        ]
-        texts = ["".join(text for _, text in pieces) for _, pieces in rendered]
-        encoding = self._tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,  # its length warning does not know that the context is cut to the window below
-        )
-        found = zip(rendered, encoding["input_ids"], encoding["offset_mapping"], strict=True)
-        sequences = (self._sequence(question, pieces, ids, offsets) for (question, pieces), ids, offsets in found)
-        for question in questions:
-            count = len(question.contexts)
-            conditional = tuple(next(sequences) for _ in range(count))
-            yield EncodedQuestion(
-                question, conditional, tuple(next(sequences) for _ in range(count if unconditional else 0))
+    def _sequences(self, rendered: Iterable[tuple[Question, list[tuple[int, str]]]]) -> Iterator[TokenSequence]:
+        texts = ((question, pieces, "".join(text for _, text in pieces)) for question, pieces in rendered)
+        for call in in_calls(texts, itemgetter(2), _CALL):
+            for question, _, text in call:
+                check_text(text, question.label)
+            encoding = self._tokenizer(
+                [text for _, _, text in call],
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                verbose=False,  # its length warning does not know that the context is cut to the window below
             )
+            found = zip(call, encoding["input_ids"], encoding["offset_mapping"], strict=True)
+            yield from (self._sequence(question, pieces, ids, offsets) for (question, pieces, _), ids, offsets in found)
 
     def _sequence(
         self,
@@ -138,6 +139,8 @@ class Prompter:
         ids: list[int],
         offsets: list[tuple[int, int]],
     ) -> TokenSequence:
+        if not ids:
+            raise _nothing_to_score(question)
         codes = np.array([code for code, _ in pieces], dtype=np.int8)
         boundaries = np.cumsum([len(text) for _, text in pieces])
         chars = np.array(offsets, dtype=np.int64).reshape(-1, 2)
@@ -146,6 +149,8 @@ class Prompter:
         piece = np.searchsorted(boundaries, last, side="right")
         first_piece = np.searchsorted(boundaries, np.minimum(chars[:, 0], last), side="right")
         tokens, segments = np.array(ids, dtype=np.int32), codes[piece]
+        if not (segments == CONTINUATION).any():
+            raise _nothing_to_score(question)
         if self._bos is not None or (not len(segments) or segments[0] == CONTINUATION):
             tokens = np.concatenate(([self._first_id(question)], tokens)).astype(np.int32)
             segments = np.concatenate(([SPECIAL], segments)).astype(np.int8)
@@ -198,6 +203,13 @@ class Prompter:
         if eos is None:
             say("the tokenizer has no EOS token: sequences end without one")
         return eos
+
+
+def _nothing_to_score(question: Question) -> ScoringError:
+    return ScoringError(
+        f"{question.label}: a choice has no token of its own, so there is nothing to score: it is empty, or its only "
+        "token reaches into the template's next text"
+    )
 
 
 def _shift_trailing_space(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:

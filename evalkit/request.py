@@ -14,10 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from evalkit import __version__
+from evalkit import __version__, values
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.escape import printable
 from evalkit.finding import run_folder
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
@@ -31,6 +32,13 @@ from evalkit.templates import SEGMENTS, Template, load_template
 
 SCORING_VERSION = 3
 """Raised whenever a change of evalkit changes a score: part of every run's specification."""
+
+_WHOLE = {"limit": 1, "num_fewshot": 0, "token_budget": 1, "context": 1, "context_original": 1}
+"""Fields of a request that are whole numbers, and the least that each can be."""
+_WORDS: dict[str, tuple[str, str | None]] = {"token_budget": ("auto", None), "context": (UNSTRETCHED, UNSTRETCHED)}
+"""Of these, fields that may be a word instead, and what it means."""
+_SWITCHES = ("allow_pickle", "trust_remote_code", "allow_unofficial_data", "log_samples")
+_PATHS = ("data_dir", "include_path", "output")
 
 DEFAULT_SUITE = "zeroshot8"
 
@@ -167,7 +175,7 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
         "path": _path_of(checkpoint),
         "revision": checkpoint.revision,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
+        "command": list(map(printable, sys.argv)),
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
         "versions": {"evalkit": __version__}
         | {name: version(name) for name in (*_NUMERICS, "datasets", "numpy", "pandas", "pyarrow")}
@@ -191,34 +199,26 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
     for name in options:
         if name not in known:
             raise UnknownNameError("option", name, known)
-    tidy = {name: value for name, value in options.items() if value is not None}
-    for name in ("data_dir", "include_path", "output"):
-        if name in tidy:
-            tidy[name] = Path(tidy[name])
-    if tidy.get("token_budget") == "auto":
-        del tidy["token_budget"]
-    least_of = {"limit": 1, "num_fewshot": 0, "token_budget": 1, "context": 1, "context_original": 1}
-    for name, least in least_of.items():
-        if name in tidy and (name, tidy[name]) != ("context", UNSTRETCHED):
-            tidy[name] = _whole_number(name, tidy[name], least)
+    tidy = {name: _checked(name, value) for name, value in options.items() if value is not None}
     if "device" in tidy:
-        tidy["device"] = str(tidy["device"])
         check_device(tidy["device"])
-    tasks = tidy.get("tasks", ())
-    tidy["tasks"] = tuple(part.strip() for part in tasks.split(",")) if isinstance(tasks, str) else tuple(tasks)
-    return Request(model=str(model), **tidy)
+    return Request(model=values.text("--model", str(model) if isinstance(model, Path) else model), **tidy)
 
 
-def _whole_number(name: str, value: Any, least: int) -> int:
+def _checked(name: str, value: Any) -> Any:
+    """A field's value in the form that the field has."""
     flag = f"--{name.replace('_', '-')}"
-    hint = {"token_budget": ", or auto", "context": ", or none"}.get(name, "")
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{flag} is {value!r}; it must be a whole number{hint}") from None
-    if number < least:
-        raise UsageError(f"{flag} is {number}; it must be at least {least}{hint}")
-    return number
+    if name in _WHOLE:
+        word, meaning = _WORDS.get(name, ("", None))
+        if word and value == word:
+            return meaning
+        return values.whole(flag, value, _WHOLE[name], word and f", or {word}")
+    if name in _SWITCHES:
+        return values.switch(flag, value)
+    if name == "tasks":
+        listed = value if isinstance(value, (list, tuple)) else values.text(flag, value).split(",")
+        return tuple(values.text(flag, task).strip() for task in listed)
+    return values.path(flag, value) if name in _PATHS else values.text(flag, value)
 
 
 def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from evalkit import values
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -21,7 +23,7 @@ def cache_dir() -> Path:
 
     `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`.
     """
-    if own := os.environ.get("EVALKIT_CACHE"):
-        return Path(own).expanduser()
+    if (own := os.environ.get("EVALKIT_CACHE")) is not None:
+        return values.path("EVALKIT_CACHE", own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "evalkit"

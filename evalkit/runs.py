@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
+from evalkit.reading import Unreadable, parse_json
 from evalkit.run_files import manifest_trouble, results_trouble
 from evalkit.seal import RUN, content_digest, digest, unsealed
 
@@ -258,11 +259,11 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
         RunError: it cannot be read, or is something else; ends with the advice.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({first_line(error)}); {advice}") from error
+    except Unreadable as error:
+        raise RunError(f"{path} is damaged ({error}); {advice}") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged (it holds no keys and values); {advice}")
     return content

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 
@@ -62,7 +61,7 @@ def load_suite(name: str) -> Suite:
     """
     if name not in suite_names():
         raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
-    raw = yaml.safe_load(resource("configs", "suites", f"{name}.yaml").read_text())
+    raw = read_yaml(resource("configs", "suites", f"{name}.yaml"), UsageError, "suite")
     return Suite(
         name=name,
         description=raw["description"],

@@ -152,6 +152,12 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
     gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
     field = (leaf.config.metadata or {}).get("written_in")
     gap = _gap_after_blank(doc[field]) if field else " "
+    # A task with several inputs has its options in the contexts and repeats one continuation
+    choices = continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc))
+    if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
+        raise DataError(
+            f"task {leaf.config.task}, document {doc_id}: choice {empty[0]} is empty; there is no text to score"
+        )
     return Question(
         task=task,
         subtask=leaf.config.task,
@@ -160,8 +166,7 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
         continuations=continuations,
         delimiter=delimiter,
         gaps=(gap,) * len(pairs),
-        # A task with several inputs has its options in the contexts and repeats one continuation
-        choices=continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc)),
+        choices=choices,
         gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
         cluster=cluster,
         doc=dict(doc),

@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalkit.errors import TemplateError, UnknownNameError
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 SEGMENTS: tuple[str, ...] = ("special", "instruction", "context", "continuation", "end")
@@ -88,10 +87,7 @@ def load_template(name: str) -> Template:
 
 
 def _read(path: Path) -> Template:
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TemplateError(f"template file {path} cannot be read: {' '.join(str(error).split())}") from error
+    raw = read_yaml(path, TemplateError, "template file")
     if not isinstance(raw, dict):
         raise TemplateError(f"template file {path} must hold keys and values ({', '.join(sorted(_KEYS))})")
     if unknown := sorted(set(raw) - _KEYS, key=str):

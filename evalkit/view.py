@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 import pandas as pd
-from tabulate import tabulate
 
 from evalkit.decimals import percent
+from evalkit.escape import printable
 from evalkit.models.context import Extension
+from evalkit.page import aligned
 from evalkit.place import mixture
 from evalkit.prompts import EncodedQuestion
 from evalkit.results import LABELS, Results, summarise_all
@@ -75,11 +76,10 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # A column that is empty throughout (no ties, no cut documents) only takes room
     keep = [i for i in range(len(headers)) if any(row[i] != "" for row in rows)]
-    table = tabulate(
+    table = aligned(
         [[row[i] for i in keep] for row in rows],
         [headers[i] for i in keep],
         tablefmt="simple",
-        disable_numparse=True,
         colalign=["left"] + ["right"] * (len(keep) - 1),
     )
     notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
@@ -97,7 +97,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
         notes.append("examples: " + _sources(examples))
     if marked:
         notes.append("*: not the official documents of the task")
-    return "\n".join([table, "", *notes])
+    return "\n".join([table, "", *map(printable, notes)])
 
 
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> str:
@@ -117,11 +117,10 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
             ]
         )
     headers = ["rule", *(SHORT.get(task, task) for task in tasks), "Avg.", "moves by"]
-    table = tabulate(
+    table = aligned(
         rows,
         headers,
         tablefmt="simple",
-        disable_numparse=True,
         colalign=["left"] + ["right"] * (len(headers) - 1),
     )
     absent = [name for name in RULES if name not in by_rule]
@@ -135,17 +134,17 @@ def subtask_table(results: Results, task: str) -> str:
         [part.task.removeprefix(f"{task}_"), part.n, percent(part.accuracy), _plus_minus(part.stderr)]
         for part in results.subtasks[task]
     ]
-    return tabulate(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"], disable_numparse=True)
+    return aligned(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"])
 
 
 def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
     """A question's sequences with their segments in colour and their token counts."""
     question = encoded.question
-    lines = [click.style(f"{question.label}, gold answer {question.gold}", bold=True)]
+    lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):
         spans = sequence.spans()
         text = "".join(
-            click.style(tokenizer.decode(sequence.tokens[start:end].tolist()), fg=COLOURS[segment])
+            click.style(printable(tokenizer.decode(sequence.tokens[start:end].tolist()), "\n\t"), fg=COLOURS[segment])
             for segment, start, end in spans
         )
         counts = ", ".join(

@@ -16,6 +16,7 @@ import yaml
 
 from evalkit.cli import main
 from evalkit.runs import Run, load_run
+from tests.arguments import arguments
 from tests.documents import made_up, rewrite
 
 
@@ -53,9 +54,9 @@ def evalkit(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def run(evalkit: Command, checkpoint: Path, documents: Path) -> Command:
     """`evalkit run` on two documents each of two tasks; options given later win over these."""
-    common = ["--model", checkpoint, "--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa,boolq",
-              "--limit", 2, "--output", "runs"]  # fmt: skip
-    return lambda *more: evalkit("run", *common, *more)
+    common = {"--model": checkpoint, "--data-dir": documents, "--allow-unofficial-data": None, "--tasks": "piqa,boolq",
+              "--limit": 2, "--output": "runs"}  # fmt: skip
+    return lambda *more: evalkit("run", *arguments(common, more))
 
 
 def complains(outcome: Outcome, code: int, *words: str) -> None:
@@ -187,8 +188,8 @@ def test_command_line_over_environment_over_file(
         ("limt: 3", ["unknown key 'limt'", "did you mean 'limit'"]),
         ("form: json", ["unknown key 'form'", "did you mean 'format'"]),
         ("- model", ["must hold keys and values"]),
-        ("a: [", ["is not YAML"]),
-        ("limit: many", ["--limit", "'many'"]),
+        ("a: [", ["settings.yaml, line 1: not valid YAML"]),
+        ("limit: many", ["settings.yaml: key 'limit': 'many' is not a valid integer"]),
         ("model: x\nconfig: y", ["unknown key 'config'"]),
     ],
 )
@@ -312,7 +313,7 @@ def test_documents_that_are_not_the_official_ones(evalkit: Command, checkpoint: 
     [
         ("parts:\n  - context: '{context}'\n", ["own.yaml", "{continuation}"]),
         ("parts:\n  - contxt: '{context}'\n", ["own.yaml", "part 1", "unknown segment 'contxt'", "'context'"]),
-        ("parts: [", ["own.yaml", "cannot be read"]),
+        ("parts: [", ["own.yaml, line 1: not valid YAML"]),
         ("part: []", ["own.yaml", "unknown key 'part'"]),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from evalkit.longbench.session import load_generations
 from evalkit.runs import JOURNAL, load_run
+from tests.arguments import arguments
 from tests.longbench.made import record, write
 from tests.sealed import reseal
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
@@ -41,9 +42,9 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def longbench(evalkit: Command, model: Path, rows: Path) -> Command:
     """`evalkit longbench` on the made-up rows; options given later win over these."""
-    common = ["--model", model, "--data-dir", rows, "--tasks", ",".join(TASKS), "--window", 400, "--limit", 2,
-              "--context", "none", "--output", "runs"]  # fmt: skip
-    return lambda *more: evalkit("longbench", *common, *more)
+    common = {"--model": model, "--data-dir": rows, "--tasks": ",".join(TASKS), "--window": 400, "--limit": 2,
+              "--context": "none", "--output": "runs"}  # fmt: skip
+    return lambda *more: evalkit("longbench", *arguments(common, more))
 
 
 def test_a_run(longbench: Command) -> None:

@@ -20,6 +20,7 @@ from tests.tiny import tiny_tokenizer
 
 WIDE = 10_000
 ICE = question("Why does ice float on water?", ["Ice is less dense", "It is cold.", ""])
+STATED = question("Why does ice float on water?", ["Ice is less dense"])
 RIVERS = [
     question("Der Fluss stieg über Nacht, und", ["am Morgen war die Brücke fort", "niemand hörte das Geräusch"]),
     question("夜里河水上涨，清晨时桥", ["已经不见了。", "還在🌊"], gap=""),
@@ -290,7 +291,7 @@ def test_the_tokenizers_chat_template(chatty: Any) -> None:
 def test_a_chat_template_without_a_system_turn(chatty: Any, form: str) -> None:
     chatty.chat_template = form
     news: list[str] = []
-    (encoded,) = Prompter(load_template("chat"), chatty, WIDE, news.append).encode([ICE])
+    (encoded,) = Prompter(load_template("chat"), chatty, WIDE, news.append).encode([STATED])
     assert news == ["the tokenizer's chat template takes no system turn: the instruction is left out"]
     assert text_of(chatty, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
     assert INSTRUCTION not in encoded.sequences[0].segments
@@ -312,5 +313,5 @@ def test_a_chat_template_that_will_not_do(chatty: Any, form: str | None, words: 
 
 def test_a_chat_template_that_writes_the_date_writes_the_same_one_every_day(chatty: Any) -> None:
     chatty.chat_template = "{{ strftime_now('%d %b %Y') }} " + CHAT
-    (encoded,) = encode(chatty, load_template("chat"), ICE)[:1]
+    (encoded,) = encode(chatty, load_template("chat"), STATED)[:1]
     assert text_of(chatty, encoded, SPECIAL).startswith("26 Jul 2024 ")

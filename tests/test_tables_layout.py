@@ -90,7 +90,7 @@ def test_layouts_that_cannot_be(tmp_path: Path, changes: dict[str, object], word
 
 
 @pytest.mark.parametrize(
-    ("content", "word"), [("a: [", "not YAML"), ("- a", "keys and values"), ("", "keys and values")]
+    ("content", "word"), [("a: [", "line 1: not valid YAML"), ("- a", "keys and values"), ("", "keys and values")]
 )
 def test_files_that_are_no_layouts(tmp_path: Path, content: str, word: str) -> None:
     path = tmp_path / "broken.yaml"

@@ -227,7 +227,10 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
         ("rows: {one: 3}", "row 'one': write a run folder"),
         ("row: {one: a}", "must hold 'rows'"),
         ("rows: {}\nruels: acc", "unknown key 'ruels': did you mean 'rule'"),
-        ("rows: {", "is not YAML"),
+        ("rows: {", "line 1: not valid YAML"),
+        ("rows: ''\nrule: acc", "'rows' must map"),
+        ("rows: {}\nrule: ''", "'rule' is ''; leave it out"),
+        ("values: 2.5", "'values' is 2.5; leave it out, or write a text"),
     ],
 )
 def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> None:

@@ -98,7 +98,7 @@ def test_hash_is_of_what_shapes_a_sequence(tmp_path: Path) -> None:
         (GOOD[GOOD.index("parts:") :], "parts: []", "parts must be a list"),
         (GOOD[GOOD.index("parts:") :], "", "parts must be a list"),
         ("eos: false", "chat: true", "chat takes the tokenizer's own parts"),
-        ("eos: false", "eos: [", "cannot be read"),
+        ("eos: false", "eos: [", "line 5: not valid YAML"),
         (GOOD, "just words", "must hold keys and values"),
         (GOOD, "", "must hold keys and values"),
     ],
@@ -115,5 +115,5 @@ def test_a_missing_or_unreadable_file(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match=r"none\.yaml does not exist"):
         load_template(str(tmp_path / "none.yaml"))
     (tmp_path / "bytes.yaml").write_bytes(b"description: \xff\xfe")
-    with pytest.raises(TemplateError, match=r"bytes\.yaml cannot be read"):
+    with pytest.raises(TemplateError, match=r"bytes\.yaml, line 1: expected UTF-8, found the byte 0xff"):
         load_template(str(tmp_path / "bytes.yaml"))

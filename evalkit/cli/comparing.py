@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import FOLDER, OUTPUT, option
+from evalkit.cli.options import FOLDER, MARGIN, OUTPUT, argument, option, typed_option
 
 if TYPE_CHECKING:
     from evalkit.compare.comparison import Comparison
@@ -16,15 +16,15 @@ _FORMATS = ("table", "markdown", "latex", "csv", "json")
 
 
 @click.command()
-@click.argument("runs", nargs=-1)
-@click.option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
+@argument("runs", nargs=-1)
+@typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
 @option("--format", "form", type=click.Choice(_FORMATS), default="table", help="Of the result.")
 @option("--plot", type=FOLDER, help="Also draw it, as .pdf or .png.")
 @option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
-@option("--margin", type=click.FloatRange(min=0), default=0.0, help="With --fail-if-worse: points by which the average "
+@option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points by which the average "
         "may be lower.")  # fmt: skip
 @OUTPUT
 def compare(

@@ -20,12 +20,15 @@ from evalkit.cli.options import (
     RUN,
     TRUST,
     Commands,
+    argument,
     comma_separated,
     context_options,
     option,
     picture,
+    typed_option,
 )
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 from evalkit.finding import find_run
 
 if TYPE_CHECKING:
@@ -136,8 +139,8 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
 
 
 @longbench.command()
-@click.argument("files", nargs=-1, required=True, type=FOLDER)
-@click.option("--e", "is_e", is_flag=True, help="They are of LongBench-E: give the scores by length too.")
+@argument("files", nargs=-1, required=True, type=FOLDER)
+@typed_option("--e", "is_e", is_flag=True, help="They are of LongBench-E: give the scores by length too.")
 @EDIT_SIMILARITY
 @PLOT
 @LONGBENCH_FORMAT
@@ -165,7 +168,7 @@ def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form:
     _show(results_of(finished, edit_similarity), about_run(finished), form)
     if plot is not None:
         _draw(load_generations(finished), plot, edit_similarity)
-    click.echo(f"\n{finished.folder}", err=form != "table")
+    click.echo(f"\n{printable(str(finished.folder))}", err=form != "table")
 
 
 def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
@@ -174,11 +177,11 @@ def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
     click.echo(render(results, form, notes))
     if form == "csv":
         for note in notes:
-            click.echo(note, err=True)
+            click.echo(printable(note), err=True)
 
 
 def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
     from evalkit.longbench.plots import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
-    click.echo(f"{plot} is drawn", err=True)
+    click.echo(printable(f"{plot} is drawn"), err=True)

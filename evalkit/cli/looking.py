@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from evalkit.cli.options import DATA_DIR, OUTPUT, comma_separated, option
+from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option, typed_option
 from evalkit.errors import UnknownNameError, UsageError
 
 _SORTS = ("date", "name", "model", "score")
@@ -14,13 +14,13 @@ _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
 
 
 @click.command(name="ls")
-@click.argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
+@argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
 @OUTPUT
-@click.option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
+@typed_option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
               "first.  [default: date]")  # fmt: skip
-@click.option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
+@typed_option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
               "has each of these words.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["table", "json"]), help="Of runs: json has everything, also of "
+@typed_option("--format", "form", type=click.Choice(["table", "json"]), help="Of runs: json has everything, also of "
               "damaged ones.  [default: table]")  # fmt: skip
 def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: str | None) -> None:
     """List suites, tasks, templates, rules, tables and runs.

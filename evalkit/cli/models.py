@@ -9,14 +9,11 @@ from pathlib import Path
 
 import click
 
-from evalkit.cli.options import FOLDER, Commands
+from evalkit.cli.options import FOLDER, Commands, argument, typed_option
+from evalkit.escape import printable
 
-_TO = click.option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
-_PICKLE = click.option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+_TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
+_PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
 
 
 @click.group(cls=Commands)
@@ -33,7 +30,7 @@ def list_() -> None:
 
 
 @models.command()
-@click.argument("model", metavar="NAME|FILE.yaml|FOLDER")
+@argument("model", metavar="NAME|FILE.yaml|FOLDER")
 def show(model: str) -> None:
     """Show a model's shapes, sizes and open readings; a folder of a model's name is ./NAME.
 
@@ -48,12 +45,12 @@ def show(model: str) -> None:
 
 
 @models.command()
-@click.argument("model", metavar="NAME|FILE.yaml")
+@argument("model", metavar="NAME|FILE.yaml")
 @_TO
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
-@click.option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
-@click.option("--tokenizer", help="Folder or hub name to take the tokenizer from.")
-@click.option("--train-tokenizer", "texts", type=FOLDER, multiple=True, metavar="TEXT", help="File or folder of "
+@typed_option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of the weights.")
+@typed_option("--dtype", default="float32", show_default=True, help="float32, bfloat16 or float16.")
+@typed_option("--tokenizer", help="Folder or hub name to take the tokenizer from.")
+@typed_option("--train-tokenizer", "texts", type=FOLDER, multiple=True, metavar="TEXT", help="File or folder of "
               "text to train a tokenizer on instead; may be given several times.")  # fmt: skip
 def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None, texts: tuple[Path, ...]) -> None:
     """Write a checkpoint with random weights.
@@ -62,33 +59,35 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
     evalkit models init llama-125m-intg --output CKPT --train-tokenizer corpus.txt
     evalkit models init my_models.yaml:mine --output CKPT --tokenizer org/name --dtype bfloat16
     """
+    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.init import write_random
     from evalkit.models.zoo import named_model
 
     named = named_model(model)
-    write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=_say)
-    click.echo(f"{named.name}, random weights of seed {seed}, {dtype}: {output}")
+    write_random(named, output, seed=seed, dtype=dtype, tokenizer=tokenizer, texts=texts, say=say_on_stderr)
+    click.echo(printable(f"{named.name}, random weights of seed {seed}, {dtype}: {output}"))
 
 
 @models.command()
-@click.argument("checkpoint")
+@argument("checkpoint")
 @_TO
 @_PICKLE
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
     """Write a checkpoint of evalkit's so that it loads without evalkit, by trust_remote_code."""
+    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.export import export as write
     from evalkit.models.locate import locate
 
-    write(locate(checkpoint, allow_pickle=allow_pickle, say=_say), output)
-    click.echo(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere")
+    write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)
+    click.echo(printable(f"AutoModelForCausalLM.from_pretrained('{output}', trust_remote_code=True) loads it anywhere"))
 
 
 @models.command()
-@click.argument("source")
+@argument("source")
 @_TO
-@click.option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate, "
+@typed_option("--rope", type=click.Choice(["interleaved", "rotate_half"]), help="How the authors' heads rotate, "
               "those of vanilla layers too.  [default: interleaved]")  # fmt: skip
-@click.option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
+@typed_option("--pairing", type=click.Choice(["adjacent", "halves"]), help="Which of the authors' heads are a pair.  "
               "[default: adjacent]")  # fmt: skip
 @_PICKLE
 def convert(source: str, output: Path, rope: str | None, pairing: str | None, allow_pickle: bool) -> None:
@@ -96,8 +95,15 @@ def convert(source: str, output: Path, rope: str | None, pairing: str | None, al
 
     SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors inside.
     """
+    from evalkit.data.wheels import say_on_stderr
     from evalkit.models.convert import convert as write
     from evalkit.models.locate import locate
 
-    write(locate(source, allow_pickle=allow_pickle, say=_say), output, rope=rope, pairing=pairing, say=_say)
-    click.echo(f"{output}: model type evalkit_llama, differential attention")
+    write(
+        locate(source, allow_pickle=allow_pickle, say=say_on_stderr),
+        output,
+        rope=rope,
+        pairing=pairing,
+        say=say_on_stderr,
+    )
+    click.echo(printable(f"{output}: model type evalkit_llama, differential attention"))

@@ -22,6 +22,7 @@ from evalkit.cli.options import (
     option,
 )
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 
 
 @click.command()
@@ -76,7 +77,7 @@ def needle(
         click.echo(json.dumps(about | finished.stored, indent=2))
         return
     click.echo(needle_table(finished))
-    click.echo(f"\n{finished.folder}")
+    click.echo(f"\n{printable(str(finished.folder))}")
 
 
 def _numbers(flag: str, given: tuple[str, ...], whole: bool = False) -> tuple[float, ...]:

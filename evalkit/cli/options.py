@@ -1,13 +1,21 @@
-"""What the commands share: options that an environment variable and a file can set too, and groups that help."""
+"""What the commands share: options that an environment variable and a file can set too, and groups that help.
+
+A value means the same wherever it is given, and is given once: a config file's values are taken as they are written
+there, as if they stood on the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from evalkit import values
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.finding import DEFAULT_ROOT, find_run, root_of_runs
 
@@ -32,10 +40,77 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class Option(click.Option):
+    """An option that takes one value: given twice, or empty, it is refused."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser collect all values, so that a second one is seen."""
+        if self.is_flag or self.multiple:
+            super().add_to_parser(parser, ctx)
+        else:
+            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
+        """The one value and where it is from."""
+        if not self.multiple and isinstance(given := opts.get(self.name or ""), list):
+            if len(given) > 1:
+                shown = ", ".join(map(str, given))
+                raise UsageError(f"{_long(self.opts)} is given {len(given)} times ({shown}); give it once")
+            opts = {**opts, self.name or "": given[0]}
+        return super().consume_value(ctx, opts)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The environment variable's value; click takes an empty one for none."""
+        if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
+            raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
+        return super().resolve_envvar_value(ctx)
+
+
+class _Text(click.ParamType):  # type: ignore[type-arg]
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return values.text(_called(param), value)
+
+
+class _Path(click.ParamType):  # type: ignore[type-arg]
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return values.path(_called(param), value)
+
+
+class _Margin(click.FloatRange):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
+
+def _called(param: click.Parameter | None) -> str:
+    """How messages name an option or an argument."""
+    if isinstance(param, click.Option):
+        return _long(param.opts)
+    return "argument" if param is None else param.human_readable_name
+
+
+TEXT, FOLDER, MARGIN = _Text(), _Path(), _Margin(min=0)
+
+argument = partial(click.argument, type=TEXT)
+
+
+def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
+    """An option that stands on the command line only."""
+    if not settings.get("is_flag"):
+        settings = {"type": TEXT} | settings
+    return click.option(*names, cls=Option, **settings)
+
+
 def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that `EVALKIT_<NAME>` sets too."""
     variable = "EVALKIT_" + _long(names)[2:].replace("-", "_").upper()
-    return click.option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
+    return typed_option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
 
 
 def _long(names: Sequence[str]) -> str:
@@ -45,29 +120,44 @@ def _long(names: Sequence[str]) -> str:
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    import yaml
+    from evalkit.reading import read_yaml_as_typed
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UsageError(f"config file {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml_as_typed(path, UsageError, "config file")
+    if content is None:
+        content = {}
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must hold keys and values, such as 'model: demo'")
     # By the option's name as it is typed, which is not always the parameter's
-    known = {_long(p.opts)[2:]: p.name for p in ctx.command.params if p.name != "config"}
+    known = {_long(p.opts)[2:]: p for p in ctx.command.params if p.name != "config"}
     defaults: dict[str, Any] = {}
     for key, value in content.items():
-        option = str(key).replace("_", "-")
-        name = known.get(option)
-        if name is None:
-            raise UsageError(f"config file {path}: {UnknownNameError('key', option, known)}")
-        if isinstance(value, dict):
-            raise UsageError(f"config file {path}: key '{option}' holds keys and values of its own; give one value")
+        named = key.replace("_", "-")
+        if named not in known:
+            raise UsageError(f"config file {path}: {UnknownNameError('key', named, known)}")
+        parameter = known[named]
+        if parameter.name in defaults:
+            raise UsageError(f"config file {path}: key '{named}' stands twice, with - and with _; leave one out")
         if value is not None:
-            defaults[name] = ",".join(map(str, value)) if isinstance(value, list) else value
+            defaults[parameter.name or ""] = _config_value(ctx, parameter, value, f"config file {path}: key '{named}'")
     ctx.default_map = defaults
+
+
+def _config_value(ctx: click.Context, parameter: click.Parameter, value: Any, where: str) -> str:
+    """What would stand on the command line for a value of the file."""
+    if isinstance(value, list) and parameter.callback is comma_separated:
+        if not value or not all(isinstance(part, str) for part in value):
+            raise UsageError(f"{where} has to be a list of names or numbers, with one at least")
+        value = ",".join(value)
+    if not isinstance(value, str):
+        kind = "a list" if isinstance(value, list) else "keys and values of its own"
+        raise UsageError(f"{where} holds {kind}; give one value")
+    if not value:
+        raise UsageError(f"{where} is empty; leave it out, or give a value")
+    try:
+        parameter.type.convert(value, parameter, ctx)
+    except (click.BadParameter, UsageError) as error:
+        raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
+    return value
 
 
 def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -91,8 +181,7 @@ def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | 
     return path
 
 
-FOLDER = click.Path(path_type=Path)
-RUN = click.argument("run")
+RUN = argument("run")
 FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
@@ -119,7 +208,7 @@ def several(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
     return add
 
 
-CONFIG = click.option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
+CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
 ORIGIN = several(
     option("--revision", help="Branch, tag or commit of a hub model."),

@@ -6,6 +6,7 @@ Every option can also be given as an environment variable (`--data-dir` as `EVAL
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from evalkit import __version__
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
+from evalkit.escape import printable
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -54,6 +56,9 @@ for command in (
     looking.doctor,
 ):
     cli.add_command(command)
+
+_LONGEST = 2000
+"""Characters of a message."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,22 +97,36 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may hold what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except EvalkitError as error:
-        click.echo(f"evalkit: {error}", err=True)
+        _complain(str(error))
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
+        message = error.format_message().rstrip(".")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
-        click.echo(f"evalkit: {message}; see {command} --help", err=True)
+        _complain(f"{message}; see {command} --help")
         return error.exit_code
+    except OSError as error:  # where a name is only looked up, too: it may be too long
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return 1
     except (click.Abort, KeyboardInterrupt) as error:
         # click makes an Abort of it
         terminated = isinstance(error, _Terminated) or isinstance(error.__cause__, _Terminated)
         click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
         return 143 if terminated else 130
+
+
+def _complain(message: str) -> None:
+    """One line on standard error, of a length that somebody reads; advice stands at its end."""
+    line = printable(message)
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+    click.echo(f"evalkit: {line}", err=True)

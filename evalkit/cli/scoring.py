@@ -22,6 +22,7 @@ from evalkit.cli.options import (
     comma_separated,
     option,
 )
+from evalkit.escape import printable
 from evalkit.finding import find_run
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progr
         click.echo(json.dumps(about | {"documents": finished.manifest["documents"]} | finished.stored, indent=2))
         return
     click.echo(metric_table(finished.stored, finished.manifest))
-    click.echo(f"\n{finished.folder}")
+    click.echo(f"\n{printable(str(finished.folder))}")
 
 
 def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
@@ -156,4 +157,4 @@ def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
         for task in results.subtasks:
             click.echo("\n" + subtask_table(results, task))
     click.echo("\n" + rules_table(finished.scores, finished.manifest, rule))
-    click.echo(f"\n{finished.folder}")
+    click.echo(f"\n{printable(str(finished.folder))}")

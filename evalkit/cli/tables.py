@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from evalkit.cli.options import FOLDER, RUN, named_run, option
+from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 
 _SOURCES = ("published", "runs", "both")
 _FORMATS = ("terminal", "latex", "markdown", "csv", "html")
@@ -16,12 +17,12 @@ _EXPORTS = ("lm_eval", "hub", "every_eval_ever")
 
 _FORM = option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="What is written.")
 _STANDALONE = option("--standalone", is_flag=True, help="A whole LaTeX document or HTML page, not the table alone.")
-_FILE = click.option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
+_FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.argument("more", nargs=-1, metavar="")
+@argument("name", required=False)
+@argument("more", nargs=-1, metavar="")
 @option("--source", type=click.Choice(_SOURCES), default="published", help="Whose numbers: the paper's, those of "
         "runs, or those of runs with the difference to the paper's.")  # fmt: skip
 @option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, which find their rows by what their models are; or a "
@@ -112,7 +113,7 @@ def integrity(run: str, rule: str | None, tokens: str | None, form: str, standal
 @option("--to", "form", type=click.Choice(_EXPORTS), required=True, help="lm_eval: lm-eval's results file; hub: the "
         "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
-@click.option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
+@typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
     """Write a finished run in a form that other tools read; prints the files.
 
@@ -124,7 +125,7 @@ def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
     from evalkit.export import export_run
 
     for path in export_run(named_run(run), form, rule, output):
-        click.echo(path)
+        click.echo(printable(str(path)))
 
 
 def _deliver(text: str, output: Path | None) -> None:
@@ -133,8 +134,10 @@ def _deliver(text: str, output: Path | None) -> None:
     if output is None:
         click.echo(text, nl=False)
         return
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file with --output")
     try:
         replace_file(output, text.encode())
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(output)
+    click.echo(printable(str(output)))

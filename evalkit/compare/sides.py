@@ -12,6 +12,7 @@ from typing import Any
 
 from evalkit.compare.steps import step_in
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 from evalkit.finding import find_run
 from evalkit.runs import Run
 
@@ -68,7 +69,7 @@ def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> l
 def _training_name(runs: Sequence[Run]) -> str:
     """What the models' names have in common before their step, if they have."""
     folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in runs}
-    return _printable(folders.pop()) if len(folders) == 1 and "" not in folders else "training"
+    return printable(folders.pop()) if len(folders) == 1 and "" not in folders else "training"
 
 
 def refuse_twice(sides: Sequence[Side]) -> None:
@@ -98,7 +99,7 @@ def names(runs: Sequence[Run]) -> list[str]:
             str(value) for key, value in settings[place].items() if len({one.get(key) for one in alike}) > 1 and value
         ]
         found.append(" ".join([model, *telling]))
-    found = [_printable(name) for name in found]
+    found = [printable(name) for name in found]
     return [
         name if found.count(name) == 1 else f"{name} {run.manifest['id']}"
         for name, run in zip(found, runs, strict=True)
@@ -130,9 +131,4 @@ def _read_group(text: str) -> tuple[str, list[str]]:
     runs = [part.strip() for part in listed.split(",") if part.strip()]
     if not (sign and name.strip() and runs):
         raise UsageError(f"--group {text}: write it as NAME=RUN,RUN,…")
-    return _printable(name.strip()), runs
-
-
-def _printable(name: str) -> str:
-    """Nothing that a terminal would obey."""
-    return "".join(character if character.isprintable() else "?" for character in name)
+    return printable(name.strip()), runs

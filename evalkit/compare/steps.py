@@ -5,11 +5,12 @@ In: a run. Out: the step that its checkpoint's revision, its trainer_state.json 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from evalkit.errors import CheckpointError
+from evalkit.reading import read_json
 from evalkit.runs import Run
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_=]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
@@ -29,9 +30,8 @@ def step_of(run: Run) -> int | None:
         return step
     model = str(run.manifest["model"])
     try:
-        state = json.loads((Path(model) / "trainer_state.json").read_text(encoding="utf-8"))
-        return int(state["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(read_json(Path(model) / "trainer_state.json", CheckpointError)["global_step"])
+    except (CheckpointError, ValueError, KeyError, TypeError, OverflowError):
         pass  # not a checkpoint of transformers' trainer, or no longer here
     step = step_in(model.rstrip("/").rpartition("/")[2])
     return step if step is not None else step_in(run.folder.name)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.errors import DataError
+from evalkit.texts import LONGEST_TEXT
 
 Record = dict[str, Any]
 
@@ -65,6 +66,8 @@ def one_of(record: Record, field: str, allowed: Sequence[str]) -> str:
 def _text(found: object, field: str, expected: str, may_be_empty: bool) -> str:
     if not isinstance(found, str) or not (may_be_empty or found.strip()):
         raise wrong(field, expected, found)
+    if len(found) > LONGEST_TEXT:
+        raise DataError(f"field '{field}': expected at most {LONGEST_TEXT:,} characters, found {len(found):,}")
     # A lone surrogate is legal in JSON, but no tokenizer takes it and it cannot be written as UTF-8.
     if not found.isascii() and any("\ud800" <= char <= "\udfff" for char in found):
         raise wrong(field, "valid Unicode", found)

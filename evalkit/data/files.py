@@ -14,6 +14,7 @@ from typing import Any
 
 from evalkit.data.fields import Record
 from evalkit.errors import DataError, first_line
+from evalkit.reading import Unreadable, parse_json
 
 Placed = Iterator[tuple[str, object]]
 
@@ -127,11 +128,9 @@ def _numbered(records: list[Any]) -> Placed:
 
 def _parse(data: bytes, where: str, expected: str) -> Any:
     try:
-        return json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8, found the byte 0x{data[error.start]:02x}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected {expected}: {first_line(error)}") from error
+        return parse_json(data)
+    except Unreadable as error:
+        raise DataError(f"{where}: expected {expected}: {error}") from error
 
 
 _READERS: dict[str, Callable[[Path, str], Placed]] = {

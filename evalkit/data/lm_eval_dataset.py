@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit import values
 from evalkit.data.fields import Record
 from evalkit.errors import DataError
 
@@ -89,7 +89,7 @@ def _own_library(data_dir: str | None) -> Library:
     """One library a folder, so that MMLU's 57 tasks read their file once."""
     from evalkit.data import Library
 
-    folder = data_dir or os.environ.get("EVALKIT_DATA_DIR")
+    folder = os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir
     if folder not in _libraries:
-        _libraries[folder] = Library(Path(folder) if folder else None)
+        _libraries[folder] = Library(None if folder is None else values.path("data_dir", folder))
     return _libraries[folder]

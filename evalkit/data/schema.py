@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,15 +100,22 @@ def _labelled_choices(record: Record, least: int, most: int) -> Record:
     return {"choices": {"text": options, "label": labels}, "answerKey": gold}
 
 
+_BRACKETS = re.compile(r"\[.*?\]")
+
+
 def _hellaswag(record: Record) -> Record:
     label = value(record, "label", "one of 0, 1, 2, 3")
     if isinstance(label, int) and not isinstance(label, bool):
         label = str(label)
+    endings = texts(record, "endings", 4, 4)
+    for ending in endings:
+        if not _BRACKETS.sub("", ending).strip():
+            raise wrong("endings", "text beside what is in brackets, which lm-eval takes out", ending)
     return {
         "activity_label": text(record, "activity_label"),
         "ctx_a": text(record, "ctx_a"),
         "ctx_b": text(record, "ctx_b", may_be_empty=True),
-        "endings": texts(record, "endings", 4, 4),
+        "endings": endings,
         "label": one_of({"label": label}, "label", ("0", "1", "2", "3")),
     }
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.errors import CheckpointError, DataError
+from evalkit.escape import printable
 from evalkit.resources import cache_dir
 
 Say = Callable[[str], None]
@@ -24,7 +25,7 @@ _CHUNK = 1 << 20
 
 def say_on_stderr(line: str) -> None:
     """Tell the user something that is not a result."""
-    print(line, file=sys.stderr)
+    print(printable(line), file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class Answers(LM):  # type: ignore[misc]
                 answers.append(Answer(_digest(request), 1, None, None, *sizes))
             return wanted, places, answers
         for place, request in members:
-            windows = harness.windows(request.args[0])
+            windows = harness.windows(request)
             for part, (context, continuation) in enumerate(windows):
                 own = place._replace(part=part)
                 wanted.append(Wanted(context, continuation, f"{label_of(request)}, window {part}", own))

@@ -18,7 +18,9 @@ from unittest.mock import patch
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
 from evalkit.lmeval.quiet import quiet_lm_eval
+from evalkit.lmeval.task_files import check_task_files
 from evalkit.models.locate import Say
+from evalkit.reading import parse_json
 from evalkit.resources import cache_dir
 from evalkit.suites import load_suite
 
@@ -126,6 +128,8 @@ def _manager(folder: Path | None, metadata: dict[str, Any] | None) -> Any:
 
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--include-path {folder}: there is no such folder")
+    if folder is not None and metadata is None:
+        check_task_files(folder)
     return TaskManager(include_path=str(folder) if folder else None, include_defaults=False, metadata=metadata)
 
 
@@ -296,7 +300,7 @@ def _catalogue(say: Say) -> Index:
     root = Path(lm_eval.tasks.__file__).parent
     kept = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads(kept.read_text(encoding="utf-8"))
+        stored = parse_json(kept.read_bytes())
         return {
             name: Entry(name, Kind[kind], root / path if path else None, None, set(tags))
             for name, (kind, path, tags) in stored.items()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from evalkit.errors import ScoringError
+from evalkit.texts import check_text, in_calls
 
 _AT_ONCE = 20_000
 """Texts in one call of the tokenizer, so that memory does not grow with the task."""
@@ -48,6 +49,8 @@ def encode_pairs(
         ScoringError: a continuation without any token, or with more than the window takes.
     """
     moved = [_moved(context, continuation) for context, continuation in texts]
+    for index, (context, continuation) in enumerate(moved):
+        check_text(context + continuation, label(index))
     wanted: dict[tuple[str, bool], None] = {}
     for context, continuation in moved:
         if context:
@@ -82,8 +85,7 @@ def encode_texts(tokenizer: Any, wanted: dict[tuple[str, bool], None]) -> dict[t
     with _threads():
         for special in (True, False):
             texts = [text for text, with_special in wanted if with_special is special]
-            for start in range(0, len(texts), _AT_ONCE):
-                part = texts[start : start + _AT_ONCE]
+            for part in in_calls(texts, str, _AT_ONCE):
                 ids = tokenizer(part, add_special_tokens=special, return_attention_mask=False, verbose=False)
                 found.update(zip(((text, special) for text in part), ids["input_ids"], strict=True))
     return found

@@ -26,6 +26,8 @@ from evalkit.models.context import refuse_generation
 from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
+from evalkit.texts import check_text
+from evalkit.values import switch, whole
 
 
 def harness(model: str, **options: Any) -> Harness:
@@ -97,8 +99,9 @@ class Harness(HFLM):  # type: ignore[misc]
             checkpoint = locate(
                 f"{pretrained}@{revision}" if revision else str(pretrained),
                 tokenizer=tokenizer,
-                allow_pickle=allow_pickle,
-                trust_remote_code=trust_remote_code,
+                # lm-eval's command line hands on words, of which "no" would count as true
+                allow_pickle=switch("allow_pickle", allow_pickle),
+                trust_remote_code=switch("trust_remote_code", trust_remote_code),
                 say=say,
             )
             loaded = load(
@@ -155,9 +158,10 @@ class Harness(HFLM):  # type: ignore[misc]
         """
         return encode_pairs(self, [r.args for r in requests], lambda index: label_of(requests[index]), self._say)
 
-    def windows(self, text: str) -> list[tuple[list[int], list[int]]]:
-        """(context, continuation) token ids of the disjoint windows in which lm-eval takes a text apart."""
-        ids = self.tok_encode(text)
+    def windows(self, request: Any) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) token ids of the disjoint windows in which lm-eval takes a request's text apart."""
+        check_text(request.args[0], label_of(request))
+        ids = self.tok_encode(request.args[0])
         found = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
         return [make_disjoint_window(window) for window in found]
 
@@ -172,6 +176,8 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """lm-eval's own, with the windows of all texts in one call."""
+        for request in requests:
+            check_text(request.args[0], label_of(request))
         before = self.batch_size
         # lm-eval counts windows here, and no window is shorter than a character
         self.batch_size_per_gpu = max(1, sum(len(request.args[0]) for request in requests))
@@ -189,6 +195,7 @@ class Harness(HFLM):  # type: ignore[misc]
             UsageError: the model's context is stretched in a way that is for scoring only.
         """
         for request in requests:
+            check_text(request.args[0], label_of(request))
             if self.loaded.extension is not None:
                 refuse_generation(self.loaded.extension, label_of(request))
             most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
@@ -251,19 +258,13 @@ def _budget(asked: int | str | None, model: Any) -> int:
 
     if asked is None or asked == "auto":
         return auto_budget(model)
-    try:
-        return max(1, int(asked))
-    except ValueError:
-        raise UsageError(f"token_budget is {asked!r}; it must be a whole number, or auto") from None
+    return whole("token_budget", asked, 1, ", or auto")
 
 
 def _batch_size(asked: int | str | None) -> int:
     if asked is None or str(asked).startswith("auto"):
         return GENERATION_BATCH
-    try:
-        return int(asked)
-    except ValueError:
-        raise UsageError(f"batch_size is {asked!r}; it must be a whole number, or auto") from None
+    return whole("batch_size", asked, 1, ", or auto")
 
 
 @contextmanager

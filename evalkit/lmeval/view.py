@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
-from tabulate import tabulate
 
+from evalkit.escape import printable
 from evalkit.models.context import Extension
+from evalkit.page import aligned
 from evalkit.place import mixture
 
 Entry = Mapping[str, Any]
@@ -28,11 +29,10 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     rows = [row for entry in entries for row in _rows(entry, len(filters) > 1, entry["task"] in unofficial)]
     headers = ["task", "n", "n-shot", *(["filter"] if len(filters) > 1 else []), "metric", "value", "± SE", "seconds"]
     left = {"task", "filter", "metric"}
-    table = tabulate(
+    table = aligned(
         rows,
         headers,
         tablefmt="simple",
-        disable_numparse=True,
         colalign=["left" if header in left else "right" for header in headers],
     )
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
@@ -45,7 +45,7 @@ def metric_table(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     notes.append("documents: " + "; ".join(sources[:5]) + ("; …" if len(sources) > 5 else ""))
     if unofficial:
         notes.append("*: not the official documents of the task")
-    return "\n".join([table, "", *notes])
+    return "\n".join([table, "", *map(printable, notes)])
 
 
 def state(stored: Mapping[str, Any]) -> str:
@@ -64,7 +64,8 @@ def requests_text(requests: Sequence[Any]) -> str:
         name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
         context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
         shown = rest if isinstance(rest, str) else f"  generated: {rest}"
-        lines += [click.style(name, bold=True), click.style(context, fg="cyan") + click.style(shown, fg="green"), ""]
+        texts = click.style(printable(context, "\n\t"), fg="cyan") + click.style(printable(shown, "\n\t"), fg="green")
+        lines += [click.style(printable(name), bold=True), texts, ""]
     return "\n".join(lines)
 
 

@@ -12,11 +12,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import yaml
-
-from evalkit.errors import DataError, TemplateError, first_line
+from evalkit.errors import DataError, TemplateError
 from evalkit.longbench.protocol import Task
 from evalkit.longbench.rows import Row
+from evalkit.reading import read_task_file
 
 _FIELDS = {"{{context}}": "{context}", "{{question}}": "{input}"}
 _FIELD = re.compile(r"\{(context|input)\}")
@@ -44,13 +43,10 @@ def template(task: Task) -> str:
         TemplateError: lm-eval is not installed, lacks the task, or has another text than lm-eval 0.4.13's.
     """
     path = _task_folder() / f"{task.name}.yaml"
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        text = str(content["doc_to_text"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise TemplateError(
-            f"{path}: LongBench's prompt for {task.name} cannot be read ({first_line(error)}); install lm-eval 0.4.13"
-        ) from error
+    content = read_task_file(path, _unreadable)
+    if not isinstance(content, dict) or "doc_to_text" not in content:
+        raise _unreadable(f"{path}: it holds no prompt for {task.name}")
+    text = str(content["doc_to_text"])
     for theirs, ours in _FIELDS.items():
         text = text.replace(theirs, ours)
     if task.name in _REPAIRS:
@@ -86,8 +82,5 @@ def _task_folder() -> Path:
     return Path(spec.origin).parent / "tasks" / "longbench"
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads lm-eval's task files without running the functions that they name."""
-
-
-_Loader.add_multi_constructor("!function", lambda _loader, _suffix, _node: None)
+def _unreadable(reason: str) -> TemplateError:
+    return TemplateError(f"LongBench's prompt cannot be read ({reason}); install lm-eval 0.4.13")

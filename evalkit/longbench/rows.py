@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalkit.data.fields import Record, text, value, wrong
-from evalkit.errors import DataError, first_line
+from evalkit.errors import DataError
 from evalkit.longbench.protocol import Task
+from evalkit.reading import Unreadable, parse_json
 
 LARGEST_ROW = 32 << 20
 """Bytes; the rows of the official file with the longest have 0.11 MiB on average (narrativeqa)."""
@@ -93,11 +94,9 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
 def read_record(line: bytes) -> Record:
     """The JSON object of a line; a `DataError` says what it is instead."""
     try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"expected UTF-8, found the byte 0x{line[error.start]:02x}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"expected one JSON object a line: {first_line(error)}") from error
+        record = parse_json(line)
+    except Unreadable as error:
+        raise DataError(f"expected one JSON object a line: {error.reason}") from error
     if not isinstance(record, dict):
         raise DataError(f"expected a JSON object, found {type(record).__name__}")
     return record

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from evalkit.escape import in_csv
 from evalkit.longbench.protocol import LABELS
 from evalkit.longbench.scores import BUCKETS, LongBenchResults, Mean, Score, TaskScore
 from evalkit.page import PAGES, Page, Table
@@ -116,21 +117,13 @@ def _csv(results: LongBenchResults) -> str:
     writer.writerow(["kind", "name", "group", "metric", "variant", *fields, *per_bucket, "truncated", "official"])
     for task in results.tasks:
         scores = _flat((task.all, *task.buckets))
-        writer.writerow(
-            [
-                "task",
-                task.task,
-                task.group,
-                task.metric,
-                results.edit_similarity if task.metric == "edit_similarity" else "",
-                *scores,
-                task.truncated,
-                "" if task.official is None else task.official,
-            ]
-        )
+        variant = results.edit_similarity if task.metric == "edit_similarity" else ""
+        about = ["task", task.task, task.group, task.metric, variant]
+        official = "" if task.official is None else task.official
+        writer.writerow(map(in_csv, [*about, *scores, task.truncated, official]))
     for kind, mean in [*(("group", group) for group in results.groups), ("mean", results.mean_of_groups),
                        ("mean", results.plain_mean)]:  # fmt: skip
-        writer.writerow([kind, mean.name, "", "", "", *_flat((mean.all, *mean.buckets)), "", ""])
+        writer.writerow(map(in_csv, [kind, mean.name, "", "", "", *_flat((mean.all, *mean.buckets)), "", ""]))
     return out.getvalue().rstrip("\n")
 
 

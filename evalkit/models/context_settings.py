@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from evalkit import values
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 UNSTRETCHED: Literal["none"] = "none"
@@ -53,7 +53,11 @@ def context_settings(
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
             raise UsageError(f"--context none leaves the model as it is; leave out {flag}, or give a number of tokens")
         return None
-    given = {"context": context, "method": method, "original": original}
+    given: dict[str, Any] = {
+        "context": None if context is None else values.whole("--context", context, 1, ", or none"),
+        "method": method,
+        "original": None if original is None else values.whole("--context-original", original, 1),
+    }
     found = {} if config is None else _read(str(config))
     found |= {name: value for name, value in given.items() if value is not None}
     target = found.pop("context", default)
@@ -93,17 +97,12 @@ def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = Path(name).expanduser()
+    path = values.path("--context-config", name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         if name not in context_names():
             raise UnknownNameError("context file", name, context_names())
         path = resource("configs", "context", f"{name}.yaml")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"context file {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"context file {path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_yaml(path, UsageError, "context file")
     if not isinstance(content, dict):
         raise UsageError(f"context file {path} must hold keys and values ({', '.join(_KEYS)})")
     for key, value in content.items():

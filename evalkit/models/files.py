@@ -6,7 +6,6 @@ checkpoint is found before seconds are spent on imports.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import struct
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from evalkit import reading
 from evalkit.errors import CheckpointError
 
 VOCABULARY_FILES = (
@@ -55,12 +55,7 @@ _HEADER_LIMIT = 100_000_000
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; `CheckpointError` names a file that is missing or is not one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from error
+    content = reading.read_json(path, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content
@@ -146,7 +141,7 @@ def parse_safetensors(path: Path, size: int, read: Callable[[int], bytes]) -> di
         (length,) = struct.unpack("<Q", read(8))
         if length > min(size, _HEADER_LIMIT):
             raise ValueError("its header is longer than the file")
-        header = json.loads(read(length))
+        header = reading.parse_json(read(length))
         header.pop("__metadata__", None)
         for name, tensor in header.items():
             start_and_end = tensor["data_offsets"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.escape import printable
 from evalkit.models.checks import (
     check_causal,
     check_numbers,
@@ -72,7 +73,7 @@ class LoadedModel:
         """Two lines for the terminal, and a third if the context is stretched."""
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
-            f"{self.name}: {self.architecture}, {_scaled(self.parameters)} parameters, "
+            f"{printable(self.name)}: {self.architecture}, {_scaled(self.parameters)} parameters, "
             f"{self.dtype} on {self.device}, {self.attention} attention\n"
             f"context window {self.window:,} tokens, "
             f"BOS {self._token(self.bos_id)}, EOS {self._token(self.eos_id)}{stretched}"
@@ -86,7 +87,9 @@ class LoadedModel:
         return {name: getattr(self, name) for name in names} | {"context_extension": extension, "shape": shape}
 
     def _token(self, token_id: int | None) -> str:
-        return "none" if token_id is None else f"{self.tokenizer.convert_ids_to_tokens(token_id)} ({token_id})"
+        if token_id is None:
+            return "none"
+        return f"{printable(self.tokenizer.convert_ids_to_tokens(token_id))} ({token_id})"
 
 
 def load(

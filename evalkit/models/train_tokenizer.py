@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import DataError, UsageError
+from evalkit.reading import Unreadable, parse_json
 
 _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")
@@ -142,9 +143,9 @@ def _lines(files: Iterable[Path]) -> Iterator[str]:
 
 def _text_of(path: Path, number: int, line: str) -> str:
     try:
-        text = json.loads(line)["text"]
-    except ValueError as error:
-        raise DataError(f"{path} line {number}: not valid JSON ({error})") from error
+        text = parse_json(line.encode())["text"]
+    except Unreadable as error:
+        raise DataError(f"{path} line {number}: {error.reason}") from error
     except (KeyError, TypeError):
         text = None
     if not isinstance(text, str):

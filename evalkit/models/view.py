@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from evalkit import values
 from evalkit.errors import CheckpointError, UnknownNameError
+from evalkit.escape import printable
 from evalkit.models.locate import looks_like_path, read_config
 from evalkit.models.shapes import (
     ModelShape,
@@ -22,6 +22,7 @@ from evalkit.models.shapes import (
 )
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
+from evalkit.page import aligned
 
 _HEADERS = ("name", "backbone", "attention", "in layers", "heads", "signals", "parameters", "of the paper's")
 
@@ -30,7 +31,7 @@ def table() -> str:
     """The models that evalkit ships, one a line."""
     rows = [_row(model) for model in models()]
     right = ("right",) * 3
-    return tabulate(rows, _HEADERS, tablefmt="plain", disable_numparse=True, colalign=(*("left",) * 4, *right, "left"))
+    return aligned(rows, _HEADERS, tablefmt="plain", colalign=(*("left",) * 4, *right, "left"))
 
 
 def description(given: str) -> str:
@@ -40,7 +41,7 @@ def description(given: str) -> str:
         UsageError: no such model, or one that cannot be.
         CheckpointError: the folder's config.json is of another architecture, or describes what cannot be.
     """
-    folder = Path(given).expanduser()
+    folder = values.path("model", given).expanduser()
     if looks_like_path(given) and not given.partition(":")[0].endswith(SUFFIXES):
         return _of_folder(given, folder)
     try:
@@ -49,7 +50,8 @@ def description(given: str) -> str:
         if not folder.is_dir():
             raise
         return _of_folder(given, folder)
-    return f"{model.name}: {model.description}\n{model.source}\n\n{_facts(model.config, model.shape)}"
+    heading = f"{printable(f'{model.name}: {model.description}')}\n{printable(str(model.source))}"
+    return f"{heading}\n\n{_facts(model.config, model.shape)}"
 
 
 def _row(model: NamedModel) -> list[str]:
@@ -72,7 +74,7 @@ def _of_folder(given: str, folder: Path) -> str:
         raise CheckpointError(f"{given}: no such folder")
     config = read_config(folder)
     try:
-        return f"{given}\n\n{_facts(config, read_shape(config))}"
+        return f"{printable(given)}\n\n{_facts(config, read_shape(config))}"
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
@@ -95,11 +97,11 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> str:
                                for name in ("bfloat16", "float32"))),
         ("", "2 × layers × key-value heads × head size × bytes"),
     ]  # fmt: skip
-    text = tabulate(rows, tablefmt="plain", disable_numparse=True)
+    text = aligned(rows, tablefmt="plain")
     if not KEYS[variant.name]:
         return text
     readings = [(key, config[key]) for key in KEYS[variant.name]]
-    listed = tabulate(readings, tablefmt="plain", disable_numparse=True)
+    listed = aligned(readings, tablefmt="plain")
     return f"{text}\n\nas set in config.json; docs/models.md has what else each could be\n{listed}"
 
 

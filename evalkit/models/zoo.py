@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.shapes import BACKBONES, ModelShape, read_shape, whole
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 _EVERYWHERE = (
@@ -152,13 +151,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    found = _mapping(content, str(path))
+    found = _mapping(read_yaml(path, UsageError), str(path))
     for key in found:
         if key not in _FILE_KEYS:
             raise UsageError(f"{path}: {UnknownNameError('key', str(key), _FILE_KEYS)}")

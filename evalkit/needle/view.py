@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from evalkit.escape import printable
 from evalkit.generation.run import about_run
+from evalkit.page import aligned
 from evalkit.runs import Run
 
 
 def needle_table(run: Run) -> str:
     """Needles found, in percent; one row a depth, one column a length."""
-    from tabulate import tabulate
-
     stored = run.stored
     lengths, found = stored["lengths"], stored["found"]
     rows = [
@@ -18,16 +18,16 @@ def needle_table(run: Run) -> str:
     ]
     means = [sum(column) / len(column) for column in zip(*found, strict=True)]
     rows.append(["all", *(f"{100 * mean:.0f}" for mean in means)])
-    table = tabulate(
+    table = aligned(
         rows,
         ["depth", *(f"{length:,}" for length in lengths)],
         colalign=("left", *("right" for _ in lengths)),
-        disable_numparse=True,
     )
     [task] = stored["tasks"]
     n, texts = task["n"], stored["repeats"]
-    about = "\n".join(about_run(run))
+    source = run.manifest["documents"]["needle"]["source"]
+    about = "\n".join(map(printable, (f"text: {source}", *about_run(run))))
     return (
         f"{table}\n\nneedles found in %, by tokens of the prompt and depth in it; {task['found']} of {n} in all, "
-        f"{texts} text{'s' if texts > 1 else ''} a cell\ntext: {run.manifest['documents']['needle']['source']}\n{about}"
+        f"{texts} text{'s' if texts > 1 else ''} a cell\n{about}"
     )

@@ -32,11 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from evalkit.errors import TableError, UnknownNameError, first_line
+from evalkit.errors import TableError, UnknownNameError
 from evalkit.longbench.protocol import GROUPS, suite_tasks
 from evalkit.longbench.protocol import SUITES as LONGBENCH_SUITES
+from evalkit.reading import read_yaml
 from evalkit.resources import resource
 from evalkit.runs import LM_EVAL
 from evalkit.suites import load_suite
@@ -133,6 +132,11 @@ class Layout:
         return self.data.parent / "printed" / f"{self.name}.csv"
 
     @property
+    def in_percent(self) -> bool:
+        """Whether its numbers are shares of a whole: scores of a suite, or what its unit says."""
+        return self.suite is not None or self.unit == "%"
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """Measures that are read, those that its averages are made of included."""
         read = [part for item in self.measures for part in self.averages.get(item.key, (item.key,))]
@@ -156,13 +160,7 @@ def load_layout(name: str) -> Layout:
         path = resource("configs", "tables", f"{name}.yaml")
     elif path.suffix not in (".yaml", ".yml"):
         raise UnknownNameError("table", name, layout_names())
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(f"layout {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"layout {path} is not YAML: {first_line(error)}") from error
-    return _Reader(path).layout(raw)
+    return _Reader(path).layout(read_yaml(path, TableError, "layout"))
 
 
 class _Reader:
@@ -299,8 +297,9 @@ class _Reader:
         return str(given)
 
     def _text(self, given: Any, key: str) -> Text:
-        if isinstance(given, (dict, list)):
-            raise TableError(f"layout {self.path}: {key} must be a text")
+        if not isinstance(given, (str, int)) or isinstance(given, bool):
+            shown = "" if isinstance(given, (dict, list)) else f", not the value {given}; put it in quotes"
+            raise TableError(f"layout {self.path}: {key} must be a text{shown}")
         return parse(" ".join(str(given).split()), f"layout {self.path}: {key}")
 
     def _mapping(self, given: Any, key: str) -> dict[Any, Any]:

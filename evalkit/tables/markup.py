@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from evalkit.errors import TableError
+from evalkit.escape import printable
 
 _TOKENS = re.compile(r"\\(.)|(\*\*|\*|~|\$)|([^\\*~$]+|\\)", re.DOTALL)
 _STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}
@@ -33,7 +34,7 @@ Text = tuple[Span, ...]
 
 def literal(text: str) -> Text:
     """Text without any markup."""
-    return (Span(text),) if text else ()
+    return (Span(printable(text)),) if text else ()
 
 
 def superscript(text: str) -> Text:
@@ -55,7 +56,7 @@ def parse(text: str, where: str) -> Text:
             on[style] = not on.get(style, False)
         else:
             active = {_STYLES[name]: True for name, value in on.items() if value}
-            spans.append(Span(escaped or plain, **active))
+            spans.append(Span(printable(escaped or plain), **active))
     if left := [style for style, value in on.items() if value]:
         raise TableError(
             f"{where}: '{left[0]}' is begun and not ended in '{text}'; write \\{left[0]} for the character"

@@ -24,11 +24,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from evalkit.decimals import mean, of_float
-from evalkit.errors import RunError, TableError, UnknownNameError, UsageError, first_line
+from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.finding import find_run, root_of_runs
+from evalkit.reading import read_yaml
 from evalkit.runs import Run, stored_under
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
@@ -67,23 +66,25 @@ def read_mapping(path: Path) -> RunMapping:
     Raises:
         TableError: it cannot be read or is not of the form above; names the key.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(f"mapping of runs {path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TableError(f"mapping of runs {path} is not YAML: {first_line(error)}") from error
+    raw = read_yaml(path, TableError, "mapping of runs")
     if not isinstance(raw, dict) or not raw.keys() & {"rows", "values"}:
         raise TableError(f"mapping of runs {path} must hold 'rows', of models and their run folders, or 'values'")
     for key in raw:
         if key not in ("rule", "rows", "values"):
             raise TableError(f"mapping of runs {path}: {UnknownNameError('key', str(key), ('rule', 'rows', 'values'))}")
-    rows = raw.get("rows") or {}
+    rows = {} if raw.get("rows") is None else raw["rows"]
     if not isinstance(rows, dict):
         raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
     folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
-    rule, values = raw.get("rule"), raw.get("values")
-    return RunMapping(rule and str(rule), folders, Path(str(values)) if values else None)
+    rule, values = _text(path, raw, "rule"), _text(path, raw, "values")
+    return RunMapping(rule, folders, None if values is None else Path(values))
+
+
+def _text(path: Path, raw: Mapping[str, Any], key: str) -> str | None:
+    given = raw.get(key)
+    if given is not None and not (isinstance(given, str) and given):
+        raise TableError(f"mapping of runs {path}: '{key}' is {given!r}; leave it out, or write a text")
+    return given
 
 
 def map_runs(layout: Layout, runs: Sequence[Run]) -> RunMapping:
@@ -209,7 +210,7 @@ def _error(errors: Sequence[float | None]) -> float | None:
 
 
 def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
-    numbers = read_numbers(path)
+    numbers = read_numbers(path, layout.in_percent)
     for model, row in numbers.items():
         if model not in models:
             raise UnknownNameError(f"row of {path}", model, models)

@@ -40,11 +40,16 @@ class Printed(NamedTuple):
     """(model, measure) → bold, underline."""
 
 
-def read_numbers(path: Path) -> dict[str, dict[str, Number]]:
+def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Number]]:
     """Read a CSV of numbers.
 
+    Args:
+        path: the file.
+        in_percent: whether its numbers are from 0 to 100.
+
     Raises:
-        TableError: it cannot be read, names something twice, or holds a cell that is no number; names row and column.
+        TableError: it cannot be read, names something twice, or holds a cell that is no such number; names row and
+            column.
     """
     lines = _lines(path)
     _, header = next(lines, (1, [""]))
@@ -60,6 +65,11 @@ def read_numbers(path: Path) -> dict[str, dict[str, Number]]:
         numbers[model] = {}
         for measure, cell in zip(measures, cells, strict=True):
             if (value := _number(cell, path, model, measure)) is not None:
+                if in_percent and not 0 <= value <= 100:
+                    raise TableError(
+                        f"{path}, line {place}, row '{model}', column '{measure}': {cell} is no percentage; this table "
+                        "has numbers from 0 to 100"
+                    )
                 numbers[model][measure] = Number(value)
     return numbers
 

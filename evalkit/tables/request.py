@@ -118,7 +118,7 @@ def published_numbers(layout: Layout) -> dict[str, dict[str, Number]]:
             f"table {layout.name} has no published numbers ({layout.data} does not exist): fill it from runs with "
             "--source runs, or name a CSV under 'data' in its layout"
         )
-    numbers = read_numbers(layout.data)
+    numbers = read_numbers(layout.data, layout.in_percent)
     columns = {column for row in numbers.values() for column in row}
     if stored := columns & layout.averages.keys():
         raise TableError(f"{layout.data}: column '{min(stored)}' is an average, which is computed; take it out")

@@ -6,7 +6,7 @@ import csv
 import html
 import io
 
-from evalkit.escape import in_markdown
+from evalkit.escape import in_csv, in_markdown
 from evalkit.tables.markup import Span, Text, plain
 from evalkit.tables.table import Cell, Line, Section, Table, beside, column_names
 
@@ -52,13 +52,14 @@ def comma_separated(table: Table) -> str:
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["key", plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
+    names = ["key", plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)]
+    writer.writerow(map(in_csv, names))
     for section in table.sections:
         for line in section.lines:
-            cells = [cell.value + beside(cell) for cell in line.cells]
-            writer.writerow([line.key, plain(line.label), *map(plain, line.facts), *cells])
+            texts = [line.key, plain(line.label), *map(plain, line.facts)]
+            writer.writerow([*map(in_csv, texts), *(cell.value + beside(cell) for cell in line.cells)])
     for note in table.notes:
-        writer.writerow(["note", plain(note), *[""] * (table.width - 1)])
+        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 1)])
     return buffer.getvalue()
 
 
@@ -79,7 +80,7 @@ def web(table: Table, standalone: bool = False) -> str:
 
 def terminal(table: Table) -> str:
     """Plain text; * stands after what is bold, _ after what is underlined, † after a significant lead."""
-    from tabulate import tabulate
+    from evalkit.page import aligned
 
     head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
     rows: list[list[str]] = []
@@ -92,8 +93,7 @@ def terminal(table: Table) -> str:
             rows.append(
                 [_terminal_label(line), *map(plain, line.facts), *(_terminal_cell(c, room) for c in line.cells)]
             )
-    text = tabulate(rows, head, tablefmt="simple", disable_numparse=True, colalign=_sides(table),
-                    preserve_whitespace=True)  # fmt: skip
+    text = aligned(rows, head, tablefmt="simple", colalign=_sides(table), preserve_whitespace=True)
     notes = [plain(note) for note in table.notes]
     return "\n".join([*(line.rstrip() for line in text.splitlines()), *([""] if notes else []), *notes]) + "\n"
 

@@ -249,7 +249,7 @@ def test_what_is_shipped_can_be_planned(name: str) -> None:
         ("context: 8k", "context is '8k'; it must be a whole number"),
         ("context: 8192\nfactor: four", "factor is 'four'; it must be a number"),
         ("- 8192", "must hold keys and values"),
-        ("{", "is not YAML"),
+        ("{", "line 1: not valid YAML"),
     ],
 )
 def test_a_file_that_says_something_else(tmp_path: Path, content: str, words: str) -> None:

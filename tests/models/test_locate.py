@@ -117,7 +117,7 @@ def test_a_tokenizer_inside_a_gguf_file_cannot_be_taken(tmp_path: Path, given: s
 
 def test_config_that_is_not_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ', encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"config\.json: not valid JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json, line 1: not valid JSON"):
         locate(str(tmp_path)).config()
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(CheckpointError, match="expected a JSON object, found list"):

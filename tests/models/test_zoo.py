@@ -175,7 +175,7 @@ def changed(**keys: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a: [", "own.yaml is not YAML"),
+        ("a: [", "own.yaml, line 1: not valid YAML"),
         ("- a", "own.yaml: expected keys and values"),
         (OWN | {"modls": {}}, "unknown key 'modls': did you mean 'models'"),
         (OWN | {"models": {}}, "own.yaml names no models"),

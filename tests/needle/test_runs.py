@@ -22,6 +22,7 @@ from evalkit.needle.request import NeedleRequest, prepare_needle
 from evalkit.needle.session import NEEDLES, load_needles
 from evalkit.request import request_of
 from evalkit.runs import JOURNAL, RESULTS, load_run
+from tests.arguments import arguments
 from tests.generation.made import by_transformers
 from tests.models.loading import load_folder
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
@@ -30,7 +31,7 @@ from tests.tiny import tiny_checkpoint
 
 __all__ = ["_no_settings", "evalkit"]  # fixtures
 
-GRID = ["--lengths", "700,400", "--depths", "0,50,90", "--repeats", "2"]
+GRID = {"--lengths": "700,400", "--depths": "0,50,90", "--repeats": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def needle(evalkit: Command, model: Path) -> Command:
     """`evalkit needle` on a small grid; options given later win over these."""
-    return lambda *more: evalkit("needle", "--model", model, "--output", "runs", *GRID, *more)
+    return lambda *more: evalkit("needle", *arguments({"--model": model, "--output": "runs"} | GRID, more))
 
 
 def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
@@ -118,16 +119,18 @@ def test_beginnings_are_shared(needle: Command) -> None:
 def test_what_makes_another_run(needle: Command, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("It was a dark night. Nobody came. " * 9, encoding="utf-8")
-    one = ["--lengths", "400", "--depths", "50", "--repeats", "1"]
-    runs = [needle(*one, *more) for more in ([], ["--text", book], ["--depths", "50,60"], ["--context", "2048"])]
+    one = {"--lengths": "400", "--depths": "50", "--repeats": "1"}
+    others: list[dict[str, object]] = [{}, {"--text": book}, {"--depths": "50,60"}, {"--context": "2048"}]
+    runs = [needle(*arguments(one | other, ())) for other in others]
     assert all(run.code == 0 for run in runs), runs
     assert len({run.out.splitlines()[-1] for run in runs}) == 4
     assert f"text: {book}" in runs[1].out
     # Neither the order nor a repetition of what is asked does
-    assert needle(*one, "--depths", "50,50.0").out == runs[0].out
+    assert needle(*arguments(one | {"--depths": "50,50.0"}, ())).out == runs[0].out
 
 
 def test_lengths_by_default(needle: Command, evalkit: Command, model: Path) -> None:
+    complains(evalkit("needle", "--model", model), 2, "the model takes 1024 tokens; give --lengths of at most 992")
     out = evalkit("needle", "--model", model, "--depths", "50", "--repeats", "1", "--context", "2100").out
     assert out.splitlines()[0].split() == ["depth", "1,000", "2,000"]
 
@@ -139,7 +142,7 @@ def test_lengths_by_default(needle: Command, evalkit: Command, model: Path) -> N
         (["--lengths", "0"], 2, ["--lengths 0"]),
         (["--lengths", "50"], 2, ["--lengths 50: no room for a needle and a sentence"]),
         (["--lengths", "1k"], 2, ["--lengths 1k: expected whole numbers, separated by commas"]),
-        (["--lengths", ""], 2, ["the model takes 1024 tokens; give --lengths of at most 992"]),
+        (["--lengths", ""], 2, ["--lengths is empty; leave it out"]),
         (["--depths", "0,101"], 2, ["--depths 0, 101: expected percents from 0 to 100"]),
         (["--depths", "-1"], 2, ["--depths -1"]),
         (["--depths", "nan"], 2, ["--depths nan"]),
@@ -186,7 +189,17 @@ def test_killed_and_given_again(needle: Command, model: Path) -> None:
     expected = load_needles(load_run(needle(*budget, "--output", "undisturbed").out.splitlines()[-1]))
     output = Path("disturbed")
     process = subprocess.Popen(
-        [sys.executable, "-m", "evalkit", "needle", "--model", str(model), *GRID, *budget, "--output", str(output)],
+        [
+            sys.executable,
+            "-m",
+            "evalkit",
+            "needle",
+            "--model",
+            str(model),
+            *arguments(GRID, budget),
+            "--output",
+            output,
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

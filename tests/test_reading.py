@@ -1,0 +1,152 @@
+"""JSON and YAML that are large, deep, ambiguous or not text: one line of the caller's class, with file and line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evalkit import reading
+from evalkit.errors import DataError, TableError
+from evalkit.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
+from evalkit.resources import resource
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+"""10⁹ values in half a kilobyte."""
+
+
+def refusal(path: Path, content: str | bytes, read: object = read_yaml) -> str:
+    """What is said of a file of that content; at once, and in one line that names it."""
+    path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+    before = time.process_time()
+    with pytest.raises(TableError) as caught:
+        read(path, TableError, "file")  # type: ignore[operator]
+    assert time.process_time() - before < 10
+    message = str(caught.value)
+    assert message.isprintable()
+    assert message.startswith(f"file {path}")
+    return message.removeprefix(f"file {path}")
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_yaml_as_typed, read_task_file])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", ", line 3: not valid YAML: the key 'a' is already in line 1"),
+        ("a: {b: 1, b: 1}", ", line 1: not valid YAML: the key 'b' is already in line 1"),
+        ("x: &x {a: 1}\ny: {<<: *x, <<: *x}", ", line 2: not valid YAML: the key '<<' is already in line 2"),
+        (BOMB, ", line 6: not valid YAML: its aliases stand for more than 1,048,576 values and characters"),
+        (f"a: &a {'x' * 9999}\nb: [{'*a, ' * 200}]", ", line 2: not valid YAML: its aliases stand for more than"),
+        ("a: &a [*a]", ", line 1: not valid YAML: the alias *a stands inside what it stands for"),
+        ("[" * 100_000, ", line 1: not valid YAML: nested more than 100 levels deep"),
+        ("".join(f"{' ' * n}a:\n" for n in range(500)), ", line 100: not valid YAML: nested more than 100 levels deep"),
+        ("a0: &a0 x\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 150)), "nested more than 100 levels"),
+        ("a: " + "x" * 300_000, " is too large: more than 262,144 bytes"),
+        ('a: "\\ud800"', ", line 1: not valid YAML: half of a surrogate pair"),
+        (b"a: 1\nb: \xff", ", line 2: expected UTF-8, found the byte 0xff"),
+        ("a: \x1b[2J", ", line 1: not valid YAML: the character U+001B is not allowed"),
+        ("a: [1,\n  2", ", line 2: not valid YAML: while parsing a flow sequence expected ',' or ']'"),
+        ("a: 1\n---\nb: 2", ", line 2: not valid YAML: expected a single document"),
+        ("? [a]\n: b", ", line 1: not valid YAML: a key is a list or a mapping"),
+        ("a: !!python/object/apply:os.system [ls]", ", line 1: not valid YAML: could not determine a constructor"),
+        ("a: !!binary eA==", ", line 1: not valid YAML: could not determine a constructor"),
+        ("a: *nowhere", ", line 1: not valid YAML: found undefined alias 'nowhere'"),
+    ],
+)
+def test_yaml_that_is_refused(tmp_path: Path, content: str | bytes, said: str, read: object) -> None:
+    assert said in refusal(tmp_path / "own.yaml", content, read)
+
+
+def test_what_only_values_can_get_wrong(tmp_path: Path) -> None:
+    assert "Exceeds the limit" in refusal(tmp_path / "a.yaml", f"a: {'9' * 5000}")
+    assert "the key yes is read as another value than text" in refusal(tmp_path / "a.yaml", "yes: 1")
+    assert "could not determine a constructor for the tag '!function'" in refusal(tmp_path / "a.yaml", "a: !function b")
+
+
+def test_what_aliases_and_merges_are_for_still_works(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\nz: [*x, *x]", encoding="utf-8")
+    x = {"a": 1, "b": 2}
+    assert read_yaml(tmp_path / "a.yaml", TableError) == {"x": x, "y": {"a": 1, "b": 3}, "z": [x, x]}
+
+
+@pytest.mark.parametrize("text", ["010", "1:30", "2026-11-21", "2026-13-45", "0x_", "0o7"])
+def test_text_that_yaml_1_1_reads_as_another_number_or_a_date_stays_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {text}", encoding="utf-8")
+    assert read_yaml(tmp_path / "a.yaml", TableError) == {"a": text}
+
+
+@pytest.mark.parametrize("text", ["0123", "2.70", "true", "1_000", "no", ".inf", "'5'", "2026-11-21"])
+def test_values_as_typed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: {text}\nb: [{text}, ~]\nc:\n", encoding="utf-8")
+    bare = text.strip("'")
+    assert read_yaml_as_typed(tmp_path / "a.yaml", TableError) == {"a": bare, "b": [bare, None], "c": None}
+
+
+def test_evalkits_own_files_read_as_they_did() -> None:
+    files = [*resource("configs").rglob("*.yaml"), *resource("results").rglob("*.yaml")]
+    assert len(files) > 20
+    for path in files:
+        assert read_yaml(path, TableError) == yaml.safe_load(path.read_text(encoding="utf-8")), path
+
+
+def test_lm_evals_task_files_can_be_read(tmp_path: Path) -> None:
+    for path in resource("tasks").rglob("*.yaml"):
+        assert "task" in read_task_file(path, TableError)
+    (tmp_path / "a.yaml").write_text("a: !function code.f\nyes: 1", encoding="utf-8")
+    assert read_task_file(tmp_path / "a.yaml", TableError) == {"a": None, True: 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[" * 100_000, ": nested more than 100 levels deep"),
+        ("[" * 200 + "]" * 200, ": nested more than 100 levels deep"),
+        ('{"a":' * 200 + "1" + "}" * 200, ": nested more than 100 levels deep"),
+        ('{\n"a": 1,\n"a": 2}', ": the key 'a' stands twice, with two values"),
+        ('{"a": ["\\ud800"]}', ": 'a' holds half of a surrogate pair"),
+        ('{"\\uDC00": 1}', ": '\\udc00' holds half of a surrogate pair"),
+        ('["\\uDC00"]', ": the list holds half of a surrogate pair"),
+        ('{"a": 1,\n}', ", line 2: not valid JSON: "),
+        (b'{"a":\n"\xff"}', ", line 2: expected UTF-8, found the byte 0xff"),
+        ("", ", line 1: not valid JSON: Expecting value"),
+        ('{"a": ' + "9" * 5000 + "}", ": not valid JSON: Exceeds the limit"),
+    ],
+)
+def test_json_that_is_refused(tmp_path: Path, content: str | bytes, said: str) -> None:
+    assert refusal(tmp_path / "own.json", content, read_json).startswith(said)
+
+
+def test_json_that_says_one_thing_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": [1], "b": "\\ud83c\\udf0a", "a": [1]}', encoding="utf-8")
+    assert read_json(tmp_path / "a.json", TableError) == {"a": [1], "b": "🌊"}
+
+
+def test_a_json_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 10)
+    assert refusal(tmp_path / "own.json", '{"a": 12345}', read_json) == " is too large: more than 10 bytes"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for place, reason in (("none", "No such file"), ("", "Is a directory"), ("a\0b", "embedded null byte")):
+        with pytest.raises(DataError, match=reason):
+            read_json(tmp_path / place, DataError)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@given(VALUES)
+def test_all_other_json_reads_as_the_standard_library_reads_it(value: object) -> None:
+    for ascii_only in (True, False):
+        assert reading.parse_json(json.dumps(value, ensure_ascii=ascii_only).encode()) == value

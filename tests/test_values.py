@@ -1,0 +1,81 @@
+"""Values that must not be rounded, cut or read as something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evalkit.errors import UsageError
+from evalkit.lmeval.harness import Harness
+from evalkit.models.context_settings import context_settings
+from evalkit.request import Request, request_of
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"limit": 2.7}, "--limit is 2.7; it must be a whole number"),
+        ({"limit": 2.0}, "--limit is 2.0; it must be a whole number"),
+        ({"limit": True}, "--limit is True; it must be a whole number"),
+        ({"limit": "2.7"}, "--limit is '2.7'; it must be a whole number"),
+        ({"limit": 0}, "--limit is 0; it must be at least 1"),
+        ({"context": 4096.7}, "--context is 4096.7; it must be a whole number"),
+        ({"context_original": "many"}, "--context-original is 'many'; it must be a whole number"),
+        ({"num_fewshot": float("nan")}, "--num-fewshot is nan; it must be a whole number"),
+        ({"token_budget": 512.5}, "--token-budget is 512.5; it must be a whole number, or auto"),
+        ({"log_samples": "maybe"}, "--log-samples is 'maybe'; it must be True or False"),
+        ({"trust_remote_code": "no"}, "--trust-remote-code is 'no'; it must be True or False"),
+        ({"allow_pickle": 1}, "--allow-pickle is 1; it must be True or False"),
+        ({"suite": ""}, "--suite is empty; leave it out"),
+        ({"suite": ["zeroshot8"]}, r"--suite is \['zeroshot8'\]; it must be text"),
+        ({"tasks": ""}, "--tasks is empty"),
+        ({"tasks": ["piqa", ""]}, "--tasks is empty"),
+        ({"tasks": ["piqa", 5]}, "--tasks is 5; it must be text"),
+        ({"tasks": 5}, "--tasks is 5; it must be text"),
+        ({"data_dir": ""}, "--data-dir is empty"),
+        ({"data_dir": True}, "--data-dir is True; it must be text"),
+        ({"data_dir": "a\0b"}, "--data-dir a.x00b: holds a NUL character"),
+        ({"output": "a\udcff"}, "--output a.udcff: is not text in UTF-8"),
+        ({"include_path": "~nobody-of-this-name/tasks"}, "there is no user of that name"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        request_of("demo", options)
+
+
+def test_a_model_that_is_no_name() -> None:
+    for model, said in (("", "--model is empty"), (5, "--model is 5; it must be text")):
+        with pytest.raises(UsageError, match=said):
+            request_of(model, {})  # type: ignore[arg-type]
+
+
+def test_options_that_do() -> None:
+    options = {"limit": np.int64(3), "context": "4096", "token_budget": "auto", "tasks": "piqa, boolq", "suite": None,
+               "data_dir": "here", "log_samples": True}  # fmt: skip
+    expected = Request(
+        "./demo", limit=3, context=4096, tasks=("piqa", "boolq"), data_dir=Path("here"), log_samples=True
+    )
+    assert request_of("./demo", options) == expected
+    assert request_of(Path("demo"), {"tasks": ("piqa",)}) == Request("demo", tasks=("piqa",))
+
+
+@pytest.mark.parametrize("options", [{"context": 4096.7}, {"context": True}, {"context": 8, "original": 1.5}])
+def test_a_context_is_whole(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be a whole number"):
+        context_settings(**options)
+
+
+@pytest.mark.parametrize("name", ["allow_pickle", "trust_remote_code"])
+def test_a_harness_trusts_only_what_is_true(checkpoint: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'no'; it must be True or False"):
+        Harness(str(checkpoint), **{name: "no"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"token_budget": 512.5}, {"batch_size": 2.5}, {"batch_size": "many"}])
+def test_a_harness_takes_whole_numbers(checkpoint: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be a whole number, or auto"):
+        Harness(str(checkpoint), **options)
