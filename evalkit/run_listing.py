@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from evalkit.decimals import percent
 from evalkit.errors import RunError
 from evalkit.finding import DamagedRun, scan
-from evalkit.page import json_text
+from evalkit.page import aligned, json_text
 from evalkit.place import kinds, mixture
 from evalkit.runs import GENERATED, JOURNAL, Run
 
@@ -127,11 +125,10 @@ def runs_table(runs: Sequence[ListedRun], root: Path) -> str:
     widths = [max(len(headers[column]), *(len(row[column]) for row in rows)) for column in keep]
     width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
     room = max(_LEAST_WIDTH, width - sum(widths) - 2 * len(keep))
-    table = tabulate(
+    table = aligned(
         [[*(row[column] for column in keep), _cut(run.place, room)] for run, row in zip(runs, rows, strict=True)],
         [*(headers[column] for column in keep), headers[-1]],
         tablefmt="plain",
-        disable_numparse=True,
     )
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:

@@ -75,5 +75,5 @@ def test_versions_are_this_projects(foreign: Path, monkeypatch: pytest.MonkeyPat
     said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     assert said == f"evalkit, version {evalkit.__version__}\n"
     monkeypatch.syspath_prepend(str(foreign))
-    checkpoint: Any = SimpleNamespace(revision=None)
+    checkpoint: Any = SimpleNamespace(revision=None, kind="hub", folder=foreign, gguf=None)
     assert circumstances(Request("model"), checkpoint)["versions"]["evalkit"] == evalkit.__version__

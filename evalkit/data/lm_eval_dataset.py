@@ -23,11 +23,11 @@ def dataset(
     documents: str,
     split: str,
     subject: str | None = None,
-    in_turn: str | None = None,
     library: Library | None = None,
     data_dir: str | None = None,
     examples: str | None = None,
     num_fewshot: int | None = None,
+    in_turn: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
     """Give lm-eval the documents of one task.
@@ -36,12 +36,12 @@ def dataset(
         documents: name of the document set, as in `evalkit.data.TASKS`.
         split: the split's name that the task file expects.
         subject: keep only the documents of this MMLU subject.
-        in_turn: a field; the documents stand in turns, one of each of its values, so that the first ones are of all.
         library: where evalkit itself loads from; without it one is opened on `data_dir`.
         data_dir: folder of `<task>.jsonl` files, else `EVALKIT_DATA_DIR`.
         examples: name of the documents that few-shot examples are taken from; they become the split `dev`.
         num_fewshot: how many are wanted; none are loaded for 0. None, as on lm-eval's own command line, which does
             not tell a data set of its `--num_fewshot`: those that are on this machine are loaded.
+        in_turn: a field; the documents stand in turns, one of each of its values, so that the first ones are of all.
 
     Returns:
         `{split: datasets.Dataset}`, and with `examples` also `dev`, empty where they are not loaded.

@@ -29,12 +29,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from evalkit.decimals import half_up, parse_number, to_text
 from evalkit.errors import EvalkitError, TableError, first_line
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
+from evalkit.reading import read_yaml
 from evalkit.tables.audit import Audited
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import Layout
@@ -98,12 +97,10 @@ def read_claims(path: Path) -> Claims:
         TableError: it cannot be read, or a claim lacks something; names the claim.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_yaml(path, TableError)
         shapes = {name: read_shape(config) for name, config in raw["models"].items()}
         return Claims(tuple(_claim(path, key, about) for key, about in raw["claims"].items()), shapes)
-    except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise TableError(f"{path} is not a file of 'models' and 'claims' ({first_line(error)})") from error
 
 
