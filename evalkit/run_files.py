@@ -16,6 +16,15 @@ _NUMBER = (float, None)
 PLACE = {"device": str, "hardware": str, "kernel": str, "host": str, "batches": Each(str)}
 """Where a part of a run was computed (`place.py`)."""
 
+_SHAPE = {
+    "backbone": str,
+    "num_hidden_layers": int,
+    "num_attention_heads": int,
+    "attention_variant": str,
+    "variant_layers": [int],
+}
+"""What is shown of a model's shape (`models.shapes.shape_facts`); the rest is only compared."""
+
 _MANIFEST = {
     "id": str,
     "specification": {
@@ -38,7 +47,7 @@ _MANIFEST = {
     "path": Optional((str, None)),
     "revision": (str, None),
     "versions": Each(str),
-    "loaded": Optional({"parameters": Optional((int, None))}),
+    "loaded": Optional({"parameters": Optional((int, None)), "shape": Optional((_SHAPE, None))}),
     "devices": Optional([PLACE]),
 }
 

@@ -118,9 +118,8 @@ class Run:
         self.refuse_generated()
         if self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
-        # Nothing but statistics needs the clusters
-        table = self.table(SCORES, ScoreRow._fields)
-        return table[[column for column in (*ScoreRow._fields, CLUSTER) if column in table]]
+        columns = [*ScoreRow._fields, CLUSTER]
+        return self.table(SCORES, columns)[columns]
 
     def results(self, rule: str | None = None) -> Results:
         """Accuracies under a rule (the run's own if none is named)."""

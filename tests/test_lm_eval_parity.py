@@ -5,8 +5,6 @@ Fifty documents of each of the eight tasks, SmolLM2-135M-Instruct in float32, te
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,8 @@ from evalkit.suites import load_suite
 from evalkit.tasks import Question, load_questions
 from evalkit.templates import SEGMENTS, load_template
 
-DOCUMENTS = 50
+DOCUMENTS = [10, pytest.param(50, marks=pytest.mark.slow)]
+"""Of each task."""
 RELATIVE = 1e-4
 SUITE = load_suite("zeroshot8")
 
@@ -46,15 +45,6 @@ class Scored:
     """lm-eval's log-likelihoods, in the table's order."""
     decisions: list[dict[str, float]]
     """lm-eval's metrics, one entry a document."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def all_cores() -> Iterator[None]:
-    """Other tests run on one thread; real weights want every core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +67,11 @@ def leaves(shared_data: Path) -> dict[str, Any]:
     return leaves
 
 
-@pytest.fixture(scope="module")
-def scored(shared_data: Path, demo: LoadedModel, leaves: dict[str, Any]) -> dict[str, Scored]:
-    questions = load_questions(SUITE, Library(shared_data / "zeroshot8"), DOCUMENTS)
+@pytest.fixture(scope="module", params=DOCUMENTS)
+def scored(
+    request: pytest.FixtureRequest, shared_data: Path, demo: LoadedModel, leaves: dict[str, Any]
+) -> dict[str, Scored]:
+    questions = load_questions(SUITE, Library(shared_data / "zeroshot8"), request.param)
     return {
         task: Scored(our_scores(demo, asked), *lm_eval_scores(demo, leaves, asked)) for task, asked in questions.items()
     }
@@ -137,7 +129,7 @@ def lm_eval_scores(
 def test_log_likelihoods_are_lm_evals(scored: dict[str, Scored], task: str) -> None:
     ours = scored[task].ours["ll_continuation"].to_numpy()
     theirs = np.array(scored[task].theirs)
-    assert len(ours) >= 2 * DOCUMENTS
+    assert len(ours) >= 2 * len(scored[task].decisions) >= 20
     difference = np.abs(ours - theirs) / np.abs(theirs)
     print(f"{task}: {len(ours)} log-likelihoods, largest relative difference {difference.max():.1e}")
     assert difference.max() <= RELATIVE
@@ -149,7 +141,7 @@ def test_decisions_are_lm_evals_but_for_exact_ties(scored: dict[str, Scored], ta
     if rule not in scored[task].decisions[0]:
         pytest.skip(f"lm-eval's {task} has no {rule}")
     decided = decide(scored[task].ours, find_rule(rule))
-    assert len(decided) == DOCUMENTS
+    assert len(decided) == len(scored[task].decisions)
     theirs = np.array([document[rule] for document in scored[task].decisions])
     differ = (decided["correct"].to_numpy() != theirs) & ~decided["tie"].to_numpy()
     assert not differ.any(), decided[differ]

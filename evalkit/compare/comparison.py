@@ -19,10 +19,10 @@ from evalkit.errors import UsageError
 from evalkit.stats.estimates import (
     Estimate,
     Floats,
+    adjusted_average,
     average,
     interval,
     mean,
-    pooled,
     size_of_differences,
     with_one_won_and_one_lost,
 )
@@ -31,7 +31,7 @@ from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, sprea
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
-MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip", "t over seeds and documents"
+MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Measured:
         self.size = size_of_differences(self.sums, self.weights)
         self.several = len(a) > 1 or len(b) > 1
         self.spread = spread(a, b, *place) if self.several else None
-        self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+        self.adjusted = self.of_documents = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
         self.estimate = self.documents
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         if self.spread is not None:
@@ -234,15 +234,19 @@ class _Measured:
         elif paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
             self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
         else:
-            self.test, p = SIGN_FLIP, sign_flip(self.sums).p
+            # Sources of unlike sizes need not be as likely to lean to either side: the t of the interval counts too
+            self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
         self.p = _known(p)
 
     def detectable(self) -> float | None:
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost)
-        if self.test == SEEDS:
-            return t_detectable(self.adjusted.stderr, self.adjusted.freedom)
-        return sign_flip_detectable(self.sums, self.weights, self.estimate.stderr)
+        # Where documents and runs hardly differ, the steps of a test over documents allow less than the t
+        found = (
+            t_detectable(self.adjusted.stderr, self.adjusted.freedom),
+            sign_flip_detectable(self.sums, self.weights, self.documents.stderr),
+        )
+        return None if None in found else max(one for one in found if one is not None)
 
 
 def _task(one: _Measured, p_holm: float, with_power: bool) -> TaskDifference:
@@ -269,8 +273,8 @@ def _average(name: str, members: Sequence[_Measured]) -> AverageDifference:
     """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
     a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
     estimate = average([one.documents for one in members])
-    pool = pooled([one.paired.sources for one in members], [one.size for one in members])
-    adjusted = with_one_won_and_one_lost(estimate, *pool)
+    sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
+    adjusted = adjusted_average(estimate, [one.of_documents for one in members], sources, sizes)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2

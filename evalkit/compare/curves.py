@@ -21,10 +21,10 @@ from evalkit.errors import UsageError
 from evalkit.runs import Run
 from evalkit.stats.estimates import (
     Estimate,
-    Interval,
     average,
     interval,
     mean,
+    no_better_known_than,
     pooled,
     size_of_differences,
     with_one_won_and_one_lost,
@@ -116,6 +116,8 @@ class _Accuracy(NamedTuple):
     sources: float
     size: float
     """By how much sources lie above or below a half, see `size_of_differences`."""
+    adjusted: Estimate
+    """Of twice the accuracy less one, as if four more sources had been answered."""
 
 
 def _by_step(pairing: Pairing, task: PairedTask, rule: str) -> list[_Accuracy]:
@@ -123,29 +125,29 @@ def _by_step(pairing: Pairing, task: PairedTask, rule: str) -> list[_Accuracy]:
     weights = cluster_sums(np.ones(task.n), task.clusters)
     for scores in chain(*pairing.scores(task, rule)):
         size = size_of_differences(cluster_sums(2 * scores - 1, task.clusters), weights)
-        found.append(_Accuracy(mean(scores, task.clusters, task.strata), len(weights), size))
+        found.append(_accuracy(mean(scores, task.clusters, task.strata), len(weights), size))
     return found
 
 
 def _average(tasks: Sequence[_Accuracy]) -> _Accuracy:
     pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
-    return _Accuracy(average([one.estimate for one in tasks]), *pool)
+    found = _accuracy(average([one.estimate for one in tasks]), *pool)
+    return found._replace(adjusted=no_better_known_than(found.adjusted, [one.adjusted for one in tasks]))
 
 
 def _points(steps: Sequence[int], found: Sequence[_Accuracy]) -> tuple[Point, ...]:
     points = []
     for step, one in zip(steps, found, strict=True):
-        low, high = _band(one)
+        low, high = ((end + 1) / 2 for end in interval(one.adjusted))
         points.append(Point(step, one.estimate.value, one.estimate.stderr, max(0.0, low), min(1.0, high)))
     return tuple(points)
 
 
-def _band(one: _Accuracy) -> Interval:
+def _accuracy(estimate: Estimate, sources: float, size: float) -> _Accuracy:
     """As if two more sources had been answered right and two wrong (Agresti and Coull 1998): where nearly all are
     right, an interval about the accuracy itself is too short, and where all are it has no length."""
-    value, variance, freedom = one.estimate
+    value, variance, freedom = estimate
     more = Estimate(2 * value - 1, 4 * variance, freedom)
-    for n in (one.sources, one.sources + 2):
-        more = with_one_won_and_one_lost(more, n, one.size)
-    low, high = interval(more)
-    return Interval((low + 1) / 2, (high + 1) / 2)
+    for n in (sources, sources + 2):
+        more = with_one_won_and_one_lost(more, n, size)
+    return _Accuracy(estimate, sources, size, more)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import UsageError
 from evalkit.results import available_rules
 from evalkit.rules import choose, find_rule
-from evalkit.runs import LONGBENCH, RESULTS, Run
+from evalkit.runs import LONGBENCH, Run
 from evalkit.scoring.table import CLUSTER
 from evalkit.stats.estimates import Floats
 
@@ -43,14 +43,8 @@ class Graded:
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row a document: task, subtask, doc_id, choices, gold, cluster, in the score table's order.
-
-        Raises:
-            RunError: the table is older than its clusters.
-        """
+        """One row a document: task, subtask, doc_id, choices, gold, cluster, in the score table's order."""
         scores = self.run.scores
-        if CLUSTER not in scores:
-            raise RunError(_made_before(self.run))
         columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
         return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
 
@@ -87,16 +81,10 @@ class Generated:
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row a document: task, subtask (the same), doc_id, answers, score, cluster.
-
-        Raises:
-            RunError: the table is damaged, or older than its sources.
-        """
+        """One row a document: task, subtask (the same), doc_id, answers, score, cluster."""
         from evalkit.longbench.session import SOURCE, load_generations
 
-        table = load_generations(self.run)
-        if SOURCE not in table or "score" not in table:
-            raise RunError(_made_before(self.run))
+        table = load_generations(self.run, ("task", "id", "answers", "score", SOURCE))
         found = table[["task", "answers", "score"]].assign(subtask=table["task"], doc_id=table["id"])
         found[CLUSTER] = found.groupby([table["task"], table[SOURCE]], sort=False)["doc_id"].transform("first")
         return found
@@ -114,10 +102,3 @@ class Generated:
             )
         scores: Floats = self.documents["score"].to_numpy(np.float64)
         return scores
-
-
-def _made_before(run: Run) -> str:
-    return (
-        f"run {run.folder} was made before it was kept which documents share a source; delete its {RESULTS} and give "
-        "its command again, which makes its tables anew from the journal, without the model"
-    )

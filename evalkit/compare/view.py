@@ -229,7 +229,10 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     else:
         if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.rule == LONGBENCH]:
             every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
-            test = f"sign flips ({DRAWS:,} drawn where there are more patterns than can be counted){every}"
+            test = (
+                f"the larger of sign flips' ({DRAWS:,} drawn where there are more patterns than can be counted) and "
+                f"the interval's t{every}"
+            )
         else:
             test = "exact McNemar"
         yield f"p: {test}; Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
@@ -237,7 +240,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (found.rule != LONGBENCH)
-        tested = "" if clustered[0].test == SEEDS else f", {exact}sign flips of whole sources"
+        larger = f", p the larger of {exact}sign flips of whole sources and the interval's t"
+        tested = "" if clustered[0].test == SEEDS else larger
         yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"

@@ -3,7 +3,7 @@
 In: numpy arrays of scores. Out: numbers. Pure functions without pandas or torch; scipy is imported where it is used.
 
     estimates.py      mean, standard error (clustered, stratified), interval, average over tasks
-    significance.py   exact McNemar, sign flips of whole clusters, t, Welch, Holm
+    significance.py   exact McNemar, sign flips of whole clusters, t, Holm
     power.py          the smallest difference that would be found four times in five
     seeds.py          several runs of each side: the spread between them and that between documents
 """

@@ -118,6 +118,36 @@ def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -
     return Estimate(estimate.value * n / (n + 2), variance, estimate.freedom)
 
 
+def adjusted_average(
+    whole: Estimate, tasks: Sequence[Estimate], sources: Sequence[float], sizes: Sequence[float]
+) -> Estimate:
+    """An unweighted mean over tasks as if two more sources had been compared in the pool of all, one won and one lost.
+
+    Args:
+        whole: the mean over the tasks as they are (`average`).
+        tasks: of each, as if two more had been compared in it.
+        sources: of each task.
+        sizes: of each task's differences, see `size_of_differences`.
+    """
+    return no_better_known_than(with_one_won_and_one_lost(whole, *pooled(sources, sizes)), tasks)
+
+
+def no_better_known_than(whole: Estimate, tasks: Sequence[Estimate]) -> Estimate:
+    """An average whose interval is at least as long as each task by itself makes it.
+
+    Satterthwaite's degrees of freedom take a variance that is small by chance for one that is well known: three
+    documents that are all won would tell more in an average than alone.
+
+    Args:
+        whole: of an unweighted mean over tasks, as if two more sources had been compared in the pool of all.
+        tasks: of each, as if two more had been compared in it.
+    """
+    shares = [task._replace(value=whole.value, variance=task.variance / len(tasks) ** 2) for task in tasks]
+    if any(math.isnan(one.variance) for one in (whole, *shares)):
+        return whole
+    return max([whole, *shares], key=lambda one: interval(one).high)
+
+
 def size_of_differences(sums: Floats, weights: Floats) -> float:
     """By how much sources differ where they do (root mean square), from 0 to 1; 1 where none does.
 
@@ -152,10 +182,10 @@ def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> Interval:
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """Student's t; the normal one where the freedom is infinite."""
-    from scipy.special import ndtri, stdtrit
+    """Student's t."""
+    from scipy.special import stdtrit
 
-    return float(ndtri(probability) if math.isinf(freedom) else stdtrit(freedom, probability))
+    return float(stdtrit(freedom, probability))
 
 
 def _nested(n: int, clusters: Codes | None, strata: Codes | None) -> tuple[Codes, Codes]:

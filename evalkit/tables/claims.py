@@ -264,7 +264,7 @@ def _shown(value: Fraction) -> str:
     """A whole number with separators, or at most two decimals."""
     if value.denominator == 1:
         return f"{value.numerator:,}"
-    return to_text(value, 2).rstrip("0")
+    return to_text(value, 2).rstrip("0").rstrip(".")
 
 
 def sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:

@@ -171,6 +171,8 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
             "†: the lead over the next best is significant (p at most 0.05 after Holm's correction over all leads of "
             "the table; paired on documents, those of one source together)."
         )
+        if len({len(runs) > 1 for runs in found.runs.values()}) > 1:
+            says.append("A row of a single run is that one checkpoint: nothing is claimed of its other seeds.")
     return says
 
 

@@ -51,8 +51,8 @@ def objection(layout: Layout, item: Item, run: Run) -> str:
         return ""
     if alike := next((model for model in named if _alike(ours, model)), None):
         theirs = _facts(alike)
-        other = [key for key in theirs if ours[key] != theirs[key]]
-        return "; ".join(f"{key} is {ours[key]}, in {alike.name} {theirs[key]}" for key in other)
+        other = [key for key in theirs if ours.get(key) != theirs[key]]
+        return "; ".join(f"{key} is {ours.get(key)}, in {alike.name} {theirs[key]}" for key in other)
     first, count = named[0], parameters(named[0].shape).total
     if "shape" not in loaded and loaded["parameters"] == count:
         return ""  # made before manifests kept more

@@ -22,9 +22,9 @@ from evalkit.compare.sides import Side
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs import load_run
 from evalkit.scoring.table import CLUSTER
-from evalkit.stats.estimates import mean
+from evalkit.stats.estimates import mean, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.power import mcnemar_detectable
-from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip
+from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
 from tests.compare.conftest import PASSAGES, Make, answers
 from tests.compare.made import make_run, scores_of
 from tests.sealed import reseal
@@ -60,9 +60,12 @@ def test_passages_are_clusters_and_subjects_strata(make: Make) -> None:
     boolq, mmlu = found.tasks[1:]
     differences = np.array(answers(6, 0.7, 40), float) - np.array(answers(2, 0.4, 40), float)
     clusters = np.array(PASSAGES)
-    assert (boolq.sources, boolq.test) == (20, "sign flip")
+    assert (boolq.sources, boolq.test) == (20, "sign flip and t")
     assert boolq.stderr == pytest.approx(mean(differences, clusters).stderr, rel=1e-10)
-    assert boolq.p == pytest.approx(sign_flip(cluster_sums(differences, clusters)).p)
+    flips = sign_flip(cluster_sums(differences, clusters)).p
+    size = size_of_differences(cluster_sums(differences, clusters), cluster_sums(np.ones(40), clusters))
+    adjusted = with_one_won_and_one_lost(mean(differences, clusters), 20, size)
+    assert boolq.p == pytest.approx(max(flips, t_test(adjusted)))
     in_subjects = np.array(answers(7, 0.7, 57), float) - np.array(answers(3, 0.4, 57), float)
     assert (mmlu.strata, mmlu.test) == (19, "McNemar")
     # Nothing but the order of documents differs between the two ways to number subjects
@@ -279,11 +282,11 @@ def test_a_table_that_was_changed(make: Make) -> None:
     refused(a, b, "task boolq", "document 7", "another 'gold'", b.name)
 
 
-def test_a_table_of_before_clusters_were_kept(make: Make) -> None:
+def test_a_table_without_its_clusters_is_damaged(make: Make) -> None:
     a, b = make("org/a"), make("org/b")
     pd.read_parquet(a / "scores.parquet").drop(columns=CLUSTER).to_parquet(a / "scores.parquet", index=False)
     reseal(a)
-    refused(a, b, str(a), "share a source", "delete its results.json", kind=RunError)
+    refused(a, b, str(a), "damaged", "no column cluster", kind=RunError)
 
 
 # lm-eval's tasks

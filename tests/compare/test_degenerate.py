@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -15,6 +17,7 @@ from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page, headline
 from evalkit.page import terminal
 from evalkit.runs import load_run
+from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import mcnemar
 from tests.compare.made import make_run, scores_of
 
@@ -43,22 +46,23 @@ def compared(a: Side, b: Side) -> Comparison:
 
 
 def agree(one: Difference) -> None:
-    """The interval holds the difference, and zero unless the p value is at most 5 %."""
+    """The interval holds the difference, and zero where the p value is more than 5 %, and only there."""
     assert one.low <= one.difference <= one.high
-    if one.p is None or one.p > 0.05:
-        assert one.low <= 0 <= one.high
+    assert (one.low <= 0 <= one.high) == (one.p is None or one.p > 0.05)
 
 
 @pytest.mark.parametrize("runs", [(1, 1), (3, 3), (1, 3), (2, 5)])
 def test_identical_runs_leave_the_doubt_about_other_documents(tmp_path: Path, runs: tuple[int, int]) -> None:
     same: Answers = {"piqa": [0, 1] * 50, "boolq": [1, 0] * 20}
     found = compared(group(tmp_path, "a", [same] * runs[0]), group(tmp_path, "b", [same] * runs[1]))
-    for one, n in zip((*found.tasks, found.average), (100, 40, 2**2 / (1 / 100 + 1 / 40)), strict=True):
-        reach = stats.norm.ppf(0.975) * math.sqrt(2) / (n + 2)
+    # Of the average what the smaller task alone leaves unknown
+    for one, n, share in zip((*found.tasks, found.average), (100, 40, 40), (1, 1, 2), strict=True):
+        reach = stats.norm.ppf(0.975) * math.sqrt(2) / (n + 2) / share
         assert (one.p, one.difference) == (1, 0)
         assert -one.low == one.high == pytest.approx(reach, rel=0.05)
     assert {found.average.verdict, *(task.verdict for task in found.tasks)} == {"undecided"}
-    assert all((task.detectable or 0) > task.high / 2 for task in found.tasks)
+    for task in found.tasks:
+        assert (task.detectable or 0) >= (mcnemar_detectable(task.n, 0) or 1)
     assert exit_code([found], 0.0) == 4
     assert exit_code([found], 0.1) == 0
 
@@ -87,6 +91,60 @@ def test_few_documents_all_won_are_what_the_exact_test_makes_of_them(tmp_path: P
     assert (found.tasks[0].verdict, found.average.verdict) == (verdict, verdict)
     assert (found.tasks[0].low > 0) == (verdict == "better")
     assert found.tasks[0].low < 0.95
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("n", [3, 4])
+def test_an_average_does_not_make_more_of_few_documents(tmp_path: Path, n: int, runs: int) -> None:
+    """All of three documents won, and a thousand of another task the same."""
+    a, b = (
+        group(tmp_path, name, [{"piqa": [right] * n, "boolq": [1] * 1000}] * runs) for right, name in enumerate("ab")
+    )
+    found = compared(a, b)
+    assert {found.tasks[0].verdict, found.average.verdict} == {"undecided"}
+    assert found.average.low < 0
+    assert exit_code([found], 0.0) == 4
+
+
+def test_one_large_source_that_stays_and_small_ones_that_are_won(tmp_path: Path) -> None:
+    """60 documents of one source, and 30 sources of two: the mean over documents hangs on more large sources."""
+    clusters = [0] * 60 + [60 + place - place % 2 for place in range(60)]
+    answers = {name: [1] * 60 + [right] * 50 + [1] * 10 for right, name in enumerate("ab")}
+    a, b = (group(tmp_path, name, [{"boolq": given}], clusters) for name, given in answers.items())
+    found = compared(a, b)
+    assert found.tasks[0].verdict == found.average.verdict == "undecided"
+    assert exit_code([found], 0.0) == exit_code([compared(b, a)], 0.0) == 4
+
+
+def test_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:
+    """Two tasks of which one has sources of four; only A's two runs differ, B's three are one."""
+    dice = np.random.default_rng(7)
+    one, other = ({"piqa": dice.integers(0, 2, 30), "boolq": dice.integers(0, 2, 40)} for _ in range(2))
+    alike = {"piqa": dice.integers(0, 2, 30), "boolq": dice.integers(0, 2, 40)}
+    sources = {"piqa": list(range(30)), "boolq": [place - place % 4 for place in range(40)]}
+
+    def side(name: str, runs: list[dict[str, Any]]) -> Side:
+        made = [
+            {task: scores_of(task, list(map(int, right)), clusters=sources[task]) for task, right in run.items()}
+            for run in runs
+        ]
+        folders = [make_run(tmp_path, given, model=f"org/{name}{place}") for place, given in enumerate(made)]
+        return Side(name, tuple(map(load_run, folders)))
+
+    def variance(task: str, values: Any) -> float:
+        """Of the mean of values of a task, by Liang and Zeger."""
+        held = np.bincount(sources[task], values - values.mean())
+        count = len(set(sources[task]))
+        return float(count / (count - 1) * (held**2).sum() / len(values) ** 2)
+
+    means = [np.mean([run[task].mean() for task in run]) for run in (one, other)]
+    documents = sum(variance(task, alike[task] - (one[task] + other[task]) / 2) for task in alike) / 4
+    shared = sum(variance(task, (one[task] - other[task]) / 2) for task in alike) / 4
+    a, b = side("a", [one, other]), side("b", [alike] * 3)
+    found = compared(a, b).average.spread
+    assert found is not None
+    assert found[:4] == pytest.approx((np.var(means, ddof=1) / 2, 0.0, documents, shared))
+    assert found[4:] == (2, 3)
 
 
 @pytest.mark.parametrize("runs", [1, 3])

@@ -77,7 +77,9 @@ def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     assert task.stderr == pytest.approx(stats.sem(alone), abs=1e-12)
     page = terminal(comparison_page(compared(*runs), "A", "B"))
     assert "Qasper†" in page
-    assert "†: documents share sources (Qasper 20): clustered error, sign flips of whole sources" in page
+    assert (
+        "†: documents share sources (Qasper 20): clustered error, p the larger of sign flips of whole sources" in page
+    )
     assert "exact" not in page
     assert "LongBench's own score of each task" in page
 
@@ -121,7 +123,7 @@ def test_what_cannot_be_paired(tmp_path: Path) -> None:
         compared(a, b)
     table.drop(columns="source").to_parquet(b / "generations.parquet")
     reseal(b)
-    with pytest.raises(RunError, match=r"before it was kept which documents share a source; delete its results\.json"):
+    with pytest.raises(RunError, match=r"damaged \(it has no column source\)"):
         compared(a, b)
 
 

@@ -51,7 +51,7 @@ def test_a_task_of_lm_evals_says_itself_what_its_documents_share(checkpoint: Pat
     options = {"include_path": tmp_path / "tasks", "tasks": "made_stories"}
     runs = [evaluated(checkpoint, tmp_path / "runs", dtype=dtype, **options) for dtype in ("float32", "bfloat16")]
     [found] = compared(*runs).tasks
-    assert (found.n, found.sources, found.test) == (9, 3, "sign flip")
+    assert (found.n, found.sources, found.test) == (9, 3, "sign flip and t")
     with pytest.raises(UsageError, match=r"of suite lm_eval and run .* of zeroshot8"):
         other = evaluated(checkpoint, tmp_path, tasks="piqa", data_dir=_one(tmp_path), allow_unofficial_data=True)
         compared(runs[0], other)

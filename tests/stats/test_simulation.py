@@ -16,10 +16,10 @@ from evalkit.stats.estimates import (
     Codes,
     Estimate,
     Floats,
+    adjusted_average,
     average,
     interval,
     mean,
-    pooled,
     size_of_differences,
     with_one_won_and_one_lost,
 )
@@ -64,7 +64,7 @@ def p_of(differences: Floats, clusters: Codes | None) -> float:
     """As `compare` tests a task."""
     if clusters is None:
         return mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
-    return sign_flip(cluster_sums(differences, clusters)).p
+    return max(sign_flip(cluster_sums(differences, clusters)).p, t_test(adjusted([(differences, clusters)])))
 
 
 def adjusted(tasks: Sequence[Drawn]) -> Estimate:
@@ -72,8 +72,9 @@ def adjusted(tasks: Sequence[Drawn]) -> Estimate:
     sums = [cluster_sums(*task) for task in tasks]
     weights = [cluster_sums(np.ones(len(differences)), clusters) for differences, clusters in tasks]
     sizes = [size_of_differences(*both) for both in zip(sums, weights, strict=True)]
-    found = average([mean(*task) for task in tasks])
-    return with_one_won_and_one_lost(found, *pooled([len(one) for one in sums], sizes))
+    found, counts = [mean(*task) for task in tasks], [len(one) for one in sums]
+    alone = [with_one_won_and_one_lost(*one) for one in zip(found, counts, sizes, strict=True)]
+    return adjusted_average(average(found), alone, counts, sizes)
 
 
 def rejected(make: Callable[..., Drawn], n: int, difference: float, times: int) -> float:

@@ -36,6 +36,7 @@ SOURCES = {
     "zipf of 150": zipf(300, 150),
     "giant": giant(300, 20, 0.5),
     "large": giant(300, 40, 0.3),
+    "three": np.repeat(np.arange(3), 100),
 }
 
 
@@ -58,17 +59,27 @@ def rates(names: list[str], lean: float, difference: float, times: int) -> tuple
     return finds / times, covers / times
 
 
-TASKS = [["zipf"], ["zipf"] * 3, ["giant", "zipf", "equal", "equal"], ["giant"] * 3, ["zipf of 150"] * 2]
+TASKS = [
+    ["zipf"],
+    ["zipf"] * 3,
+    ["giant", "zipf", "equal", "equal"],
+    ["giant"] * 3,
+    ["zipf of 150"] * 2,
+    ["three", *["zipf"] * 7],
+]
 LEANS = [0.0, 0.05, 0.1]
 
 
 @pytest.mark.parametrize("names", TASKS, ids=", ".join)
 def test_the_t_holds_where_sources_are_of_very_unequal_size(names: list[str]) -> None:
-    """Liang and Zeger's error with G - 1 degrees of freedom finds something in 9 to 17 %."""
+    """Liang and Zeger's error with G - 1 degrees of freedom finds something in 9 to 17 %.
+
+    With a task of three sources, Satterthwaite's degrees of freedom alone find something in 20 %.
+    """
     times = 500
-    found, covered = rates(names, 0.05, 0.0, times)
+    found, covered = rates(names, 0.2 if "three" in names else 0.05, 0.0, times)
     assert found <= 0.05 + allowed(0.05, times) / 2
-    assert covered == 1 - found
+    assert covered == pytest.approx(1 - found)
 
 
 @pytest.mark.slow
