@@ -1,6 +1,6 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
-Fifty documents of each of the eight tasks, SmolLM2-135M-Instruct in float32, template `plain`.
+Ten documents of each of the eight tasks (fifty in the slow tests), SmolLM2-135M-Instruct in float32, template `plain`.
 """
 
 from __future__ import annotations

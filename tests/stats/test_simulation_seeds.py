@@ -156,9 +156,10 @@ def many_analysed(a: Floats, b: Floats) -> list[tuple[Estimate, Spread]]:
             shared += residuals.var(axis=2, ddof=1).sum(axis=1) / n / (count * (count - 1))
     differences = b.mean(axis=1) - a.mean(axis=1)
     values, variances = differences.mean(axis=1), differences.var(axis=1, ddof=1) / n
+    sizes = np.sqrt((differences**2).sum(axis=1) / (differences != 0).sum(axis=1))
     return [
         (
-            with_one_won_and_one_lost(Estimate(float(values[i]), float(variances[i]), n - 1.0), n),
+            with_one_won_and_one_lost(Estimate(float(values[i]), float(variances[i]), n - 1.0), n, float(sizes[i])),
             Spread(
                 float(seeds[0][i]),
                 float(seeds[1][i]),
