@@ -117,6 +117,7 @@ def disturb(process: ForkServerProcess, output: Path, dice: random.Random, durat
     process.kill()
 
 
+@pytest.mark.slow
 def test_fifty_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path) -> None:
     dice = random.Random(2)
     durations = []
@@ -162,7 +163,9 @@ def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGKILL, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
     options = long_run
     expected = evaluate(**options, progress=_Silent(live=False)).scores

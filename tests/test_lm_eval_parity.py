@@ -1,6 +1,6 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
-Ten documents of each of the eight tasks (fifty in the slow tests), SmolLM2-135M-Instruct in float32, template `plain`.
+Four documents of each of the eight tasks (fifty in the slow tests), SmolLM2-135M-Instruct in float32, template `plain`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from evalkit.suites import load_suite
 from evalkit.tasks import Question, load_questions
 from evalkit.templates import SEGMENTS, load_template
 
-DOCUMENTS = [10, pytest.param(50, marks=pytest.mark.slow)]
+DOCUMENTS = [4, pytest.param(50, marks=pytest.mark.slow)]
 """Of each task."""
 RELATIVE = 1e-4
 SUITE = load_suite("zeroshot8")
@@ -129,7 +129,7 @@ def lm_eval_scores(
 def test_log_likelihoods_are_lm_evals(scored: dict[str, Scored], task: str) -> None:
     ours = scored[task].ours["ll_continuation"].to_numpy()
     theirs = np.array(scored[task].theirs)
-    assert len(ours) >= 2 * len(scored[task].decisions) >= 20
+    assert len(ours) >= 2 * len(scored[task].decisions) >= 8
     difference = np.abs(ours - theirs) / np.abs(theirs)
     print(f"{task}: {len(ours)} log-likelihoods, largest relative difference {difference.max():.1e}")
     assert difference.max() <= RELATIVE

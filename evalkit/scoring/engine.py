@@ -6,6 +6,7 @@ In: items and batches from `pack`, a loaded model. Out: the scores of their sequ
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_li
 from evalkit.models.config_check import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 from evalkit.scoring.forward import Forward, Scores
+from evalkit.scoring.memory import is_out_of_memory
 from evalkit.scoring.pack import Batch, Item
 from evalkit.scoring.sharing import NOT_NUMBERS, Lengths, SharingCheck
 from evalkit.scoring.verdicts import Verdicts
@@ -104,8 +106,9 @@ class Engine:
         self._try_one(items[0])
         check = SharingCheck(self._model)
         length = max(2, min(self._window(), _TRIED))
+        # What these find depends on the weights, so that it is found for each checkpoint
         with _one_line("does not run"):
-            lookahead = self._ask(f"lookahead {length}", lambda: check.lookahead(length))
+            lookahead = check.lookahead(length)
         if lookahead == NOT_NUMBERS:
             raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
         if lookahead:
@@ -113,7 +116,10 @@ class Engine:
                 f"the model's predictions change with the tokens that follow ({lookahead}): "
                 "it is not a causal language model, so its log-likelihoods mean nothing"
             )
-        self.why_not = self._ask(f"head {length}", lambda: _failure(lambda: check.head(length)))
+        try:
+            self.why_not = _failure(lambda: check.head(length))
+        except _TooManyTokens:
+            self.why_not = "memory does not hold what its output head is compared with"
         self._own_head = not self.why_not
         if self._own_head:
             for kernel in self._kernels:
@@ -192,16 +198,22 @@ class Engine:
 
     def _compare(self, check: SharingCheck, lengths: Lengths) -> str:
         """Why prefixes cannot be shared under the present kernel, or nothing."""
-        question = f"{self.kernel} row {lengths.row} longest {lengths.longest}"
-        return self._ask(question, lambda: _failure(lambda: check.sharing(self.kernel, lengths)))
 
-    def _ask(self, question: str, answer: Callable[[], str]) -> str:
-        return answer() if self._verdicts is None else self._verdicts.ask(question, answer)
+        def answer() -> str:
+            return _failure(lambda: check.sharing(self.kernel, lengths))
+
+        if self._verdicts is None:
+            return answer()
+        question = f"{self.kernel} row {lengths.row} longest {lengths.longest}"
+        if not self._verdicts.knows(question) and not self._checked.row:
+            self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
+        return self._verdicts.ask(question, answer)
 
     def _may_share(self, batch: Batch) -> bool:
         if not self.shares:
             return False
-        longest = max(len(sequence) for item in batch.items for sequence in item.sequences)
+        # The last token is only predicted
+        longest = max(len(sequence) for item in batch.items for sequence in item.sequences) - 1
         # Longer ones the model does not treat, token by token, as it would alone
         if self._longest is not None and longest > self._longest:
             return False
@@ -224,10 +236,12 @@ class Engine:
         if not trouble:
             self._checked = asked
             return True
-        self._refused = lengths
+        row, longest = lengths.row > self._checked.row, lengths.longest > self._checked.longest
+        self._refused = Lengths(lengths.row if row else sys.maxsize, lengths.longest if longest else sys.maxsize)
+        places = [f"{lengths.row} tokens a batch"] * row + [f"{lengths.longest + 1} tokens a sequence"] * longest
         self._say(
-            f"warning: from {lengths.row} tokens a batch or {lengths.longest} a sequence, prefixes are not shared "
-            f"({trouble}); such sequences are scored by themselves, which is several times slower"
+            f"warning: from {' or '.join(places)}, prefixes are not shared ({trouble}); such sequences are scored by "
+            "themselves, which is several times slower"
         )
         return False
 
@@ -307,7 +321,7 @@ def _one_line(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise
+            raise ScoringError(f"out of memory on {_TRIED} tokens; free some, or use a smaller dtype") from error
         raise CheckpointError(f"the model {what} ({type(error).__name__}: {first_line(error)[:200]})") from error
 
 
@@ -325,13 +339,6 @@ def _failure(question: Callable[[], str]) -> str:
         if is_out_of_memory(error):
             raise _TooManyTokens from None
         return f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception of torch means that memory ran out, on a GPU or (by its message) on a CPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return "not enough memory" in str(error) or ("alloc" in str(error).lower() and "memory" in str(error).lower())
 
 
 @contextmanager

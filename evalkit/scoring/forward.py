@@ -6,6 +6,7 @@ of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabular
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ _MOST_NODES = 2**16
 """Most nodes that the head takes at a time; as many as `_WHOLE_LOGITS` allow where its columns can't be parted."""
 _WHOLE_LOGITS = 2**23
 
+_LARGE = 100.0
+"""The largest logit on which the head is checked."""
 _FAR = 100.0
 """Nats up to which a difference of logits keeps a sum's float32 digits."""
 
@@ -183,6 +186,32 @@ class Forward:
         parts = self._head_scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
         expected = own[:-1].gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
+
+    @torch.inference_mode()
+    def large_head_gap(self, tokens: Ints) -> float:
+        """The same where the head's logits are as large as a trained model's: what caps them changes small ones little.
+
+        Not a number where the model does not call its head, so that nothing can be put before it.
+        """
+        hidden = self.hidden_alone(tokens)
+        logits = self._head(hidden)
+        factor = _LARGE / float(logits.float().abs().max())
+        called = False
+
+        def scaled(_: torch.nn.Module, states: tuple[Any, ...]) -> tuple[Any, ...]:
+            nonlocal called
+            called = True
+            return (states[0] * factor, *states[1:])
+
+        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        forget_lengths(self._dynamic)
+        hook = self._head.register_forward_pre_hook(scaled)
+        try:
+            own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
+        finally:
+            hook.remove()
+        ours = self._logits(hidden * factor, slice(0, self._head.weight.shape[0])).float().log_softmax(-1)
+        return float((ours - own).abs().mean()) if called else math.nan
 
     def _run_trunk(self, tokens: Ints) -> Trunk:
         if not len(tokens):

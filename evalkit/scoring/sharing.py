@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from evalkit.scoring.forward import Forward
+from evalkit.scoring.memory import is_out_of_memory
 from evalkit.scoring.precision import in_float32
 from evalkit.scoring.probe import SHORTEST, Probe, hide_first, make_probe
 from evalkit.scoring.tree import Ints
@@ -34,9 +35,13 @@ _RARE = 0.01
 experts."""
 _NOISE = 2.0
 """In bf16 and fp16, how far shared states may lie from float32's, in root mean squares of the model's own rounding."""
+_LOOKAHEAD_TOLERANCE = 0.1
+"""How far states may change with the tokens that follow where only the model's own half precision can be run: rounding
+gives 1 to 3 % of their norm, a token that sees its successors another state."""
 HEAD_TOLERANCE = 5e-3
 """Mean difference of a log-probability, in nats, between our head and the model's own on the same sequence: the same
-arithmetic in the same order, so next to nothing in any dtype."""
+arithmetic in the same order, so next to nothing in any dtype; in float32 also where logits are as large as 100, so that
+a cap of up to 10,000 shows."""
 _SMALL = 128
 """Nodes of the row on which the smallest mistake is measured."""
 _CHUNK = 4096
@@ -63,27 +68,42 @@ class SharingCheck:
         self._model = model
         self._half = model.dtype in (torch.bfloat16, torch.float16)
         self._wide = torch.float32 if self._half else model.dtype
-        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        ends = (model.get_input_embeddings(), model.get_output_embeddings())
+        self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)
 
     def lookahead(self, length: int) -> str:
         """Say how the model's states change with the tokens that follow, if they do, in sequences of a length."""
-        forward = self._forward(wide=True)
         half = (length + 1) // 2
 
-        def gaps(seed: int) -> torch.Tensor:
-            sequence = self._tokens(length, seed)
+        def gaps(seed: int, wide: bool = True) -> torch.Tensor:
+            sequence, forward = self._tokens(length, seed), self._forward(wide)
             return _gaps(forward.hidden_alone(sequence[:half]), forward.hidden_alone(sequence)[:half])
 
-        with self._widened():
-            worst = _systematic(gaps, TOLERANCE)
+        try:
+            with self._widened():
+                worst = _systematic(gaps, TOLERANCE)
+        except RuntimeError:
+            if not self._half:
+                raise
+            # Some modules read others' weights, and memory may not hold the widened embedding
+            worst = _systematic(partial(gaps, wide=False), _LOOKAHEAD_TOLERANCE)
         if worst is None:
             return ""
         return f"its states change by {worst:.2g} of their norm" if worst == worst else NOT_NUMBERS
 
     def head(self, length: int) -> str:
         """Say why our output head cannot stand for the model's own, if it cannot, on a sequence of a length."""
-        gap = self._forward(wide=False).head_gap(self._tokens(length, seed=0))
+        tokens = self._tokens(length, seed=0)
+        gap = self._forward(wide=False).head_gap(tokens)
+        if gap <= HEAD_TOLERANCE:
+            try:
+                with self._widened():
+                    gap = self._forward(wide=True).large_head_gap(tokens)
+            except RuntimeError as error:
+                if not self._half or is_out_of_memory(error):
+                    raise
+                return "it cannot be run in float32, in which it would be compared"
         # Written so that NaN is trouble too
         return "" if gap <= HEAD_TOLERANCE else f"its output head does more than evalkit knows, by {gap:.2g} nats"
 

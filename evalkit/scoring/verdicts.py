@@ -37,6 +37,10 @@ class Verdicts:
         self._file = None if type(model).__module__.startswith(_REMOTE) else _file_of(model)
         self._passed: frozenset[str] = _read(self._file) if self._file else frozenset()
 
+    def knows(self, question: str) -> bool:
+        """Whether nothing is left to find out."""
+        return question in self._passed
+
     def ask(self, question: str, answer: Callable[[], str]) -> str:
         """Return what is wrong, known or found now; nothing where all is well.
 

@@ -263,6 +263,7 @@ def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: p
     same_run(found, finished)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_a_killed_command_is_given_again(model: Path, tasks: Path, finished: Run, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "evalkit", "run", "--model", model, "--include-path", tasks, "--tasks",

@@ -184,6 +184,7 @@ def test_an_answer_of_no_cell_stands_for_none(needle: Command) -> None:
     pd.testing.assert_frame_equal(load_needles(load_run(folder)).drop(columns="seconds"), expected)
 
 
+@pytest.mark.slow
 def test_killed_and_given_again(needle: Command, model: Path) -> None:
     budget = ["--token-budget", "800"]
     expected = load_needles(load_run(needle(*budget, "--output", "undisturbed").out.splitlines()[-1]))

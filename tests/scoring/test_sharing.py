@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.errors import CheckpointError
+from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring import attention
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
@@ -143,10 +143,14 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, kernel: str, window: int, with_trun
         monkeypatch.setattr(flex_attention, "create_block_mask", block_mask)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+SLOW_ON_A_CPU = pytest.param("flex", marks=pytest.mark.slow)
+"""It is compiled on a GPU only."""
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_trunk", [False, True])
-@pytest.mark.parametrize("kernel", ["tiles", "dense", "flex"])
+@pytest.mark.parametrize("kernel", ["tiles", "dense", SLOW_ON_A_CPU])
 @pytest.mark.parametrize("window", [64, 256, 1024, -1])
 def test_attention_by_rows_is_found(
     monkeypatch: pytest.MonkeyPatch, window: int, kernel: str, with_trunk: bool, dtype: torch.dtype
@@ -418,6 +422,87 @@ def test_half_precision_runs_in_float32_without_a_copy(kind: str, dtype: torch.d
     exact = Forward(copy).hidden_alone(tokens)
     assert torch.allclose(found, exact, rtol=1e-5, atol=1e-5)
     assert half.dtype == dtype and not torch.allclose(half.float(), exact, rtol=1e-5, atol=1e-5)
+
+
+# What is not about sharing
+
+
+def recurrent(scale: float) -> Any:
+    """A checkpoint whose logits are capped at 30, in a way that evalkit does not know of."""
+    model = model_of(
+        "recurrent_gemma",
+        num_hidden_layers=4,
+        lru_width=64,
+        attention_window_size=256,
+        block_types=["recurrent", "attention"],
+    )
+    model.model.embed_tokens.weight.mul_(scale)
+    return model
+
+
+def test_logits_that_are_small_do_not_hide_their_cap() -> None:
+    """As those of random weights are: at 1 the cap changes them by 0.0002 nats, at 30 by 60."""
+    model = recurrent(1)
+    assert Forward(model).head_gap(items()[2].sequences[0]) < 5e-3
+    engine, said = engine_of(model)
+    engine.check(items()[:2])
+    assert not engine.shares
+    assert "output head does more than evalkit knows" in said[-1]
+
+
+def test_what_depends_on_the_weights_is_found_for_each_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path))
+    monkeypatch.setattr(Forward, "large_head_gap", lambda *_: 0.0)
+    for scale in (1, 30):
+        model = recurrent(scale)
+        engine, said = engine_of(model, remembers=True)
+        engine.check(items()[:2])
+        assert largest_difference(engine, model) < 1e-3
+    assert "output head" in said[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_does_not_run_in_float32_is_scored_one_by_one(dtype: torch.dtype) -> None:
+    """Mamba's layers read their convolution's weights themselves, so that these are not widened."""
+    model = model_of("mamba", dtype, state_size=8)
+    engine, _ = engine_of(model)
+    engine.check(items()[:2])
+    assert not engine.shares
+    [(item, members)] = engine.score(plan(items()[:1], engine.budget)[0])
+    expected = Forward(model).score_alone(item.sequences[0]).logprobs[1:]
+    assert members[0].logprobs[1:] == pytest.approx(expected, rel=1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_documents_that_fill_the_window_share() -> None:
+    """The last token is predicted and not read, so that one more than the window fits."""
+    model = model_of("gpt2", n_positions=128, n_embd=64, n_layer=2, n_head=4)
+    dice = np.random.default_rng(0)
+    context = dice.integers(0, VOCABULARY, 120)
+    sequences = tuple(np.concatenate((context, dice.integers(0, VOCABULARY, 9))).astype(np.int32) for _ in range(3))
+    full = [Item(0, "full", "task", sequences, tuple(np.arange(129) >= 120 for _ in sequences))]
+    engine, said = engine_of(model)
+    engine.check(full)
+    engine.score(plan(full, engine.budget)[0])
+    assert engine.shares
+    assert said == []
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("not enough memory: you tried to allocate")])
+def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Forward, "head_gap", fails)
+        engine, said = engine_of(model_of("llama"))
+        engine.check(items()[:2])
+        assert not engine.shares
+        assert "memory does not hold" in said[-1]
+    monkeypatch.setattr(Forward, "hidden_alone", fails)
+    with pytest.raises(ScoringError, match="out of memory"):
+        engine_of(model_of("llama"))[0].check(items()[:2])
 
 
 def test_weights_are_restored_after_a_failure() -> None:
