@@ -222,7 +222,7 @@ def test_a_gguf_file_that_changes(
     assert outcome(commands["run"], model, runs, before) == ("refused" if moment == MOMENTS[0] else "the original's")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [overwritten, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
 @pytest.mark.parametrize("moment", [MOMENTS[0], *MOMENTS[2:]])
 def test_the_copy_of_a_gguf_file_that_changes(
     moment: str,
