@@ -6,7 +6,8 @@ In: a `Checkpoint` and its parsed config.json, or transformers' report of what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError
@@ -28,6 +29,8 @@ _NOT_CAUSAL = (
     "EncoderModel",
 )
 """Endings of architecture names whose head does not predict the next token from the left alone."""
+_OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
+"""Masks and angles that old versions of transformers saved in each layer; they hold nothing that was learned."""
 
 
 def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
@@ -120,25 +123,7 @@ def check_report(given: str, built: Built, say: Say) -> None:
             f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, and config.json has no "
             "quantization_config, so their scales are not known"
         )
-    unexpected = sorted(report.get("unexpected_keys") or ())
-    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
-        raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
-            "mend its variant_layers"
-        )
-    own = built.model.state_dict()
-    if layers := _further_layers(unexpected, own):
-        raise CheckpointError(
-            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
-            "layers"
-        )
-    if parts := [key for key in unexpected if any(f"{module}.weight" in own for module in _modules_around(key))]:
-        raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
-            "their quantization_config, or an adapter is to be merged"
-        )
-    if unexpected:
-        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+    _check_unexpected(given, sorted(report.get("unexpected_keys") or ()), built.model, say)
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
@@ -166,20 +151,62 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
         )
 
 
+def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -> None:
+    """Refuse weights without a place in the model that belong to its layers or its modules; report all others."""
+    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+        raise CheckpointError(
+            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            "correct its variant_layers"
+        )
+    own = model.state_dict()
+    last = _last_layers(own)
+    forms = {key: _forms(key, model.base_model_prefix) for key in unexpected}
+    if layers := [key for key in unexpected if any(_is_further(form, last) for form in forms[key])]:
+        raise CheckpointError(
+            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
+            "layers"
+        )
+    if parts := [key for key in unexpected if any(_is_part(form, own, last) for form in forms[key])]:
+        raise CheckpointError(
+            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
+            "their quantization_config or is of another architecture, or an adapter is to be merged"
+        )
+    if unexpected:
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+
+
+def _forms(name: str, base: str) -> tuple[str, ...]:
+    """The names that a weight can have in the model: transformers adds and removes the base model's, peft adds one."""
+    bare = name.removeprefix("base_model.model.")
+    return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
+
+
+def _is_further(name: str, last: Mapping[str, int]) -> bool:
+    """Whether it is of a layer past the last one that the model has in the same list."""
+    path, number = _layer_of(name)
+    return number is not None and path in last and number > last[path]
+
+
+def _is_part(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
+    """Whether it belongs to one of the model's modules, or is of a layer and no buffer of an old version."""
+    if any(f"{module}.weight" in own for module in _modules_around(name)):
+        return True
+    return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
+
+
 def _modules_around(name: str) -> list[str]:
     """a.b.bias → a.b, a."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
-def _further_layers(names: Iterable[str], own: Iterable[str]) -> list[str]:
-    """Of weights' names, those of layers past the last one that the model has in the same list."""
+def _last_layers(names: Iterable[str]) -> dict[str, int]:
+    """Of each list of layers the number of the last one."""
     last: dict[str, int] = {}
-    for path, number in map(_layer_of, own):
+    for path, number in map(_layer_of, names):
         if number is not None:
             last[path] = max(number, last.get(path, 0))
-    places = {name: _layer_of(name) for name in names}
-    return [name for name, (path, number) in places.items() if path in last and (number or 0) > last[path]]
+    return last
 
 
 def _layer_of(name: str) -> tuple[str, int | None]:

@@ -67,6 +67,55 @@ def test_parts_of_a_module_that_the_model_has_without_them(folder: Path, part: s
     refused(folder, rf"{part} would be left out of modules that the model has; .*quantization_config")
 
 
+def without_base(stored: Tensors, base: str) -> None:
+    """Names as the base model saves them: layers.0… for model.layers.0…"""
+    for name in list(stored):
+        stored[name.removeprefix(f"{base}.")] = stored.pop(name)
+
+
+@pytest.mark.parametrize("part", ["bias", "SCB", "weight_scale", "lora_A.weight"])
+@pytest.mark.parametrize("place", ["", "base_model.model.", "base_model.model.model."])
+def test_parts_of_a_module_under_another_form_of_its_name(folder: Path, place: str, part: str) -> None:
+    rewrite(folder, lambda stored: stored.update({f"{place}layers.0.self_attn.q_proj.{part}": torch.ones(64)}))
+    refused(folder, rf"q_proj\.{part} would be left out of modules that the model has")
+
+
+def test_names_without_the_base_models(folder: Path) -> None:
+    rewrite(folder, lambda stored: without_base(stored, "model"))
+    said: list[str] = []
+    load_folder(folder, say=said.append)
+    assert said == []
+    edit_config(folder, num_hidden_layers=1)
+    refused(folder, r"layers that config\.json does not count: layers\.1\.")
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "layers.1.mlp.extra", "layers.-1.a"])
+def test_weights_of_a_layer_without_a_place_in_it(folder: Path, name: str) -> None:
+    rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
+    refused(folder, f"{name} would be left out of modules that the model has; .*another architecture")
+
+
+def gpt2(folder: Path) -> Path:
+    """As the hub has GPT-2: without the base model's name, and with masks in each layer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tiny_checkpoint(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=2, n_head=2, n_positions=64)).save_pretrained(folder)
+    rewrite(folder, lambda stored: without_base(stored, "transformer"))
+    masks = {f"h.{layer}.attn.{name}": torch.ones(4) for layer in (0, 1) for name in ("bias", "masked_bias")}
+    rewrite(folder, lambda stored: stored.update(masks))
+    return folder
+
+
+def test_masks_of_gpt2_stay(tmp_path: Path) -> None:
+    assert load_folder(gpt2(tmp_path)).architecture == "GPT2LMHeadModel"
+
+
+def test_layers_of_gpt2_that_the_config_does_not_count(tmp_path: Path) -> None:
+    edit_config(gpt2(tmp_path), n_layer=1)
+    refused(tmp_path, r"layers that config\.json does not count: h\.1\.")
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype) -> None:
     def quantise(stored: Tensors) -> None:

@@ -142,4 +142,4 @@ def test_differential_layers_that_the_config_does_not_list_are_refused(folder: P
     model_of("llama", DIFFERENTIAL, vocab_size=VOCABULARY).save_pretrained(folder)
     assert load_folder(folder).architecture == "EvalkitLlamaForCausalLM"
     edit_config(folder, variant_layers=[2])
-    assert "layers.1.self_attn.lambda_k1" in refused(folder, "mend its variant_layers")
+    assert "layers.1.self_attn.lambda_k1" in refused(folder, "correct its variant_layers")
