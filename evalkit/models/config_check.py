@@ -65,7 +65,7 @@ def check_kinds(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
-    """Refuse a config.json with more layers than the files have weights, before anything is made for each of them.
+    """Refuse a config.json with no layers, or with more than there are weights, before anything is made for each.
 
     Args:
         given: the checkpoint's name for messages.
@@ -75,13 +75,14 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
     Raises:
         CheckpointError: names the key.
     """
-    limits = dict.fromkeys(LAYER_KEYS, tensors) | {"num_labels": _MOST_LABELS}
+    limits = dict.fromkeys(LAYER_KEYS, (1, tensors)) | {"num_labels": (0, _MOST_LABELS)}
     for text in _parts(config):
-        for key, most in limits.items():
+        for key, (least, most) in limits.items():
             value = text.get(key)
-            if value is not None and not 0 <= value <= most:
+            if value is not None and not least <= value <= most:
                 raise CheckpointError(
-                    f"{given}: config.json has {key} {value:,}, where the files hold {tensors:,} weights in all"
+                    f"{given}: config.json has {key} {value:,}, where the files hold {tensors:,} weights in all; "
+                    f"expected {least} to {most:,}"
                 )
 
 

@@ -38,6 +38,11 @@ def test_layers_that_the_config_does_not_count(folder: Path) -> None:
     refused(folder, r"layers that config\.json does not count: model\.layers\.1\..*number of layers")
 
 
+def test_no_layers(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=0)
+    refused(folder, r"config\.json has num_hidden_layers 0, .*; expected 1 to 21$")
+
+
 def test_layers_of_another_family(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "gpt_neox", layers=3)
     edit_config(folder, num_hidden_layers=2)
