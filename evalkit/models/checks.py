@@ -15,6 +15,8 @@ from evalkit.models.config_check import check_code
 from evalkit.models.locate import Checkpoint, Say
 
 if TYPE_CHECKING:
+    import torch
+
     from evalkit.models.build import Built
 
 _NOT_CAUSAL = (
@@ -29,6 +31,12 @@ _NOT_CAUSAL = (
     "EncoderModel",
 )
 """Endings of architecture names whose head does not predict the next token from the left alone."""
+_SCALE = re.compile("scale|scb|absmax", re.IGNORECASE)
+"""In the names of what a module's codes are multiplied by, of every method."""
+_PLAIN = ("weight", "gate_up_proj", "down_proj")
+"""Last parts of the names of what also stands for plain weights; the latter two are of stacked experts."""
+_FLOATING_METHODS = ("bitnet",)
+"""Methods of which some checkpoints keep floating-point weights, rounded in each forward pass."""
 _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
 """Masks and angles that old versions of transformers saved in each layer; they hold nothing that was learned."""
 
@@ -82,7 +90,7 @@ def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    found = _quantization(config)
     if not found:
         return
     # As old bitsandbytes checkpoints have it
@@ -93,10 +101,40 @@ def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
             f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
             "transformers does not know; its weights would be taken for plain ones"
         )
+    if method == "gguf":
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has quant_method gguf, which is for GGUF files; give the file itself, or "
+            "remove quantization_config if the weights are plain"
+        )
     if method == "torchao":
         raise CheckpointError(
             f"{checkpoint.given}: is quantised by torchao, whose checkpoints keep the types of their tensors beside "
             "them, which evalkit does not read; dequantise it and save the result"
+        )
+
+
+def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a named quantisation that the weights do not have, or that they have without its scales.
+
+    transformers takes such weights as they are stored. Where config.json names none, `check_report` finds them.
+
+    Raises:
+        CheckpointError: names the first of the weights.
+    """
+    found = _quantization(config)
+    if not found:
+        return
+    codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
+    if not codes and found.get("quant_method") not in _FLOATING_METHODS:
+        raise CheckpointError(
+            f"{given}: config.json has a quantization_config, and no weight is stored as integers or in 8 bits; remove "
+            "it, or give the quantised weights"
+        )
+    parts = {name: name.rpartition(".") for name in tensors}
+    scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
+    if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
+        raise CheckpointError(
+            f"{given}: {_few(sorted(bare))} are stored as integers or in 8 bits, and the files lack their scales"
         )
 
 
@@ -149,6 +187,11 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
             f"{given}: its output head is not its embedding, though config.json says tie_word_embeddings; set that to "
             "false, or remove the head from the file"
         )
+
+
+def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config, also of the text part of a multi-part model; empty where there is none."""
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -> None:

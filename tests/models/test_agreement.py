@@ -131,6 +131,34 @@ def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype
     refused(folder, r"up_proj\.weight are stored as integers or in 8 bits, and config\.json has no quantization_config")
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("method", ["fp8", "mxfp8", "mxfp4"])
+def test_quantised_weights_of_a_named_method_without_their_scales(
+    folder: Path, method: str, dtype: torch.dtype
+) -> None:
+    """One has its scales."""
+
+    def quantise(stored: Tensors) -> None:
+        for layer in (0, 1):
+            name = f"model.layers.{layer}.mlp.up_proj.weight"
+            stored[name] = (stored[name] * 100).to(dtype)
+        stored["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+
+    rewrite(folder, quantise)
+    edit_config(folder, quantization_config={"quant_method": method})
+    refused(folder, r": model\.layers\.1\.mlp\.up_proj\.weight are stored .*, and the files lack their scales$")
+
+
+def test_a_named_quantisation_of_plain_weights(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "fp8"})
+    refused(folder, "has a quantization_config, and no weight is stored as integers or in 8 bits")
+
+
+def test_a_gguf_files_method_in_a_folder(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "gguf"})
+    refused(folder, "quant_method gguf, which is for GGUF files")
+
+
 def test_integers_that_are_no_weights_stay(tmp_path: Path) -> None:
     """GPT-2's masks, as old checkpoints store them."""
     from transformers import GPT2Config, GPT2LMHeadModel
