@@ -29,6 +29,18 @@ def test_pickled_weights_are_refused_and_not_opened(folder: Path, tmp_path: Path
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("shard", ["weights.bin", "model.pt", "inner/model.safetensors", 3, ["model.safetensors"]])
+def test_an_index_of_safetensors_names_nothing_else(folder: Path, tmp_path: Path, shard: Any) -> None:
+    """Else it would have a pickle read without --allow-pickle."""
+    stored = load_file(folder / "model.safetensors")
+    (folder / "inner").mkdir()
+    for name in ("weights.bin", "model.pt"):
+        torch.save(stored, folder / name)
+    (folder / "model.safetensors").rename(folder / "inner/model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(stored, shard)}))
+    refused(folder, r"index\.json: names .* as a shard; expected names of \*\.safetensors files beside it")
+
+
 def test_pickled_weights_if_allowed(folder: Path) -> None:
     stored = load_file(folder / "model.safetensors")
     torch.save(stored, folder / "pytorch_model.bin")
