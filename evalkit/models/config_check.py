@@ -37,16 +37,19 @@ _TEXTS: _Kind = (
     "a list of texts",
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
+_SHARE: _Kind = ("a number above 0, at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1)
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _TEXT),
     **dict.fromkeys((*LAYER_KEYS, *WINDOW_KEYS, "original_max_position_embeddings", "num_labels"), _WHOLE),
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "tie_word_embeddings"), _FLAG),
     **dict.fromkeys(("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"), _OBJECT),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
     "architectures": _TEXTS,
 }
 _ROPE_KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("rope_type", "type"), _TEXT),
-    **dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"), _NUMBER),
+    **dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings"), _NUMBER),
+    "partial_rotary_factor": _SHARE,
 }
 
 

@@ -178,8 +178,9 @@ def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
         raise CheckpointError(f"{index}: has no weight_map")
     names = list(weight_map.values())
     suffix = Path(name).suffix
-    if wrong := [shard for shard in names if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix)]:
-        raise CheckpointError(f"{index}: names {wrong[0]!r:.60} as a shard; expected names of *{suffix} files beside it")
+    for shard in names:
+        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
+            raise CheckpointError(f"{index}: names {shard!r:.60} as a shard; expected *{suffix} files beside it")
     shards = tuple(folder / shard for shard in sorted(set(names)))
     for shard in shards:
         if not shard.is_file():
