@@ -9,6 +9,7 @@ line of the caller's class of error, which names the file and the line.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ Reason = Callable[[str], EvalkitError]
 
 _HALF = re.compile("[\ud800-\udfff]")
 _NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
+_LONG = re.compile(rb"\d{309}")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -74,15 +76,13 @@ def parse_json(data: bytes) -> Any:
     """JSON in UTF-8 as plain data. Raises `Unreadable`."""
     text = _decoded(data)
     try:
-        content = json.loads(text, object_pairs_hook=_object)
+        content = json.loads(text, object_pairs_hook=_object, parse_int=_integer if _LONG.search(data) else None)
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
     except RecursionError as error:
         raise Unreadable(_too_deep()) from error
-    except Unreadable:
-        raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise Unreadable(f"not valid JSON: {error}") from error
+    except _TooLarge as error:
+        raise Unreadable(error.reason, text.count("\n", 0, text.find(error.digits)) + 1) from error
     _check_json(data, content)
     return content
 
@@ -114,6 +114,20 @@ def _decoded(data: bytes) -> str:
 
 def _too_deep() -> str:
     return f"nested more than {DEEPEST} levels deep"
+
+
+class _TooLarge(Unreadable):
+    """An integer that no float can hold; arithmetic with it would end in an OverflowError elsewhere."""
+
+    def __init__(self, digits: str) -> None:
+        super().__init__(f"an integer of {len(digits):,} digits, beyond the range of floating-point numbers")
+        self.digits = digits
+
+
+def _integer(digits: str) -> int:
+    if math.isinf(float(digits)):
+        raise _TooLarge(digits)
+    return int(digits)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -232,7 +246,11 @@ class _Loader(yaml.SafeLoader):
         """The value of a node."""
         try:
             found = super().construct_object(node, deep)
-        except (ValueError, OverflowError) as error:  # an integer of thousands of digits
+            if type(found) is int:
+                float(found)
+        except OverflowError as error:
+            raise _Problem(str(_TooLarge(node.value)), node) from error
+        except ValueError as error:  # an integer of thousands of digits
             raise _Problem(str(error), node) from error
         if isinstance(found, str) and _HALF.search(found):
             raise _Problem(_NO_CHARACTER, node)

@@ -35,6 +35,12 @@ def refusal(path: Path, content: str | bytes, read: object = read_yaml) -> str:
     return message.removeprefix(f"file {path}")
 
 
+def test_the_largest_integers_and_digits_in_texts(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(f'{{"a": {10**308}, "b": "{"9" * 5000}"}}')
+    for read in (read_json, read_yaml):
+        assert read(tmp_path / "a", TableError) == {"a": 10**308, "b": "9" * 5000}
+
+
 @pytest.mark.parametrize("read", [read_yaml, read_yaml_as_typed, read_task_file])
 @pytest.mark.parametrize(
     ("content", "said"),
@@ -66,6 +72,8 @@ def test_yaml_that_is_refused(tmp_path: Path, content: str | bytes, said: str, r
 
 def test_what_only_values_can_get_wrong(tmp_path: Path) -> None:
     assert "Exceeds the limit" in refusal(tmp_path / "a.yaml", f"a: {'9' * 5000}")
+    said = ", line 2: not valid YAML: an integer of 400 digits, beyond the range of floating-point numbers"
+    assert refusal(tmp_path / "a.yaml", f"a: 1\nb: [{'9' * 400}]") == said
     assert "the key yes is read as another value than text" in refusal(tmp_path / "a.yaml", "yes: 1")
     assert "could not determine a constructor for the tag '!function'" in refusal(tmp_path / "a.yaml", "a: !function b")
 
@@ -116,7 +124,8 @@ def test_lm_evals_task_files_can_be_read(tmp_path: Path) -> None:
         ('{"a": 1,\n}', ", line 2: not valid JSON: "),
         (b'{"a":\n"\xff"}', ", line 2: expected UTF-8, found the byte 0xff"),
         ("", ", line 1: not valid JSON: Expecting value"),
-        ('{"a": ' + "9" * 5000 + "}", ": not valid JSON: Exceeds the limit"),
+        ('{"a": ' + "9" * 5000 + "}", ", line 1: an integer of 5,000 digits, beyond the range"),
+        ('{\n"a": [-' + "9" * 309 + "]}", ", line 2: an integer of 310 digits, beyond the range"),
     ],
 )
 def test_json_that_is_refused(tmp_path: Path, content: str | bytes, said: str) -> None:

@@ -6,7 +6,8 @@ In: a `Checkpoint` and its parsed config.json, or transformers' report of what i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError
@@ -14,6 +15,8 @@ from evalkit.models.config_check import check_code
 from evalkit.models.locate import Checkpoint, Say
 
 if TYPE_CHECKING:
+    import torch
+
     from evalkit.models.build import Built
 
 _NOT_CAUSAL = (
@@ -28,6 +31,14 @@ _NOT_CAUSAL = (
     "EncoderModel",
 )
 """Endings of architecture names whose head does not predict the next token from the left alone."""
+_SCALE = re.compile("scale|scb|absmax", re.IGNORECASE)
+"""In the names of what a module's codes are multiplied by, of every method."""
+_PLAIN = ("weight", "gate_up_proj", "down_proj")
+"""Last parts of the names of what also stands for plain weights; the latter two are of stacked experts."""
+_FLOATING_METHODS = ("bitnet",)
+"""Methods of which some checkpoints keep floating-point weights, rounded in each forward pass."""
+_OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
+"""Masks and angles that old versions of transformers saved in each layer; they hold nothing that was learned."""
 
 
 def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
@@ -79,7 +90,7 @@ def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     """
     from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
-    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
+    found = _quantization(config)
     if not found:
         return
     # As old bitsandbytes checkpoints have it
@@ -90,10 +101,40 @@ def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
             f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
             "transformers does not know; its weights would be taken for plain ones"
         )
+    if method == "gguf":
+        raise CheckpointError(
+            f"{checkpoint.given}: config.json has quant_method gguf, which is for GGUF files; give the file itself, or "
+            "remove quantization_config if the weights are plain"
+        )
     if method == "torchao":
         raise CheckpointError(
             f"{checkpoint.given}: is quantised by torchao, whose checkpoints keep the types of their tensors beside "
             "them, which evalkit does not read; dequantise it and save the result"
+        )
+
+
+def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a named quantisation that the weights do not have, or that they have without its scales.
+
+    transformers takes such weights as they are stored. Where config.json names none, `check_report` finds them.
+
+    Raises:
+        CheckpointError: names the first of the weights.
+    """
+    found = _quantization(config)
+    if not found:
+        return
+    codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
+    if not codes and found.get("quant_method") not in _FLOATING_METHODS:
+        raise CheckpointError(
+            f"{given}: config.json has a quantization_config, and no weight is stored as integers or in 8 bits; remove "
+            "it, or give the quantised weights"
+        )
+    parts = {name: name.rpartition(".") for name in tensors}
+    scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
+    if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
+        raise CheckpointError(
+            f"{given}: {_few(sorted(bare))} are stored as integers or in 8 bits, and the files lack their scales"
         )
 
 
@@ -120,25 +161,7 @@ def check_report(given: str, built: Built, say: Say) -> None:
             f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, and config.json has no "
             "quantization_config, so their scales are not known"
         )
-    unexpected = sorted(report.get("unexpected_keys") or ())
-    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
-        raise CheckpointError(
-            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
-            "mend its variant_layers"
-        )
-    own = built.model.state_dict()
-    if layers := _further_layers(unexpected, own):
-        raise CheckpointError(
-            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
-            "layers"
-        )
-    if parts := [key for key in unexpected if any(f"{module}.weight" in own for module in _modules_around(key))]:
-        raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
-            "their quantization_config, or an adapter is to be merged"
-        )
-    if unexpected:
-        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+    _check_unexpected(given, sorted(report.get("unexpected_keys") or ()), built.model, say)
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
@@ -166,20 +189,67 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
         )
 
 
+def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The quantization_config, also of the text part of a multi-part model; empty where there is none."""
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+
+
+def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -> None:
+    """Refuse weights without a place in the model that belong to its layers or its modules; report all others."""
+    if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
+        raise CheckpointError(
+            f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
+            "correct its variant_layers"
+        )
+    own = model.state_dict()
+    last = _last_layers(own)
+    forms = {key: _forms(key, model.base_model_prefix) for key in unexpected}
+    if layers := [key for key in unexpected if any(_is_further(form, last) for form in forms[key])]:
+        raise CheckpointError(
+            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
+            "layers"
+        )
+    if parts := [key for key in unexpected if any(_is_part(form, own, last) for form in forms[key])]:
+        raise CheckpointError(
+            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
+            "their quantization_config or is of another architecture, or an adapter is to be merged"
+        )
+    if unexpected:
+        say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
+
+
+def _forms(name: str, base: str) -> tuple[str, ...]:
+    """The names that a weight can have in the model: transformers adds and removes the base model's, peft adds one."""
+    bare = name.removeprefix("base_model.model.")
+    return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
+
+
+def _is_further(name: str, last: Mapping[str, int]) -> bool:
+    """Whether it is of a layer past the last one that the model has in the same list."""
+    path, number = _layer_of(name)
+    return number is not None and path in last and number > last[path]
+
+
+def _is_part(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
+    """Whether it belongs to one of the model's modules, or is of a layer and no buffer of an old version."""
+    if any(f"{module}.weight" in own for module in _modules_around(name)):
+        return True
+    return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
+
+
 def _modules_around(name: str) -> list[str]:
     """a.b.bias → a.b, a."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
-def _further_layers(names: Iterable[str], own: Iterable[str]) -> list[str]:
-    """Of weights' names, those of layers past the last one that the model has in the same list."""
+def _last_layers(names: Iterable[str]) -> dict[str, int]:
+    """Of each list of layers the number of the last one."""
     last: dict[str, int] = {}
-    for path, number in map(_layer_of, own):
+    for path, number in map(_layer_of, names):
         if number is not None:
             last[path] = max(number, last.get(path, 0))
-    places = {name: _layer_of(name) for name in names}
-    return [name for name, (path, number) in places.items() if path in last and (number or 0) > last[path]]
+    return last
 
 
 def _layer_of(name: str) -> tuple[str, int | None]:

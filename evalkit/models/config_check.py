@@ -37,16 +37,19 @@ _TEXTS: _Kind = (
     "a list of texts",
     lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
 )
+_SHARE: _Kind = ("a number above 0, at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1)
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("model_type", "dtype", "torch_dtype"), _TEXT),
     **dict.fromkeys((*LAYER_KEYS, *WINDOW_KEYS, "original_max_position_embeddings", "num_labels"), _WHOLE),
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "tie_word_embeddings"), _FLAG),
     **dict.fromkeys(("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"), _OBJECT),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
     "architectures": _TEXTS,
 }
 _ROPE_KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("rope_type", "type"), _TEXT),
-    **dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings", "partial_rotary_factor"), _NUMBER),
+    **dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings"), _NUMBER),
+    "partial_rotary_factor": _SHARE,
 }
 
 
@@ -65,7 +68,7 @@ def check_kinds(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
-    """Refuse a config.json with more layers than the files have weights, before anything is made for each of them.
+    """Refuse a config.json with no layers, or with more than there are weights, before anything is made for each.
 
     Args:
         given: the checkpoint's name for messages.
@@ -75,13 +78,14 @@ def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:
     Raises:
         CheckpointError: names the key.
     """
-    limits = dict.fromkeys(LAYER_KEYS, tensors) | {"num_labels": _MOST_LABELS}
+    limits = dict.fromkeys(LAYER_KEYS, (1, tensors)) | {"num_labels": (0, _MOST_LABELS)}
     for text in _parts(config):
-        for key, most in limits.items():
+        for key, (least, most) in limits.items():
             value = text.get(key)
-            if value is not None and not 0 <= value <= most:
+            if value is not None and not least <= value <= most:
                 raise CheckpointError(
-                    f"{given}: config.json has {key} {value:,}, where the files hold {tensors:,} weights in all"
+                    f"{given}: config.json has {key} {value:,}, where the files hold {tensors:,} weights in all; "
+                    f"expected {least} to {most:,}"
                 )
 
 

@@ -176,7 +176,12 @@ def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: has no weight_map")
-    shards = tuple(folder / shard for shard in sorted({str(shard) for shard in weight_map.values()}))
+    names = list(weight_map.values())
+    suffix = Path(name).suffix
+    for shard in names:
+        if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
+            raise CheckpointError(f"{index}: names {shard!r:.60} as a shard; expected *{suffix} files beside it")
+    shards = tuple(folder / shard for shard in sorted(set(names)))
     for shard in shards:
         if not shard.is_file():
             raise CheckpointError(f"{shard}: missing, though {index.name} names it; copy it again")

@@ -19,6 +19,7 @@ from evalkit.models.checks import (
     check_numbers,
     check_quantization,
     check_report,
+    check_stored,
     check_trust,
     check_weights_name,
     natively_known,
@@ -214,6 +215,7 @@ def _model(read: Opened, extension: Extension | None, dtype: str, attention: str
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_sizes(given, config, len(read.tensors))
+    check_stored(given, config, read.tensors)
     # Code that transformers has itself is preferred to the checkpoint's, trusted or not
     remote = read.checkpoint.trust_remote_code and not natively_known(config)
     stretched = None

@@ -191,7 +191,7 @@ def _check_module(where: str, module: Any, stretched: Stretched, size: int, leng
             "by more than distant positions bear; they must be float32 whatever the weights are in"
         )
     found = frequencies.detach().cpu().double().numpy()
-    if found.shape != (size // 2,):
+    if size < 2 or found.shape != (size // 2,):
         raise CheckpointError(
             f"{where}: rotates {2 * len(found)} channels of a head, where config.json gives {size}; the context of "
             "such a model cannot be stretched safely: give --context none"

@@ -12,7 +12,7 @@ import io
 import mmap
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -74,7 +74,7 @@ def read_weights(paths: Iterable[Path]) -> Weights:
         try:
             with path.open("rb", buffering=0) as file:
                 read = _Read(path, file)
-                tensors |= _safetensors(read) if path.suffix == ".safetensors" else _pickled(read)
+                tensors |= _reader(path)(read)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
@@ -160,6 +160,14 @@ def _memory(count: int) -> torch.Tensor:
         with contextlib.suppress(OSError):  # past 65,530 of them, on Linux
             return torch.frombuffer(mmap.mmap(-1, count, **_PRIVATE), dtype=torch.uint8)
     return torch.empty(count, dtype=torch.uint8)
+
+
+def _reader(path: Path) -> Callable[[_Read], dict[str, torch.Tensor]]:
+    """By the file's suffix; never a pickle for want of another."""
+    readers = {".safetensors": _safetensors, ".bin": _pickled}
+    if path.suffix not in readers:
+        raise CheckpointError(f"{path}: expected weights in a *.safetensors or *.bin file")
+    return readers[path.suffix]
 
 
 def _safetensors(read: _Read) -> dict[str, torch.Tensor]:

@@ -38,6 +38,11 @@ def test_layers_that_the_config_does_not_count(folder: Path) -> None:
     refused(folder, r"layers that config\.json does not count: model\.layers\.1\..*number of layers")
 
 
+def test_no_layers(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=0)
+    refused(folder, r"config\.json has num_hidden_layers 0, .*; expected 1 to 21$")
+
+
 def test_layers_of_another_family(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "gpt_neox", layers=3)
     edit_config(folder, num_hidden_layers=2)
@@ -67,6 +72,55 @@ def test_parts_of_a_module_that_the_model_has_without_them(folder: Path, part: s
     refused(folder, rf"{part} would be left out of modules that the model has; .*quantization_config")
 
 
+def without_base(stored: Tensors, base: str) -> None:
+    """Names as the base model saves them: layers.0… for model.layers.0…"""
+    for name in list(stored):
+        stored[name.removeprefix(f"{base}.")] = stored.pop(name)
+
+
+@pytest.mark.parametrize("part", ["bias", "SCB", "weight_scale", "lora_A.weight"])
+@pytest.mark.parametrize("place", ["", "base_model.model.", "base_model.model.model."])
+def test_parts_of_a_module_under_another_form_of_its_name(folder: Path, place: str, part: str) -> None:
+    rewrite(folder, lambda stored: stored.update({f"{place}layers.0.self_attn.q_proj.{part}": torch.ones(64)}))
+    refused(folder, rf"q_proj\.{part} would be left out of modules that the model has")
+
+
+def test_names_without_the_base_models(folder: Path) -> None:
+    rewrite(folder, lambda stored: without_base(stored, "model"))
+    said: list[str] = []
+    load_folder(folder, say=said.append)
+    assert said == []
+    edit_config(folder, num_hidden_layers=1)
+    refused(folder, r"layers that config\.json does not count: layers\.1\.")
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "layers.1.mlp.extra", "layers.-1.a"])
+def test_weights_of_a_layer_without_a_place_in_it(folder: Path, name: str) -> None:
+    rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
+    refused(folder, f"{name} would be left out of modules that the model has; .*another architecture")
+
+
+def gpt2(folder: Path) -> Path:
+    """As the hub has GPT-2: without the base model's name, and with masks in each layer."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tiny_checkpoint(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=2, n_head=2, n_positions=64)).save_pretrained(folder)
+    rewrite(folder, lambda stored: without_base(stored, "transformer"))
+    masks = {f"h.{layer}.attn.{name}": torch.ones(4) for layer in (0, 1) for name in ("bias", "masked_bias")}
+    rewrite(folder, lambda stored: stored.update(masks))
+    return folder
+
+
+def test_masks_of_gpt2_stay(tmp_path: Path) -> None:
+    assert load_folder(gpt2(tmp_path)).architecture == "GPT2LMHeadModel"
+
+
+def test_layers_of_gpt2_that_the_config_does_not_count(tmp_path: Path) -> None:
+    edit_config(gpt2(tmp_path), n_layer=1)
+    refused(tmp_path, r"layers that config\.json does not count: h\.1\.")
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype) -> None:
     def quantise(stored: Tensors) -> None:
@@ -75,6 +129,34 @@ def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype
 
     rewrite(folder, quantise)
     refused(folder, r"up_proj\.weight are stored as integers or in 8 bits, and config\.json has no quantization_config")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("method", ["fp8", "mxfp8", "mxfp4"])
+def test_quantised_weights_of_a_named_method_without_their_scales(
+    folder: Path, method: str, dtype: torch.dtype
+) -> None:
+    """One has its scales."""
+
+    def quantise(stored: Tensors) -> None:
+        for layer in (0, 1):
+            name = f"model.layers.{layer}.mlp.up_proj.weight"
+            stored[name] = (stored[name] * 100).to(dtype)
+        stored["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+
+    rewrite(folder, quantise)
+    edit_config(folder, quantization_config={"quant_method": method})
+    refused(folder, r": model\.layers\.1\.mlp\.up_proj\.weight are stored .*, and the files lack their scales$")
+
+
+def test_a_named_quantisation_of_plain_weights(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "fp8"})
+    refused(folder, "has a quantization_config, and no weight is stored as integers or in 8 bits")
+
+
+def test_a_gguf_files_method_in_a_folder(folder: Path) -> None:
+    edit_config(folder, quantization_config={"quant_method": "gguf"})
+    refused(folder, "quant_method gguf, which is for GGUF files")
 
 
 def test_integers_that_are_no_weights_stay(tmp_path: Path) -> None:

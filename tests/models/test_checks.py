@@ -29,6 +29,18 @@ def test_pickled_weights_are_refused_and_not_opened(folder: Path, tmp_path: Path
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize("shard", ["weights.bin", "model.pt", "inner/model.safetensors", 3, ["model.safetensors"]])
+def test_an_index_of_safetensors_names_nothing_else(folder: Path, tmp_path: Path, shard: Any) -> None:
+    """Else it would have a pickle read without --allow-pickle."""
+    stored = load_file(folder / "model.safetensors")
+    (folder / "inner").mkdir()
+    for name in ("weights.bin", "model.pt"):
+        torch.save(stored, folder / name)
+    (folder / "model.safetensors").rename(folder / "inner/model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(stored, shard)}))
+    refused(folder, r"index\.json: names .* as a shard; expected \*\.safetensors files beside it")
+
+
 def test_pickled_weights_if_allowed(folder: Path) -> None:
     stored = load_file(folder / "model.safetensors")
     torch.save(stored, folder / "pytorch_model.bin")
@@ -142,4 +154,4 @@ def test_differential_layers_that_the_config_does_not_list_are_refused(folder: P
     model_of("llama", DIFFERENTIAL, vocab_size=VOCABULARY).save_pretrained(folder)
     assert load_folder(folder).architecture == "EvalkitLlamaForCausalLM"
     edit_config(folder, variant_layers=[2])
-    assert "layers.1.self_attn.lambda_k1" in refused(folder, "mend its variant_layers")
+    assert "layers.1.self_attn.lambda_k1" in refused(folder, "correct its variant_layers")

@@ -36,6 +36,8 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("architectures", value, "a list of texts") for value in ({}, "LlamaForCausalLM", [3], [[]])),
     *(("rope_parameters", {key: "x"}, "a number") for key in ("factor", "rope_theta")),
     ("rope_parameters", {"rope_type": []}, "a text"),
+    *(("rope_parameters", {"partial_rotary_factor": value}, "a number above 0, at most 1") for value in (0, 1.5, "x")),
+    ("rotary_pct", -0.25, "a number above 0, at most 1"),
 ]
 
 

@@ -32,6 +32,7 @@ from evalkit.models.locate import locate
 from evalkit.models.quiet import quiet
 from evalkit.models.stretch import finish, stretched_config
 from evalkit.models.variants.configuration import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen2Config
+from tests.models.loading import edit_config
 from tests.models.test_gguf import write_gguf
 from tests.tiny import Family, tiny_checkpoint, tiny_tokenizer
 
@@ -352,3 +353,11 @@ def test_a_model_without_rotary_modules_is_refused(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(GPTJConfig(**SMALL, rotary_dim=8))
     with pytest.raises(CheckpointError, match="GPTJForCausalLM has no rotary module"):
         finish("model", model, expected)
+
+
+def test_a_share_of_no_channels(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "gpt_neox")
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1e-320})
+    checkpoint = locate(str(folder))
+    with pytest.raises(CheckpointError, match="rotates 0 channels of a head"):
+        load(checkpoint, device="cpu", extension=extension_of(checkpoint, ContextSettings(512)))

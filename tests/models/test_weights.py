@@ -82,6 +82,12 @@ def test_what_a_pickle_may_not_hold(tmp_path: Path) -> None:
         read_weights([tmp_path / "no.bin"])
 
 
+def test_a_file_of_another_suffix_is_not_taken_for_a_pickle(tmp_path: Path) -> None:
+    torch.save({"one": torch.ones(1)}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match=r"weights\.pt: expected weights in a \*\.safetensors or \*\.bin file"):
+        read_weights([tmp_path / "weights.pt"])
+
+
 def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000)}, path)
