@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from evalkit.errors import EvalkitError, RunError
+from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.export import FORMS, export_run
 from evalkit.lmeval.view import metric_table
 from evalkit.longbench.request import LongBenchRequest
 from evalkit.longbench.session import GENERATIONS, load_generations, results_of
 from evalkit.longbench.view import render
+from evalkit.models.locate import locate
 from evalkit.needle.request import NeedleRequest, prepare_needle
 from evalkit.needle.session import NEEDLES, load_needles, run_needle
 from evalkit.needle.view import needle_table
 from evalkit.progress import Progress
-from evalkit.request import Request, request_of
+from evalkit.request import Request, circumstances, request_of
 from evalkit.run_listing import list_found, runs_json, runs_table
 from evalkit.runs import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
 from evalkit.tables.measured import accuracies
 from evalkit.view import result_table, rules_table
+from evalkit.writing import open_run
 from tests.lmeval.made import made_tasks
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.sealed import read, reseal
@@ -341,11 +343,21 @@ def test_results_of_another_form(own_run: Path, change: dict[str, Any], words: s
     assert words in str(caught.value)
 
 
-def test_names_that_utf8_cannot_hold_are_written_and_read(own_run: Path, tmp_path: Path) -> None:
-    """A path of other bytes, as Python hands it over."""
-    from evalkit.writing import open_run
-
-    manifest = read(own_run, MANIFEST) | {"model": "caf\udce9", "command": ["evalkit", "caf\udce9"]}
-    with open_run(tmp_path, "odd", manifest):
+def test_a_command_that_utf8_cannot_hold_is_written_and_read(
+    checkpoint: Path, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command line of other bytes, as Python hands it over."""
+    monkeypatch.setattr("sys.argv", ["evalkit", "caf\udce9"])
+    about = circumstances(Request("tiny"), locate(str(checkpoint)))
+    with open_run(tmp_path, "odd", read(own_run, MANIFEST) | about):
         pass
-    assert load_run(tmp_path / "odd").manifest["model"] == "caf\udce9"
+    assert load_run(tmp_path / "odd").manifest["command"] == ["evalkit", "caf\\udce9"]
+
+
+def test_a_folder_that_utf8_cannot_hold_is_refused_before_it_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From inside of it, the name given is fine and the path is not."""
+    monkeypatch.chdir(shutil.copytree(checkpoint, tmp_path / "caf\udce9"))
+    with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; a file or folder of such a name"):
+        circumstances(Request("."), locate("."))
