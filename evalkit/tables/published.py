@@ -118,6 +118,9 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         raise TableError(f"{path} is not UTF-8 text; save it as CSV in UTF-8") from error
     reader = csv.reader(text.splitlines())
-    for cells in reader:
-        if any(cells):
-            yield reader.line_num, [cell.strip() for cell in cells]
+    try:
+        for cells in reader:
+            if any(cells):
+                yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise TableError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from error
