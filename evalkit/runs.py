@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit import values
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
 from evalkit.reading import Unreadable, parse_json
 from evalkit.run_files import manifest_trouble, results_trouble
@@ -227,9 +228,10 @@ def load_run(folder: Path | str) -> Run:
     """Open a run folder.
 
     Raises:
+        UsageError: that is no path.
         RunError: it is no run folder, its manifest is damaged, or its name ends in the id of another run.
     """
-    folder = Path(folder)
+    folder = values.path("run folder", folder)
     path = folder / MANIFEST
     if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
