@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit import values
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_finished, load_run
 
@@ -92,9 +93,14 @@ def find_run(given: str, root: Path) -> Run:
     return load_finished(found[0].folder)
 
 
-def list_runs(root: Path) -> list[Run]:
-    """All readable runs under a folder, by name."""
-    return [one for one in scan(root) if isinstance(one, Run)]
+def list_runs(root: Path | str) -> list[Run]:
+    """All readable runs under a folder, by name.
+
+    Raises:
+        UsageError: that is no path.
+        RunError: the folder cannot be read.
+    """
+    return [one for one in scan(values.path("folder of runs", root)) if isinstance(one, Run)]
 
 
 def scan(root: Path) -> Iterator[Run | DamagedRun]:
@@ -114,7 +120,7 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
         if any(is_file(folder / name) for name in (MANIFEST, RESULTS, JOURNAL)):
             try:
                 yield load_run(folder)
-            except RunError as error:
+            except (RunError, UsageError) as error:  # the latter: a name that is not text
                 yield DamagedRun(folder, str(error))
 
 

@@ -9,6 +9,7 @@ opened, and its batch is scored again. A whole line of another run, or of anothe
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from evalkit.form import misfit
 from evalkit.place import Place
 from evalkit.runs import WITHOUT_JOURNAL
 
+_LARGEST = 2**63
+"""No whole number of a journal is as large: tables hold them in 64 bits."""
 _FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
 
 
@@ -105,7 +108,7 @@ class Journal:
         except ValueError:
             return None
         try:
-            return self._entry(json.loads(payload), row)
+            return self._entry(json.loads(payload, parse_int=_whole, parse_float=_number, parse_constant=_number), row)
         except (ValueError, RecursionError) as error:
             raise RunError(
                 f"journal {self._path}, line {number}: not a batch of this run ({error}); put the run's own journal "
@@ -122,10 +125,24 @@ class Journal:
         run, task, batch, seconds, place, rows = content
         if run != self._run:
             raise ValueError(f"it is of run {run}; expected {self._run}")
+        if seconds < 0:
+            raise ValueError(f"'seconds' is {seconds}; expected a number of at least 0")
         if len(place) != len(Place._fields):
             raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(Place._fields)}")
         check_rows(rows, row)
         return Entry(task, batch, seconds, rows, Place(*place))
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(found := float(text)):
+        raise ValueError(f"it holds {text[:40]}; expected finite numbers")
+    return found
+
+
+def _whole(text: str) -> int:
+    if len(text) > len(str(_LARGEST)) or not -_LARGEST <= int(text) < _LARGEST:
+        raise ValueError(f"it holds the whole number {text[:40]}{'…' * (len(text) > 40)}; expected at most 64 bits")
+    return int(text)
 
 
 def check_rows(rows: Sequence[Sequence[Any]], row: type[tuple[Any, ...]]) -> None:

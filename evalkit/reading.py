@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from array import array
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,12 @@ import yaml
 
 from evalkit.errors import EvalkitError
 
-MOST_BYTES = 2**28
-"""Of a JSON file that is no documents; the histories that trainers write are the largest."""
+MOST_BYTES = 2**24
+"""Of a file that is not listed below: the index of a thousand shards has a few megabytes."""
+MOST_TEXT_BYTES = 2**28
+"""Of a text, or of what a trainer logs step by step."""
+MOST_DOCUMENT_BYTES = 2**30
+"""Of a file of documents or predictions."""
 MOST_YAML_BYTES = 2**18
 """PyYAML reads a tenth of a megabyte a second, and nobody writes as much by hand."""
 DEEPEST = 100
@@ -34,6 +40,11 @@ Reason = Callable[[str], EvalkitError]
 _HALF = re.compile("[\ud800-\udfff]")
 _NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 _LONG = re.compile(rb"\d{309}")
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A text of JSON, up to the end where nothing ends it."""
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""Of brackets outside of texts: one level down, or up (-1 as a signed byte)."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -46,15 +57,16 @@ class Unreadable(ValueError):
         self.line = line
 
 
-def read_json(path: Path, error: Reason, what: str = "") -> Any:
+def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
     """The content of a JSON file.
 
     Args:
         path: the file.
         error: made of the message where something is wrong.
         what: what messages call the file, before its path.
+        most: how many bytes it may have; None: `MOST_BYTES`.
     """
-    return _read(path, error, what, MOST_BYTES, parse_json)
+    return _read(path, error, what, MOST_BYTES if most is None else most, parse_json)
 
 
 def read_yaml(path: Path, error: Reason, what: str = "") -> Any:
@@ -72,31 +84,46 @@ def read_task_file(path: Path, error: Reason, what: str = "") -> Any:
     return _read(path, error, what, MOST_YAML_BYTES, lambda data: _parse_yaml(data, _TaskLoader))
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file: a pipe may never end, and a device such as /dev/zero never does.
+
+    Raises:
+        OSError: it cannot be read.
+        Unreadable: it is no regular file, or has more than `most` bytes.
+    """
+    if not (path.is_file() or path.is_dir()) and path.exists():
+        raise Unreadable("is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Unreadable(f"is too large: more than {most:,} bytes")
+    return data
+
+
 def parse_json(data: bytes) -> Any:
     """JSON in UTF-8 as plain data. Raises `Unreadable`."""
     text = _decoded(data)
+    _check_depth(data)
     try:
         content = json.loads(text, object_pairs_hook=_object, parse_int=_integer if _LONG.search(data) else None)
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON: {error.msg}", error.lineno) from error
-    except RecursionError as error:
-        raise Unreadable(_too_deep()) from error
     except _TooLarge as error:
         raise Unreadable(error.reason, text.count("\n", 0, text.find(error.digits)) + 1) from error
-    _check_json(data, content)
+    if _ESCAPED_HALF.search(data):
+        _check_characters(content)
     return content
 
 
 def _read(path: Path, error: Reason, what: str, most: int, parse: Callable[[bytes], Any]) -> Any:
     named = f"{what} {path}".lstrip()
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        data = read_bytes(path, most)
+    except Unreadable as trouble:
+        raise error(f"{named} {trouble}") from trouble
     except (OSError, ValueError) as trouble:  # the latter: a path that no file can have
         reason = trouble.strerror if isinstance(trouble, OSError) else None
         raise error(f"{named} cannot be read: {reason or trouble}") from trouble
-    if len(data) > most:
-        raise error(f"{named} is too large: more than {most:,} bytes")
     try:
         return parse(data)
     except Unreadable as trouble:
@@ -140,28 +167,31 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_json(data: bytes, content: Any) -> None:
-    """Refuse what is too deep, and halves of surrogate pairs, which only escapes can make."""
-    halves = _ESCAPED_HALF.search(data) is not None
-    if not halves and data.count(b"[") + data.count(b"{") <= DEEPEST:
-        return
-    for depth, key, value in _walk(content):
-        if depth > DEEPEST:
+def _check_depth(data: bytes) -> None:
+    """Refuse JSON that is too deep, before anything is built of it."""
+    if data.count(b"[") + data.count(b"{") > DEEPEST:
+        steps = array("b", _STRING.sub(b"", data).translate(_STEPS, _NO_BRACKETS))
+        if max(accumulate(steps), default=0) > DEEPEST:
             raise Unreadable(_too_deep())
-        if halves and isinstance(value, str) and _HALF.search(value):
+
+
+def _check_characters(content: Any) -> None:
+    """Refuse halves of surrogate pairs, which only escapes can make."""
+    for key, value in _walk(content):
+        if isinstance(value, str) and _HALF.search(value):
             raise Unreadable(f"{key} holds {_NO_CHARACTER}")
 
 
-def _walk(content: Any) -> Iterator[tuple[int, str, Any]]:
-    """(depth, what it is under, value) of everything in plain data, keys included."""
-    waiting: list[tuple[int, str, Any]] = [(0, "the list" if isinstance(content, list) else "it", content)]
+def _walk(content: Any) -> Iterator[tuple[str, Any]]:
+    """(what it is under, value) of everything in plain data, keys included."""
+    waiting: list[tuple[str, Any]] = [("the list" if isinstance(content, list) else "it", content)]
     while waiting:
-        depth, key, value = waiting.pop()
-        yield depth, key, value
+        key, value = waiting.pop()
+        yield key, value
         if isinstance(value, dict):
-            waiting += [(depth + 1, f"'{name}'", inner) for name, item in value.items() for inner in (name, item)]
+            waiting += [(f"'{name}'", inner) for name, item in value.items() for inner in (name, item)]
         elif isinstance(value, list):
-            waiting += [(depth + 1, key, inner) for inner in value]
+            waiting += [(key, inner) for inner in value]
 
 
 def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:

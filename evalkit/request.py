@@ -39,6 +39,7 @@ _WORDS: dict[str, tuple[str, str | None]] = {"token_budget": ("auto", None), "co
 """Of these, fields that may be a word instead, and what it means."""
 _SWITCHES = ("allow_pickle", "trust_remote_code", "allow_unofficial_data", "log_samples")
 _PATHS = ("data_dir", "include_path", "output")
+_NAMES_OR_PATHS = ("tokenizer", "template", "context_config")
 
 DEFAULT_SUITE = "zeroshot8"
 
@@ -186,7 +187,7 @@ def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
 def _path_of(checkpoint: Checkpoint) -> str | None:
     """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub."""
     path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
-    return None if path is None else str(path.resolve())
+    return None if path is None else str(values.path("--model", path.resolve()))
 
 
 def request_of(model: str | Path, options: dict[str, Any]) -> Request:
@@ -218,7 +219,9 @@ def _checked(name: str, value: Any) -> Any:
     if name == "tasks":
         listed = value if isinstance(value, (list, tuple)) else values.text(flag, value).split(",")
         return tuple(values.text(flag, task).strip() for task in listed)
-    return values.path(flag, value) if name in _PATHS else values.text(flag, value)
+    if name in _PATHS:
+        return values.path(flag, value)
+    return values.text(flag, str(value) if name in _NAMES_OR_PATHS and isinstance(value, Path) else value)
 
 
 def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from evalkit.decimals import percent
 from evalkit.errors import RunError
+from evalkit.escape import printable
 from evalkit.finding import DamagedRun, scan
 from evalkit.page import aligned, json_text
 from evalkit.place import kinds, mixture
@@ -105,10 +106,10 @@ def runs_json(runs: Sequence[ListedRun]) -> str:
     return json_text([asdict(run) for run in runs])
 
 
-def runs_table(runs: Sequence[ListedRun], root: Path) -> str:
-    """A line for each run, and beneath them what is wrong with any."""
+def runs_table(runs: Sequence[ListedRun], root: Path, text: str = "") -> str:
+    """A line for each run, and beneath them what is wrong with any; `text` is what they were filtered by."""
     if not runs:
-        return f"none in {root}"
+        return f"none in {printable(str(root))}" + (f" with {printable(text)}" if text.strip() else "")
     headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
     rows = [
         [

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit import values
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
 from evalkit.reading import Unreadable, parse_json
 from evalkit.run_files import manifest_trouble, results_trouble
@@ -47,7 +48,8 @@ MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.p
 
 WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything anew"
 """What to do about a run whose journal is gone."""
-_REMAKE_MANIFEST = "delete it and run its command again, which goes on from the journal"
+_ID_AT_END = re.compile(r"-(?=\d*[a-f])([0-9a-f]{12})")
+"""An id that a folder's name ends with; digits alone may as well be a date and time that a user put there."""
 
 
 def specification_id(specification: Mapping[str, Any]) -> str:
@@ -97,6 +99,11 @@ class Run:
     def has_samples(self) -> bool:
         """Whether lm-eval's per-document files are all written."""
         return bool(self.stored.get("samples"))
+
+    def refuse_unfinished(self) -> None:
+        """Raise a `RunError` where results are still to be made."""
+        if not self.complete:
+            raise RunError(f"run {self.folder} is not finished; wait for it, or give its command again")
 
     def refuse_generated(self) -> None:
         """Raise a `UsageError` where the run's texts are generated, so that there is nothing to choose between."""
@@ -153,8 +160,9 @@ class Run:
             RunError: the run is not finished, or the file is not there or not the one that was written.
         """
         path = self.folder / name
-        if not self.complete or not path.is_file():
-            raise RunError(f"run {self.folder} is not finished; wait for it, or give its command again")
+        self.refuse_unfinished()
+        if not path.is_file():
+            raise RunError(f"{path} is missing; {self._remedy}")
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -198,9 +206,7 @@ class Run:
 
     @property
     def _remedy(self) -> str:
-        if (self.folder / JOURNAL).is_file():
-            return f"delete {RESULTS} and run its command again, which makes it anew from the journal"
-        return f"put the file back that was written, or {WITHOUT_JOURNAL}"
+        return _remedy(self.folder, f"delete {RESULTS} and run its command again, which makes it anew from the journal")
 
 
 def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
@@ -222,21 +228,36 @@ def load_run(folder: Path | str) -> Run:
     """Open a run folder.
 
     Raises:
-        RunError: it is no run folder, or its manifest is damaged.
+        UsageError: that is no path.
+        RunError: it is no run folder, its manifest is damaged, or its name ends in the id of another run.
     """
-    folder = Path(folder)
+    folder = values.path("run folder", folder)
     path = folder / MANIFEST
     if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
+    remedy = _remedy(folder, "delete it and run its command again, which goes on from the journal")
     try:
-        manifest = unsealed(_read_json(path, _REMAKE_MANIFEST))
+        manifest = unsealed(_read_json(path, remedy))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
         if trouble := manifest_trouble(manifest):
             raise ValueError(trouble)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged ({error}); {_REMAKE_MANIFEST}") from error
+        raise RunError(f"{path} is damaged ({error}); {remedy}") from error
+    named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
+    if named and named[1] != manifest["id"]:
+        raise RunError(
+            f"{folder} holds run {manifest['id']}, and its name is that of run {named[1]}; put its own files back, or "
+            "rename the folder"
+        )
     return Run(folder, manifest)
+
+
+def _remedy(folder: Path, from_journal: str) -> str:
+    """What to do about a file of a run: another thing where there is no journal to make it from."""
+    if is_file(folder / JOURNAL):
+        return from_journal
+    return f"put the file back that was written, or {WITHOUT_JOURNAL}"
 
 
 def load_finished(folder: Path | str) -> Run:
@@ -246,8 +267,7 @@ def load_finished(folder: Path | str) -> Run:
         RunError: it is no run folder, it is damaged, or the run is still in progress.
     """
     run = load_run(folder)
-    if not run.complete:
-        raise RunError(f"run {run.folder} is not finished; wait for it, or give its command again")
+    run.refuse_unfinished()
     return run
 
 

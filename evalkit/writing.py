@@ -9,7 +9,7 @@ import io
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,13 +46,19 @@ def finished_run(
     """
     if is_file(folder / RESULTS) and is_file(folder / MANIFEST):
         run = load_run(folder)
+        _refuse_other(run, manifest)
         if is_finished(run):
             _say_nothing_is_computed(run, device, say)
             return run
     with open_run(folder.parent, folder.name, manifest, say) as writer:
-        writer.refuse_without_journal()
         complete(writer)
     return load_run(folder)
+
+
+def _refuse_other(run: Run, manifest: Mapping[str, Any]) -> None:
+    """Raise a `RunError` where what stands in a folder is not the run that a manifest is of."""
+    if run.manifest["id"] != manifest["id"]:
+        raise RunError(f"run folder {run.folder} belongs to another specification; choose another --output")
 
 
 def _say_nothing_is_computed(run: Run, device: str, say: Callable[[str], None]) -> None:
@@ -180,7 +186,8 @@ def open_run(
         say: called with what damage was repaired.
 
     Raises:
-        RunError: another process has it open, it cannot be written, or it belongs to another specification.
+        RunError: another process has it open, it cannot be written, it belongs to another specification, or it was
+            finished and has lost both its journal and another file.
     """
     folder = root / name
     try:
@@ -202,12 +209,12 @@ def open_run(
         raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
     try:
         writer = RunWriter(folder, manifest, say)
-        if (folder / MANIFEST).exists():
-            stored = load_run(folder).manifest
-            if stored["id"] != manifest["id"]:
-                raise RunError(f"run folder {folder} belongs to another specification; choose another --output")
-            writer.manifest = stored
-        else:
+        if begun := (folder / MANIFEST).exists():
+            stored = load_run(folder)
+            _refuse_other(stored, manifest)
+            writer.manifest = stored.manifest
+        writer.refuse_without_journal()
+        if not begun:
             writer.save_manifest()
         with suppress(OSError):  # it only makes the message above say more
             (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")

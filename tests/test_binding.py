@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 
-from evalkit.errors import EvalkitError, RunError
+from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.evaluation import evaluate
 from evalkit.export import FORMS, export_run
 from evalkit.lmeval.view import metric_table
 from evalkit.longbench.request import LongBenchRequest
 from evalkit.longbench.session import GENERATIONS, load_generations, results_of
 from evalkit.longbench.view import render
+from evalkit.models.locate import locate
 from evalkit.needle.request import NeedleRequest, prepare_needle
 from evalkit.needle.session import NEEDLES, load_needles, run_needle
 from evalkit.needle.view import needle_table
 from evalkit.progress import Progress
-from evalkit.request import Request, request_of
+from evalkit.request import Request, circumstances, request_of
 from evalkit.run_listing import list_found, runs_json, runs_table
 from evalkit.runs import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
 from evalkit.tables.measured import accuracies
 from evalkit.view import result_table, rules_table
+from evalkit.writing import finished_run, open_run
 from tests.lmeval.made import made_tasks
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.sealed import read, reseal
@@ -147,12 +149,12 @@ def test_another_runs_files_are_refused(pairs: dict[str, tuple[Run, Run]], tmp_p
     run, other = pairs[kind]
     folder = Path(shutil.copytree(run.folder, tmp_path / run.folder.name))
     table = {"longbench": GENERATIONS, "needle": NEEDLES}.get(kind, SCORES)
-    of_other = f"it is of run {other.manifest['id']}"
-    for name, words in ((RESULTS, of_other), (table, of_other), (MANIFEST, "it is of run")):
+    of_other = rf"is damaged \(it is of run {other.manifest['id']}.*delete {RESULTS} and run its command"
+    of_manifest = f"holds run {other.manifest['id']}, and its name is that of run {run.manifest['id']}; put its own"
+    for name, words in ((RESULTS, of_other), (table, of_other), (MANIFEST, of_manifest)):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes((other.folder / name).read_bytes())
-        damaged = RESULTS if name == MANIFEST else name
-        with pytest.raises(RunError, match=rf"{damaged} is damaged \({words}.*delete {RESULTS} and run its command"):
+        with pytest.raises(RunError, match=words if name == MANIFEST else f"{name} {words}"):
             printed_alone(folder, tmp_path)
         (folder / name).write_bytes(whole)
     if run.manifest["rule"] not in ("longbench", "needle"):
@@ -240,8 +242,57 @@ def test_without_its_journal_nothing_is_scored_anew_unasked(again: Callable[...,
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(RunError, match=r"has .* but no journal.jsonl to make the rest from; put back .*or delete the "):
         again()
-    # Nothing is lost by the refusal, but for a manifest that was not there and says what was asked
-    assert sorted({path.name for path in folder.iterdir()} - {MANIFEST}) == sorted(set(before) - {MANIFEST})
+    # Nothing is lost by the refusal, and no manifest made that the other files were not written with
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_damaged_manifest_is_made_anew_only_where_there_is_a_journal(again: Callable[..., Run]) -> None:
+    folder = again().folder
+    (folder / MANIFEST).write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match=r"damaged \(.*\); delete it and run its command again, which goes on from the"):
+        again()
+    (folder / JOURNAL).unlink()
+    with pytest.raises(RunError, match=r"damaged \(.*\); put the file back that was written, or delete the folder and"):
+        again()
+
+
+def test_a_file_of_a_finished_run_is_missing(again: Callable[..., Run], tmp_path: Path) -> None:
+    folder = again().folder
+    [path] = folder.glob("lm_eval/results_*.json")
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(RunError, match=rf"{path.name} is missing; delete results.json and run its command again, whi"):
+        export_run(load_run(folder), "lm_eval", output=tmp_path / "out")
+    (folder / RESULTS).unlink()
+    again()
+    assert path.read_bytes() == content
+    for name in (path, folder / JOURNAL):
+        name.unlink()
+    with pytest.raises(RunError, match=rf"{path.name} is missing; put the file back that was written, or delete the"):
+        export_run(load_run(folder), "lm_eval", output=tmp_path / "out")
+
+
+def test_all_files_of_another_run(again: Callable[..., Run], pairs: dict[str, tuple[Run, Run]]) -> None:
+    """They fit one another, and not the folder."""
+    folder, other = again().folder, pairs["suite"][1]
+    shutil.rmtree(folder)
+    shutil.copytree(other.folder, folder)
+    words = f"holds run {other.manifest['id']}, and its name is that of run {folder.name[-12:]}; put its own files back"
+    with pytest.raises(RunError, match=words):
+        again()
+    [listed] = list_found(folder.parent)
+    assert listed.state == "damaged"
+    renamed = folder.rename(folder.with_name("renamed"))
+    assert load_run(renamed).manifest == other.manifest
+
+
+def test_all_files_of_another_run_under_a_name_of_digits(tmp_path: Path, pairs: dict[str, tuple[Run, Run]]) -> None:
+    """A date and time may end a folder's name; who asks for a run by its specification gets no other for that."""
+    run, other = pairs["suite"]
+    folder = Path(shutil.copytree(other.folder, tmp_path / "made-202611211530"))
+    assert load_run(folder).manifest == other.manifest
+    with pytest.raises(RunError, match="belongs to another specification; choose another --output"):
+        finished_run(folder, run.manifest, lambda _: True, pytest.fail, print, "auto")
 
 
 def test_a_damaged_file_of_a_run_without_its_journal(again: Callable[..., Run]) -> None:
@@ -341,11 +392,21 @@ def test_results_of_another_form(own_run: Path, change: dict[str, Any], words: s
     assert words in str(caught.value)
 
 
-def test_names_that_utf8_cannot_hold_are_written_and_read(own_run: Path, tmp_path: Path) -> None:
-    """A path of other bytes, as Python hands it over."""
-    from evalkit.writing import open_run
-
-    manifest = read(own_run, MANIFEST) | {"model": "caf\udce9", "command": ["evalkit", "caf\udce9"]}
-    with open_run(tmp_path, "odd", manifest):
+def test_a_command_that_utf8_cannot_hold_is_written_and_read(
+    checkpoint: Path, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command line of other bytes, as Python hands it over."""
+    monkeypatch.setattr("sys.argv", ["evalkit", "caf\udce9"])
+    about = circumstances(Request("tiny"), locate(str(checkpoint)))
+    with open_run(tmp_path, "odd", read(own_run, MANIFEST) | about):
         pass
-    assert load_run(tmp_path / "odd").manifest["model"] == "caf\udce9"
+    assert load_run(tmp_path / "odd").manifest["command"] == ["evalkit", "caf\\udce9"]
+
+
+def test_a_folder_that_utf8_cannot_hold_is_refused_before_it_is_written(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From inside of it, the name given is fine and the path is not."""
+    monkeypatch.chdir(shutil.copytree(checkpoint, tmp_path / "caf\udce9"))
+    with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; a file or folder of such a name"):
+        circumstances(Request("."), locate("."))

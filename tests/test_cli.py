@@ -450,3 +450,11 @@ def test_a_reader_that_leaves_gets_no_traceback(finished: Run) -> None:
     assert listing.stderr.read() == ""
     listing.stderr.close()
     listing.wait()
+
+
+def test_memory_that_runs_out(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("evalkit.run_listing.list_found", full)
+    complains(evalkit("ls", "runs"), 1, "evalkit: out of memory; ")

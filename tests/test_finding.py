@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.finding import find_run, model_name, scan
+from evalkit.finding import find_run, list_runs, model_name, scan
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.request import prepare, request_of
 from evalkit.runs import MANIFEST, RESULTS, load_run
@@ -128,6 +128,14 @@ def test_what_names_no_run(make: Make, tmp_path: Path) -> None:
             find_run(long, root)
     with pytest.raises(RunError, match="cannot be read: File name too long"):
         find_run("x", tmp_path / LONG)
+
+
+def test_folders_that_are_no_paths() -> None:
+    for given, words in ((5, "is 5; it must be text"), ("a\0b", "holds a NUL"), ("", "is empty")):
+        with pytest.raises(UsageError, match=f"^run folder .*{words}"):
+            load_run(given)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"^folder of runs .*{words}"):
+            list_runs(given)  # type: ignore[arg-type]
 
 
 def test_a_run_that_cannot_be_read(make: Make) -> None:

@@ -27,12 +27,17 @@ def test_what_some_machine_has(device: str) -> None:
     check_device(device)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "CUDA", "cuda:0 ", "", "meta"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "CUDA", "cuda:0 ", "meta"])
 def test_what_no_machine_has_is_refused_for_a_finished_run_too(small: Evaluate, device: str) -> None:
     if device == "gpu":
         small()
     with pytest.raises(UsageError, match=r"--device .*: not a device; expected auto, cpu, cuda, cuda:N or mps"):
         small(device=device)
+
+
+def test_an_empty_device(small: Evaluate) -> None:
+    with pytest.raises(UsageError, match="--device is empty; leave it out, or give a value"):
+        small(device="")
 
 
 def test_a_finished_run_says_that_nothing_is_computed(small: Evaluate) -> None:

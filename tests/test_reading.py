@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit import reading
+from evalkit.data.files import read as read_documents
 from evalkit.errors import DataError, TableError
+from evalkit.needle.text import Haystack
 from evalkit.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
 from evalkit.resources import resource
+from evalkit.tables.published import read_numbers
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -140,6 +144,40 @@ def test_json_that_says_one_thing_twice(tmp_path: Path) -> None:
 def test_a_json_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_BYTES", 10)
     assert refusal(tmp_path / "own.json", '{"a": 12345}', read_json) == " is too large: more than 10 bytes"
+
+
+def test_json_of_millions_of_brackets(tmp_path: Path) -> None:
+    """Their depth is known before anything is built of them; those inside of texts are none."""
+    assert refusal(tmp_path / "own.json", "[" + "[],[]," * 2**22 + "[]]", read_json).startswith(" is too large")
+    deep = "[" * 50 + '"' + "[" * 200 + '\\"[", "' + "\\\\" * 3 + '"' + "]" * 50
+    (tmp_path / "own.json").write_text(deep, encoding="utf-8")
+    assert json.dumps(read_json(tmp_path / "own.json", TableError)) == deep
+    wide = "[" + "[[1]]," * 1000 + "[]]"
+    assert reading.parse_json(wide.encode()) == json.loads(wide)
+    before = time.process_time()
+    with pytest.raises(reading.Unreadable, match="nested more than 100 levels deep"):
+        reading.parse_json(b"[[],[]," * 2**18)
+    with pytest.raises(reading.Unreadable, match="not valid JSON: Unterminated string"):
+        reading.parse_json(b"[[]" + b",[]" * 101 + rb',"' + rb"\"" * 2**20)
+    assert time.process_time() - before < 1
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
+def test_what_has_no_end(tmp_path: Path) -> None:
+    for read in (read_json, read_yaml):
+        with pytest.raises(TableError, match=r"^file /dev/zero is not a regular file$"):
+            read(Path("/dev/zero"), TableError, "file")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(reading.Unreadable, match="is not a regular file"):
+        reading.read_bytes(tmp_path / "pipe", 9)
+    with pytest.raises(TableError, match="/dev/zero is not a regular file"):
+        read_numbers(Path("/dev/zero"))
+    with pytest.raises(DataError, match="--text /dev/zero: is not a regular file"):
+        Haystack(Path("/dev/zero"))
+    for name in ("piqa.json", "piqa.jsonl"):
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(DataError, match=rf"{name} \(piqa\): is not a regular file"):
+            next(read_documents(tmp_path / name, "piqa"))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

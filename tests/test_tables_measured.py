@@ -240,6 +240,14 @@ def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> Non
         read_mapping(path)
 
 
+@pytest.mark.parametrize("content", ['values: "a\\0b.csv"', 'rows: {one: "a\\0b"}', 'rows: {one: [a, "a\\0b"]}'])
+def test_paths_of_mappings_that_no_file_has(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mapping.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=rf"^mapping of runs {path}.* holds a NUL character$"):
+        read_mapping(path)
+
+
 # Significance
 
 

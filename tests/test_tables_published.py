@@ -31,6 +31,7 @@ def test_numbers_and_gaps(tmp_path: Path) -> None:
         ("model,piqa,piqa\nmine,1,2\n", ["line 1", "name of its own"]),
         ("model,piqa\nmine,1,2\n", ["line 2", "2 cells for 1 columns"]),
         (b"model,piqa\nm\xff,1\n", ["not UTF-8"]),
+        ("model,piqa\n" + "m" * 200_000 + ",1\n", ["line 2", "field larger than field limit"]),
     ],
 )
 def test_numbers_that_cannot_be(tmp_path: Path, content: str | bytes, words: list[str]) -> None:

@@ -49,7 +49,7 @@ def _runs(output: Path, sort: str | None, text: str | None, form: str | None) ->
     from evalkit.run_listing import list_found, runs_json, runs_table
 
     found = list_found(output, sort or "date", text or "")
-    return runs_json(found) if form == "json" else runs_table(found, output)
+    return runs_json(found) if form == "json" else runs_table(found, output, text or "")
 
 
 @click.command()

@@ -117,6 +117,9 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except OSError as error:  # where a name is only looked up, too: it may be too long
         _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
+    except MemoryError:
+        _complain("out of memory; close other programs, or give a smaller file, model or batch")
+        return 1
     except (click.Abort, KeyboardInterrupt) as error:
         # click makes an Abort of it
         terminated = isinstance(error, _Terminated) or isinstance(error.__cause__, _Terminated)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalkit.errors import CheckpointError
-from evalkit.reading import read_json
+from evalkit.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs import Run
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_=]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
@@ -29,8 +29,9 @@ def step_of(run: Run) -> int | None:
     if (step := step_in(str(run.manifest.get("revision") or ""))) is not None:
         return step
     model = str(run.manifest["model"])
+    path = Path(model) / "trainer_state.json"
     try:
-        return int(read_json(Path(model) / "trainer_state.json", CheckpointError)["global_step"])
+        return int(read_json(path, CheckpointError, most=MOST_TEXT_BYTES)["global_step"])
     except (CheckpointError, ValueError, KeyError, TypeError, OverflowError):
         pass  # not a checkpoint of transformers' trainer, or no longer here
     step = step_in(model.rstrip("/").rpartition("/")[2])

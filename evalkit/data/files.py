@@ -14,7 +14,7 @@ from typing import Any
 
 from evalkit.data.fields import Record
 from evalkit.errors import DataError, first_line
-from evalkit.reading import Unreadable, parse_json
+from evalkit.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
 
 Placed = Iterator[tuple[str, object]]
 
@@ -64,6 +64,8 @@ def read(path: Path, task: str) -> Placed:
         yield from _READERS[path.suffix](path, task)
     except OSError as error:
         raise DataError(f"{path} ({task}): cannot be read: {error.strerror or error}") from error
+    except Unreadable as error:
+        raise DataError(f"{path} ({task}): {error}") from error
 
 
 def read_arrow(paths: Iterable[Path]) -> list[Record]:
@@ -94,7 +96,7 @@ def write_jsonl(path: Path, records: Iterable[Record]) -> None:
 
 
 def _read_jsonl(path: Path, task: str) -> Placed:
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
         # Editors on Windows put a byte-order mark first; a blank line, as at the end, holds no record.
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if line.strip():
@@ -102,7 +104,7 @@ def _read_jsonl(path: Path, task: str) -> Placed:
 
 
 def _read_json(path: Path, task: str) -> Placed:
-    records = _parse(path.read_bytes(), f"{path} ({task})", "a JSON list of documents")
+    records = _parse(read_bytes(path, MOST_DOCUMENT_BYTES), f"{path} ({task})", "a JSON list of documents")
     if not isinstance(records, list):
         raise DataError(f"{path} ({task}): expected a JSON list of documents, found {type(records).__name__}")
     yield from _numbered(records)

@@ -21,6 +21,7 @@ from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import stable
 from evalkit.models.locate import ATTENTION, Checkpoint, Say
+from evalkit.reading import MOST_BYTES, Unreadable, read_bytes
 from evalkit.request import Request, circumstances, locate_checkpoint, numerics
 from evalkit.runs import LM_EVAL, specification_id
 from evalkit.templates import load_template
@@ -228,9 +229,17 @@ def _code_hash(folder: Path) -> str:
     """Of the Python files beside the task files, of which a task's configuration shows only what it names itself."""
     files = sorted(path for path in folder.rglob("*.py") if path.is_file())
     try:
-        return _hash([path.relative_to(folder).as_posix(), path.read_text("utf-8", "replace")] for path in files)
+        texts = {path: read_bytes(path, MOST_BYTES).decode("utf-8", "replace") for path in files}
+        return _hash([path.relative_to(folder).as_posix(), _newlines(text)] for path, text in texts.items())
     except OSError as error:
         raise DataError(f"--include-path {folder}: {error.filename} cannot be read ({error.strerror})") from error
+    except Unreadable as error:
+        raise DataError(f"--include-path {folder}: a Python file in it {error}") from error
+
+
+def _newlines(text: str) -> str:
+    """With the ends of lines that Python reads."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _source(task: Any, pinned: bool, library: Library) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.longbench.pins import OFFICIAL_BLOBS
 from evalkit.longbench.protocol import TASKS, SuiteName, Task, find_task
 from evalkit.longbench.rows import read_record, words
+from evalkit.reading import MOST_DOCUMENT_BYTES, Unreadable, read_bytes
 from evalkit.runs import MANIFEST
 
 _FIELDS = ("pred", "answers", "all_classes")
@@ -130,9 +131,11 @@ def _task_of(file: Path) -> Task:
 
 def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
     try:
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+        lines = read_bytes(path, MOST_DOCUMENT_BYTES).removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
+    except Unreadable as error:
+        raise DataError(f"{path} ({task.name}): {error}") from error
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

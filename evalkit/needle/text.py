@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import DataError, UsageError
+from evalkit.reading import MOST_TEXT_BYTES, Unreadable, read_bytes
 
 BUILT_IN = "built-in 1"
 """Name of the text made here; another number whenever it changes."""
@@ -106,8 +107,10 @@ class Haystack:
         if file is None:
             return
         try:
-            content = file.expanduser().read_bytes()
+            content = read_bytes(file.expanduser(), MOST_TEXT_BYTES)
             text = content.decode("utf-8-sig").strip()
+        except Unreadable as error:
+            raise DataError(f"--text {file}: {error}") from error
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise DataError(f"--text {file}: cannot be read: {reason or error}") from error

@@ -34,6 +34,7 @@ from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, objection
 from evalkit.traits import Trait, differences, model_differences, summary, unofficial
+from evalkit.values import path as given_path
 
 PERCENT = 100
 
@@ -77,7 +78,9 @@ def read_mapping(path: Path) -> RunMapping:
         raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
     folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
     rule, values = _text(path, raw, "rule"), _text(path, raw, "values")
-    return RunMapping(rule, folders, None if values is None else Path(values))
+    return RunMapping(
+        rule, folders, None if values is None else given_path(f"mapping of runs {path}: 'values'", values)
+    )
 
 
 def _text(path: Path, raw: Mapping[str, Any], key: str) -> str | None:
@@ -103,7 +106,7 @@ def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
     listed = given if isinstance(given, list) else [given]
     if not listed or not all(isinstance(folder, str) and folder for folder in listed):
         raise TableError(f"mapping of runs {path}, row '{model}': write a run folder, or a list of run folders")
-    return tuple(map(Path, listed))
+    return tuple(given_path(f"mapping of runs {path}, row '{model}'", folder) for folder in listed)
 
 
 def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from evalkit.decimals import parse_number
 from evalkit.errors import TableError
+from evalkit.reading import MOST_BYTES, Unreadable, read_bytes
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,17 @@ def _number(cell: str, path: Path, model: str, measure: str) -> Fraction | None:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of each line that is not empty."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
+    except Unreadable as error:
+        raise TableError(f"{path} {error}") from error
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise TableError(f"{path} is not UTF-8 text; save it as CSV in UTF-8") from error
     reader = csv.reader(text.splitlines())
-    for cells in reader:
-        if any(cells):
-            yield reader.line_num, [cell.strip() for cell in cells]
+    try:
+        for cells in reader:
+            if any(cells):
+                yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise TableError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from error

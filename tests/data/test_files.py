@@ -85,10 +85,10 @@ def test_what_is_no_file_of_documents(tmp_path: Path, make: Callable[[Path], Non
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "piqa", sample("piqa"))
 
-    def refuse(self: Path) -> bytes:
+    def refuse(self: Path, *_: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # permissions do not bind a root user, so they are played
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not bind a root user, so they are played
     assert "cannot be read: Permission denied" in _load(path)
 
 
