@@ -35,6 +35,8 @@ NAMES = {
     "home": "~nobody-of-this-name/x",
     "empty": "",
 }
+_FAST = ("escape", "bytes", "long", "empty")
+"""Names that all commands are given in CI; the others are slow tests."""
 FILES = {
     "deep": "[" * 50_000,
     "closed": "[" * 900 + "]" * 900,
@@ -83,7 +85,10 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, id=key, marks=() if key in _FAST else pytest.mark.slow) for key, name in NAMES.items()],
+)
 def test_names_of_anything(evalkit: Command, checkpoint: Path, name: str) -> None:
     commands: list[list[Any]] = [
         [name], ["ls", name], ["models", name], ["rescore", name], ["integrity", name], ["compare", name, name],
