@@ -85,6 +85,11 @@ def test_parts_of_a_module_under_another_form_of_its_name(folder: Path, place: s
     refused(folder, rf"q_proj\.{part} would be left out of modules that the model has")
 
 
+def test_two_tensors_for_one_weight(folder: Path) -> None:
+    rewrite(folder, lambda stored: stored.update({"norm.weight": torch.ones(64)}))
+    refused(folder, r"holds model\.norm\.weight and norm\.weight, two tensors for one weight")
+
+
 def test_names_without_the_base_models(folder: Path) -> None:
     rewrite(folder, lambda stored: without_base(stored, "model"))
     said: list[str] = []
