@@ -123,9 +123,9 @@ def load(
     with _opened(checkpoint, say) as read:
         if dtype == "auto" and (stored := _stored_otherwise(read, wanted)):
             say(f"weights are stored in {stored} and rounded to {wanted}, as config.json has it; see --dtype")
+        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
         model = _model(read, extension, wanted, attention, place, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
-        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
     given = checkpoint.given
     window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
     return LoadedModel(

@@ -91,6 +91,11 @@ def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
     assert load_folder(folder, extension=extension_of(locate(str(folder)), settings)).window == 256
 
 
+def test_a_generation_config_that_is_no_object(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("[1]")
+    refused(folder, r"generation_config\.json: expected a JSON object, found list")
+
+
 @pytest.mark.parametrize("value", [{}, "x", [1, "x"], 1.5])
 def test_ends_that_are_no_tokens(folder: Path, value: Any) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
