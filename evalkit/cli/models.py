@@ -1,4 +1,4 @@
-"""`evalkit models`: the paper's models by name, and checkpoints made, carried off and taken in.
+"""`evalkit models`: the paper's models by name, and checkpoints made, exported and converted.
 
 What these commands write is named on the command line only: no environment variable meant for a run decides it.
 """

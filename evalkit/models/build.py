@@ -7,7 +7,7 @@ before memory is allocated for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,7 @@ def build_model(
         skeleton = _skeleton(given, own, kind, attention, remote, sizes, excess)
         if sum(weight.numel() for weight in skeleton.parameters()) > excess * sum(sizes.values()):
             raise _too_many(given, sizes)
+        _check_once(given, tensors, skeleton.base_model_prefix)
         # A quantised tensor is looked at before it is taken
         held = {name: tensor if quantised else Handed(tensor) for name, tensor in tensors.items()}
         tensors.clear()
@@ -177,6 +178,13 @@ def _too_many(given: str, sizes: Mapping[str, int]) -> CheckpointError:
         f"{given}: config.json describes a far larger model than its files hold ({sum(sizes.values()):,} numbers in "
         f"{len(sizes):,} weights); its sizes or its number of layers are wrong"
     )
+
+
+def _check_once(given: str, names: Collection[str], base: str) -> None:
+    """Refuse two tensors for one parameter, of which transformers would take either: layers.0… and model.layers.0…"""
+    for name in names:
+        if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in names:
+            raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
 def _read_generation_config(model: Any, folder: Path) -> None:

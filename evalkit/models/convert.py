@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import CheckpointError, UsageError, first_line
 from evalkit.models.authors import ROPES, read_authors
+from evalkit.models.config_check import check_sizes
 from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint, Say, silent
@@ -61,12 +62,14 @@ def _convert(held: Snapshot, output: Path, rope: str | None, pairing: str | None
     kind = str(config.get("model_type"))
     if kind.startswith("evalkit_"):
         raise CheckpointError(f"{checkpoint.given}: model type '{kind}' is evalkit's own already")
-    if kind == "diffllama":
-        if rope or pairing:
-            raise UsageError("--rope and --pairing are for the authors' layout; DiffLlama's are known")
-        keys, weights = _of_diffllama(config), _tensors(held)
+    own = kind == "diffllama"
+    if own and (rope or pairing):
+        raise UsageError("--rope and --pairing are for the authors' layout; DiffLlama's are known")
+    weights = _tensors(held)
+    check_sizes(checkpoint.given, config, len(weights))
+    if own:
+        keys = _of_diffllama(config)
     else:
-        weights = _tensors(held)
         keys = read_authors(checkpoint, config, weights, rope or ROPES[0], pairing or PAIRINGS[0])
     model_config = _fitting(checkpoint, keys, weights)
     with new_folder(output) as folder:

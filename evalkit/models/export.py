@@ -11,7 +11,8 @@ from pathlib import Path
 
 from evalkit.errors import CheckpointError
 from evalkit.models import variants
-from evalkit.models.files import GENERATION_CONFIG, copy_files, tokenizer_files
+from evalkit.models.config_check import check_sizes
+from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_header, tokenizer_files
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint
 from evalkit.models.shapes import read_shape
@@ -42,9 +43,11 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
         read_shape(config)
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
-    folder = checkpoint.folder
+    folder, weights = checkpoint.folder, checkpoint.weights()
+    if all(path.suffix == ".safetensors" for path in weights):
+        check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
     beside = [folder / name for name in _BESIDE if (folder / name).is_file()]
-    files = [*checkpoint.weights(), *tokenizer_files(folder), *beside]
+    files = [*weights, *tokenizer_files(folder), *beside]
     watch = Watch(checkpoint.given, [folder / "config.json", *files])
     name, code = _CLASSES[kind], Path(variants.__path__[0])
     # Both from one module: transformers copies what each names to a place of its own, and a config from another copy

@@ -25,7 +25,7 @@ from evalkit.models.checks import (
     natively_known,
 )
 from evalkit.models.config_check import WINDOW_KEYS, check_sizes
-from evalkit.models.context import Extension, configured_window
+from evalkit.models.context import MOST_TOKENS, Extension, configured_window
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
@@ -123,9 +123,11 @@ def load(
     with _opened(checkpoint, say) as read:
         if dtype == "auto" and (stored := _stored_otherwise(read, wanted)):
             say(f"weights are stored in {stored} and rounded to {wanted}, as config.json has it; see --dtype")
+        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
         model = _model(read, extension, wanted, attention, place, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
-        generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
+    given = checkpoint.given
+    window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -134,7 +136,7 @@ def load(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=wanted,
         device=place,
-        window=extension.target if extension is not None else context_window(model.config, tokenizer, say),
+        window=window,
         bos_id=tokenizer.bos_token_id,
         eos_id=tokenizer.eos_token_id,
         attention=str(model.config._attn_implementation),
@@ -173,17 +175,26 @@ def _only_told(config: Mapping[str, Any], extension: Extension) -> bool:
     return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 
-def context_window(config: Any, tokenizer: Any, say: Say) -> int:
+def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
     """Tokens that the model takes at once: from its configuration, else the tokenizer, else 2048.
 
     Args:
+        given: the checkpoint's name for messages.
         config: the model's transformers configuration.
         tokenizer: asked for `model_max_length` if the configuration is silent.
         say: told when neither knows.
+
+    Raises:
+        CheckpointError: the configuration's is past `MOST_TOKENS`.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in WINDOW_KEYS:
         value = getattr(text, key, None)
+        if isinstance(value, int) and value > MOST_TOKENS:
+            raise CheckpointError(
+                f"{given}: its config has {key} {value:,}, past the {MOST_TOKENS:,} tokens that float32 tells apart; "
+                "give the real window as --context and --context-original"
+            )
         if isinstance(value, int) and value > 0:
             return value
     if 0 < tokenizer.model_max_length < _SANE_WINDOW:

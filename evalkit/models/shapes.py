@@ -16,6 +16,8 @@ BACKBONES = ("llama", "qwen2", "gpt_neox")
 _PREFIX = "evalkit_"
 """Of the model types that have another attention than the backbone's own."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MOST_LAYERS = 10_000
+"""Of any model; lists of as many are made where an attention is described."""
 _NEOX_ROTARY_SHARE = 0.25
 """What transformers assumes where a GPT-NeoX config says nothing."""
 
@@ -75,7 +77,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     attention = Shape(
-        layers=whole(config, "num_hidden_layers"),
+        layers=layer_count(config),
         heads=heads,
         kv_heads=kv_heads,
         head_size=whole(config, "head_dim") if own else hidden // heads,
@@ -199,6 +201,14 @@ def layer_ranges(layers: Sequence[int]) -> str:
         else:
             runs.append([layer])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    """The number of layers; raises `ValueError` where it is missing, no whole number, or too large."""
+    layers = whole(config, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {_MOST_LAYERS:,}")
+    return layers
 
 
 def whole(config: Mapping[str, Any], key: str) -> int:

@@ -26,6 +26,8 @@ from evalkit.models.files import parse_safetensors
 from evalkit.models.hashes import FileHashes, state_of
 
 _CHUNK, _LARGE = 2**22, 2**18
+_DIGITS = 9
+"""Of the longest number in a weight's name, such as a layer's."""
 _PRIVATE: Any = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Anonymous memory of this process alone; not of a file, and not where other systems have no such choice."""
 _DTYPES = {
@@ -74,14 +76,23 @@ def read_weights(paths: Iterable[Path]) -> Weights:
         try:
             with path.open("rb", buffering=0) as file:
                 read = _Read(path, file)
-                tensors |= _reader(path)(read)
+                found = _reader(path)(read)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
             raise CheckpointError(f"{path}: does not fit into memory ({first_line(error)})") from error
+        _check_numbers(path, found)
+        tensors |= found
         digests.append((path.name, read.digest(hashes)))
     hashes.save()
     return Weights(tensors, tuple(digests))
+
+
+def _check_numbers(path: Path, names: Iterable[str]) -> None:
+    """Refuse a number in a name that is not written in a few digits: transformers sorts by them, as by layers'."""
+    for name in names:
+        if any(part.isdigit() and not (part.isascii() and len(part) <= _DIGITS) for part in name.split(".")):
+            raise CheckpointError(f"{path}: the weight {name!r:.60} has a number in its name that no layer can have")
 
 
 class _Read:

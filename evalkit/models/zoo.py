@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.shapes import BACKBONES, ModelShape, read_shape, whole
+from evalkit.models.shapes import BACKBONES, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.reading import read_yaml
 from evalkit.resources import resource
@@ -121,7 +121,7 @@ def _model(
     description = str(config.pop("description", ""))
     _check_keys(where, backbone, config)
     try:
-        layers = layers_of(config["variant_layers"], whole(config, "num_hidden_layers"))
+        layers = layers_of(config["variant_layers"], layer_count(config))
         if config.get("cog_keep_last"):  # so that "all" and "top 50%" can be said beside it
             layers = tuple(layer for layer in layers if layer != config["num_hidden_layers"] - 1)
         config["variant_layers"] = list(layers)

@@ -85,6 +85,11 @@ def test_parts_of_a_module_under_another_form_of_its_name(folder: Path, place: s
     refused(folder, rf"q_proj\.{part} would be left out of modules that the model has")
 
 
+def test_two_tensors_for_one_weight(folder: Path) -> None:
+    rewrite(folder, lambda stored: stored.update({"norm.weight": torch.ones(64)}))
+    refused(folder, r"holds model\.norm\.weight and norm\.weight, two tensors for one weight")
+
+
 def test_names_without_the_base_models(folder: Path) -> None:
     rewrite(folder, lambda stored: without_base(stored, "model"))
     said: list[str] = []
@@ -189,7 +194,7 @@ def test_torchao(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
 def test_weights_that_are_no_numbers(folder: Path, name: str, value: float) -> None:
     rewrite(folder, lambda stored: stored[name].view(-1)[7:8].fill_(value))
-    refused(folder, rf"{name} holds NaN or infinite values in float32")
+    refused(folder, rf"{name} holds NaN or infinite values in float32; the file is damaged$")
 
 
 def test_weights_too_large_for_the_dtype(folder: Path) -> None:

@@ -86,6 +86,14 @@ def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
     edit_config(folder, max_position_embeddings=10**12)
     with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, past the 16,777,216"):
         context_of(request_of(str(folder), {}), locate(str(folder)), "evalkit needle")
+    refused(folder, "has max_position_embeddings 1,000,000,000,000, past the 16,777,216 tokens .*--context-original")
+    settings = ContextSettings(256, original=256)
+    assert load_folder(folder, extension=extension_of(locate(str(folder)), settings)).window == 256
+
+
+def test_a_generation_config_that_is_no_object(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("[1]")
+    refused(folder, r"generation_config\.json: expected a JSON object, found list")
 
 
 @pytest.mark.parametrize("value", [{}, "x", [1, "x"], 1.5])

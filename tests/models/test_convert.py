@@ -29,6 +29,14 @@ VOCABULARY, HIDDEN, INNER, LAYERS, SIZE = 96, 48, 80, 3, 8
 # transformers' DiffLlama
 
 
+def test_more_layers_than_there_are_weights(tmp_path: Path) -> None:
+    source = diffllama(tmp_path / "source")
+    edit_config(source, num_hidden_layers=2000)
+    with pytest.raises(CheckpointError, match="num_hidden_layers 2,000, where the files hold"):
+        convert(locate(str(source)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def diffllama(folder: Path, *, kv_heads: int = 2, tied: bool = False, zero: bool = False) -> Path:
     torch.manual_seed(1)
     model = DiffLlamaForCausalLM(

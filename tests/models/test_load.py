@@ -162,13 +162,13 @@ def test_window() -> None:
 
     said: list[str] = []
     tokenizer = Tokenizer()
-    assert context_window(LlamaConfig(max_position_embeddings=77), tokenizer, said.append) == 77
-    assert context_window(GPT2Config(n_positions=88), tokenizer, said.append) == 88
+    assert context_window("x", LlamaConfig(max_position_embeddings=77), tokenizer, said.append) == 77
+    assert context_window("x", GPT2Config(n_positions=88), tokenizer, said.append) == 88
     assert said == []
-    assert context_window(BloomConfig(), tokenizer, said.append) == 2048
+    assert context_window("x", BloomConfig(), tokenizer, said.append) == 2048
     assert len(said) == 1
     tokenizer.model_max_length = 99
-    assert context_window(BloomConfig(), tokenizer, said.append) == 99
+    assert context_window("x", BloomConfig(), tokenizer, said.append) == 99
     assert len(said) == 1
 
 

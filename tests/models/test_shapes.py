@@ -122,6 +122,7 @@ def test_cache() -> None:
         (config_of("gpt_neox", hidden_size=50), "hidden_size 50 is not divisible"),
         (config_of("gpt_neox", rope_parameters={"partial_rotary_factor": "much"}), "partial_rotary_factor is 'much'"),
         (config_of("evalkit_llama"), "attention_variant"),
+        (config_of("llama", num_hidden_layers=10**12), "num_hidden_layers is 1.*; expected at most 10,000"),
     ],
 )
 def test_configs_that_cannot_be(config: dict[str, Any], words: str) -> None:

@@ -88,6 +88,14 @@ def test_a_file_of_another_suffix_is_not_taken_for_a_pickle(tmp_path: Path) -> N
         read_weights([tmp_path / "weights.pt"])
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "²3", "٣"])
+def test_a_number_in_a_name_that_no_layer_has(tmp_path: Path, number: str) -> None:
+    save_file({f"model.layers.{number}.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: the weight 'model\.layers\..* number") as caught:
+        read_weights([tmp_path / "model.safetensors"])
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
 def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000)}, path)

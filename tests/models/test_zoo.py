@@ -195,6 +195,7 @@ def changed(**keys: object) -> dict[str, Any]:
         (changed(num_attention_heads=7), "hidden_size 768 is not divisible by num_attention_heads 7"),
         (changed(num_key_value_heads=3), "num_attention_heads 8 is not divisible by num_key_value_heads 3"),
         (changed(num_hidden_layers="20"), "model 'mine': num_hidden_layers is '20'; expected a whole number"),
+        (changed(num_hidden_layers=10**12), "model 'mine': num_hidden_layers is 1.*; expected at most 10,000"),
         (
             changed(num_signals=None, attention_variant="cog", attention_dropout=0.1),
             "cog attention has no attention_dropout",
