@@ -39,7 +39,7 @@ _WORDS: dict[str, tuple[str, str | None]] = {"token_budget": ("auto", None), "co
 """Of these, fields that may be a word instead, and what it means."""
 _SWITCHES = ("allow_pickle", "trust_remote_code", "allow_unofficial_data", "log_samples")
 _PATHS = ("data_dir", "include_path", "output")
-_NAMES_OR_PATHS = ("tokenizer", "template", "context_config")
+_NAMES_OR_PATHS = ("model", "tokenizer", "template", "context_config")
 
 DEFAULT_SUITE = "zeroshot8"
 
@@ -200,14 +200,14 @@ def request_of(model: str | Path, options: dict[str, Any]) -> Request:
     for name in options:
         if name not in known:
             raise UnknownNameError("option", name, known)
-    tidy = {name: _checked(name, value) for name, value in options.items() if value is not None}
+    tidy = {name: checked(name, value) for name, value in options.items() if value is not None}
     if "device" in tidy:
         check_device(tidy["device"])
-    return Request(model=values.text("--model", str(model) if isinstance(model, Path) else model), **tidy)
+    return Request(model=checked("model", model), **tidy)
 
 
-def _checked(name: str, value: Any) -> Any:
-    """A field's value in the form that the field has."""
+def checked(name: str, value: Any) -> Any:
+    """A field's value in the form that the field has. Raises `UsageError` where it does not fit."""
     flag = f"--{name.replace('_', '-')}"
     if name in _WHOLE:
         word, meaning = _WORDS.get(name, ("", None))
@@ -217,8 +217,7 @@ def _checked(name: str, value: Any) -> Any:
     if name in _SWITCHES:
         return values.switch(flag, value)
     if name == "tasks":
-        listed = value if isinstance(value, (list, tuple)) else values.text(flag, value).split(",")
-        return tuple(values.text(flag, task).strip() for task in listed)
+        return values.names(flag, value)
     if name in _PATHS:
         return values.path(flag, value)
     return values.text(flag, str(value) if name in _NAMES_OR_PATHS and isinstance(value, Path) else value)

@@ -43,7 +43,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     """
     specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
     limit, shots = specification.get("limit"), specification.get("num_fewshot") or 0
-    documents = f"the first {limit:,} documents of each task" if limit else "all documents"
+    first = "the first document" if limit == 1 else f"the first {limit:,} documents"
+    documents = f"{first} of each task" if limit else "all documents"
     found = [
         Trait("limit", str(limit or "none"), documents, True),
         _trait("template", run.template),

@@ -26,6 +26,14 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def names(name: str, value: object) -> tuple[str, ...]:
+    """One name or several: a list of them, or a text with commas between them."""
+    listed = value if isinstance(value, (list, tuple)) else [one for one in text(name, value).split(",") if one.strip()]
+    if not listed:
+        raise UsageError(f"{name} {value}: names nothing; leave it out, or name some")
+    return tuple(text(name, text(name, one).strip()) for one in listed)
+
+
 def path(name: str, value: str | Path) -> Path:
     """A path that can be looked up, whether there is something or not."""
     found = Path(text(name, str(value) if isinstance(value, Path) else value))

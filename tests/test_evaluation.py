@@ -382,7 +382,7 @@ def test_a_document_that_cannot_fit_is_told(small: Evaluate, documents: Path, tm
     with pytest.raises(
         ScoringError, match=r"tokens remain when its context is cut, more than the model's window of 64"
     ):
-        small(model, tasks=())
+        small(model, tasks=None)
 
 
 def test_a_token_budget_too_small_for_a_document_says_what_it_needs(small: Evaluate) -> None:

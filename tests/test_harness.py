@@ -181,5 +181,5 @@ def test_a_tokenizer_without_begin_and_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["batch_size", "token_budget"])
 def test_options_that_are_no_numbers(ours: Harness, option: str) -> None:
-    with pytest.raises(UsageError, match=f"{option} is 'many'"):
+    with pytest.raises(UsageError, match=f"{option.replace('_', '.')} is 'many'"):
         Harness(ours.loaded, **{option: "many"})

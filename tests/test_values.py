@@ -34,6 +34,10 @@ from evalkit.request import Request, request_of
         ({"tasks": ""}, "--tasks is empty"),
         ({"tasks": ["piqa", ""]}, "--tasks is empty"),
         ({"tasks": ["piqa", 5]}, "--tasks is 5; it must be text"),
+        ({"tasks": []}, "--tasks .*: names nothing; leave it out, or name some"),
+        ({"tasks": ()}, "--tasks .*: names nothing; leave it out, or name some"),
+        ({"tasks": ","}, "--tasks ,: names nothing; leave it out, or name some"),
+        ({"tasks": [" "]}, "--tasks is empty"),
         ({"tasks": 5}, "--tasks is 5; it must be text"),
         ({"data_dir": ""}, "--data-dir is empty"),
         ({"data_dir": True}, "--data-dir is True; it must be text"),
@@ -54,7 +58,7 @@ def test_a_model_that_is_no_name() -> None:
 
 
 def test_options_that_do() -> None:
-    options = {"limit": np.int64(3), "context": "4096", "token_budget": "auto", "tasks": "piqa, boolq", "suite": None,
+    options = {"limit": np.int64(3), "context": "4096", "token_budget": "auto", "tasks": "piqa, boolq,", "suite": None,
                "data_dir": "here", "log_samples": True}  # fmt: skip
     expected = Request(
         "./demo", limit=3, context=4096, tasks=("piqa", "boolq"), data_dir=Path("here"), log_samples=True
@@ -71,8 +75,27 @@ def test_a_context_is_whole(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["allow_pickle", "trust_remote_code"])
 def test_a_harness_trusts_only_what_is_true(checkpoint: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is 'no'; it must be True or False"):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is 'no'; it must be True or False"):
         Harness(str(checkpoint), **{name: "no"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"add_bos_token": "no"}, "add_bos_token is 'no'; it must be True or False"),
+        ({"revision": ""}, "--revision is empty"),
+        ({"tokenizer": ""}, "--tokenizer is empty"),
+        ({"device": ""}, "--device is empty"),
+        ({"dtype": 5}, "--dtype is 5; it must be text"),
+        ({"context_method": 5}, "--context-method is 5; it must be text"),
+        ({"max_batch_size": 2.5}, "max_batch_size is 2.5; it must be a whole number"),
+        ({"pretrained": None}, "--model is None; it must be text"),
+        ({"pretrained": 5}, "--model is 5; it must be text"),
+    ],
+)
+def test_a_harness_takes_what_fits(checkpoint: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Harness(**({"pretrained": str(checkpoint)} | options))
 
 
 @pytest.mark.parametrize("options", [{"token_budget": 512.5}, {"batch_size": 2.5}, {"batch_size": "many"}])

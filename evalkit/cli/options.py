@@ -161,10 +161,7 @@ def _config_value(ctx: click.Context, parameter: click.Parameter, value: Any, wh
 
 
 def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
-    if value and not parts:
-        raise UsageError(f"{_long(parameter.opts)} {value}: names nothing; leave it out, or name some")
-    return parts
+    return () if value is None else values.names(_long(parameter.opts), value)
 
 
 def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:

@@ -75,7 +75,7 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     from evalkit.request import asks_lm_eval, prepare, request_of
 
     with Progress() as progress:
-        request = request_of(options.pop("model"), options)
+        request = request_of(options.pop("model"), options | {"tasks": options["tasks"] or None})
         if asks_lm_eval(request, progress.say):
             _run_lm_eval(request, show_prompts, form, progress)
             return

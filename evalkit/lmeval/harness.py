@@ -26,6 +26,7 @@ from evalkit.models.context import refuse_generation
 from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
+from evalkit.request import checked
 from evalkit.texts import check_text
 from evalkit.values import switch, whole
 
@@ -87,6 +88,17 @@ class Harness(HFLM):  # type: ignore[misc]
         max_batch_size: int | None = None,
         say: Callable[[str], None] = say_on_stderr,
     ) -> None:
+        given: dict[str, Any] = {
+            "revision": revision, "tokenizer": tokenizer, "device": device, "dtype": dtype, "attention": attention,
+            "context_method": context_method, "context_config": context_config, "token_budget": token_budget,
+            "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
+        }  # fmt: skip
+        # lm-eval's command line hands on words, of which "no" would count as true
+        given = {name: checked(name, value) for name, value in given.items() if value is not None}
+        if add_bos_token is not None:
+            switch("add_bos_token", add_bos_token)
+        if max_batch_size is not None:
+            whole("max_batch_size", max_batch_size, 1)
         loaded = pretrained
         settings = context_settings(context, context_method, context_original, context_config)
         if isinstance(loaded, LoadedModel):
@@ -96,12 +108,12 @@ class Harness(HFLM):  # type: ignore[misc]
             from evalkit.models.load import load
             from evalkit.models.locate import locate
 
+            model = checked("model", pretrained)
             checkpoint = locate(
-                f"{pretrained}@{revision}" if revision else str(pretrained),
-                tokenizer=tokenizer,
-                # lm-eval's command line hands on words, of which "no" would count as true
-                allow_pickle=switch("allow_pickle", allow_pickle),
-                trust_remote_code=switch("trust_remote_code", trust_remote_code),
+                f"{model}@{revision}" if revision else model,
+                tokenizer=given.get("tokenizer"),
+                allow_pickle=allow_pickle,
+                trust_remote_code=trust_remote_code,
                 say=say,
             )
             loaded = load(
