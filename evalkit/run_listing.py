@@ -192,7 +192,18 @@ def _result(run: Run) -> tuple[float | None, str]:
 
 def _described(run: ListedRun) -> str:
     """All that a filter looks at, in lower case."""
-    about = (run.state, run.id, run.created, run.model, run.path, run.suite, run.template, run.dtype, run.settings)
+    about = (
+        run.state,
+        run.id,
+        run.created,
+        run.model,
+        run.revision,
+        run.path,
+        run.suite,
+        run.template,
+        run.dtype,
+        run.settings,
+    )
     return " ".join(map(str, (Path(run.folder).name, *about, run.rule))).lower()
 
 
