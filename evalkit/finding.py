@@ -129,9 +129,18 @@ def _is_called(run: Run | DamagedRun, given: str, path: str | None) -> bool:
     if run.folder.name.startswith(given) or isinstance(run, DamagedRun):
         return run.folder.name.startswith(given)
     manifest = run.manifest
-    if str(manifest["id"]).startswith(given) or given.rstrip("/") == str(manifest["model"]).rstrip("/"):
+    if str(manifest["id"]).startswith(given) or given.rstrip("/") in _model_names(manifest):
         return True
     return path is not None and manifest.get("path") == path
+
+
+def _model_names(manifest: Mapping[str, Any]) -> set[str]:
+    """As its checkpoint was named; one of the hub also without its revision, and with its commit."""
+    model = str(manifest["model"]).rstrip("/")
+    if manifest.get("path") is not None:
+        return {model}
+    name = model.partition("@")[0]
+    return {model, name, f"{name}@{manifest['revision']}"}
 
 
 def _is_folder(given: str) -> bool:

@@ -172,7 +172,7 @@ def asks_lm_eval(request: Request, say: Say) -> bool:
 def circumstances(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
     """What every manifest tells beside the specification: by whom, when, where and with what it was made."""
     return {
-        "model": request.model,
+        "model": named_model(request),
         "path": _path_of(checkpoint),
         "revision": checkpoint.revision,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,11 +251,15 @@ def _rule_of(request: Request, template: Template) -> Rule:
     return rule
 
 
+def named_model(request: Request) -> str:
+    """The checkpoint as a request names it, with the revision that is asked for."""
+    return f"{request.model}@{request.revision}" if request.revision else request.model
+
+
 def locate_checkpoint(request: Request, say: Say) -> Checkpoint:
     """Find the checkpoint that a request names."""
-    model = f"{request.model}@{request.revision}" if request.revision else request.model
     return locate(
-        model,
+        named_model(request),
         tokenizer=request.tokenizer,
         allow_pickle=request.allow_pickle,
         trust_remote_code=request.trust_remote_code,

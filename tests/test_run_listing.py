@@ -149,10 +149,13 @@ def test_json_has_everything(evalkit: Command, own_run: Path, checkpoint: Path) 
     [listed] = json.loads(evalkit("ls", "runs", "-o", own_run.parent, "--format", "json").out)
     expected = {"folder": str(own_run), "id": run.manifest["id"], "state": "finished", "suite": "zeroshot8",
                 "template": "inst", "dtype": "float32", "limit": None, "context": "", "model": str(checkpoint),
-                "path": str(checkpoint.resolve()), "created": run.manifest["created"], "journal": True, "notes": [],
+                "path": str(checkpoint.resolve()), "created": run.manifest["created"], "journal": True,
                 "score": run.results().average.accuracy, "rule": "ppl"}  # fmt: skip
     assert listed.items() >= expected.items()
     assert listed["devices"][0].startswith("cpu ")
+    note = f"not the official documents of {', '.join(run.manifest['documents'])}"
+    assert listed["notes"] == [note]
+    assert evalkit("ls", "runs", "-o", own_run.parent).out.splitlines()[-2].endswith(f": {note}")
 
 
 def test_options_that_cannot_be(evalkit: Command, own_run: Path) -> None:

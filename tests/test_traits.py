@@ -171,3 +171,13 @@ def test_seeds_of_a_row_and_of_a_group_are_of_one_model(finished: Run, tmp_path:
     mapping.write_text(yaml.safe_dump({"rows": {"one": [str(finished.folder), str(runs["larger"].folder)]}}))
     with pytest.raises(UsageError, match=r"row 'one': the models of runs .* differ in parameters"):
         measure(load_layout(str(layout)), read_mapping(mapping), mixed=True)
+
+
+def test_one_document(finished: Run) -> None:
+    manifest = finished.manifest | {"specification": finished.manifest["specification"] | {"limit": 1}}
+    assert traits(Run(finished.folder, manifest))["limit"].words == "the first document of each task"
+
+
+def test_what_was_never_published_is_not_unofficial() -> None:
+    sources = {"made": {"official": None}, "own": {"official": False}, "published": {"official": True}}
+    assert unofficial({"documents": sources}) == {"documents": ["own"]}

@@ -70,6 +70,8 @@ class _Text(click.ParamType):  # type: ignore[type-arg]
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "" and isinstance(param, click.Argument) and param.required:
+            raise UsageError(f"{_called(param)} is empty; give a value")
         return values.text(_called(param), value)
 
 

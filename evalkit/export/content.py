@@ -52,8 +52,9 @@ class Content:
 
     @property
     def model(self) -> str:
-        """As it was named: a hub name, a folder, a file."""
-        return str(self.run.manifest["model"])
+        """As it was named: a folder, a file, or a hub name, whose revision stands apart."""
+        model = str(self.run.manifest["model"])
+        return model if self.run.manifest.get("path") is not None else model.partition("@")[0]
 
     @property
     def created(self) -> datetime:
