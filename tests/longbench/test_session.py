@@ -301,6 +301,7 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
     assert json.loads(row["answers"]) == ["桥 ✓"]
 
 
+@pytest.mark.slow
 def test_real_rows(model: Path, longbench_data: Path, tmp_path: Path) -> None:
     """A few of every task; with all sixteen the averages bear their plain names."""
     asked = request(model, longbench_data / "minilongbench_en", tmp_path, *TASKS, limit=1, window=400)

@@ -57,6 +57,7 @@ def test_the_official_recipe(which: str, window: int, text: str, request: pytest
     assert found.truncated == (found.before > window)
 
 
+@pytest.mark.slow
 def test_real_rows(real: Any, longbench_data: Path) -> None:
     files = sorted((longbench_data / "minilongbench_en").glob("*.jsonl"))
     texts = [json.loads(path.read_bytes().split(b"\n")[0])["context"] for path in files]

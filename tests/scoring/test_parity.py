@@ -34,7 +34,13 @@ def engine_of(loaded: LoadedModel, budget: int = BUDGET, kernel: str = "") -> En
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
 @pytest.mark.parametrize(
-    ("attention", "kernel"), [("sdpa", "tiles"), ("sdpa", "flex"), ("sdpa", "dense"), ("eager", "dense")]
+    ("attention", "kernel"),
+    [
+        ("sdpa", "tiles"),
+        pytest.param("sdpa", "flex", marks=pytest.mark.slow),  # compiled on a GPU only
+        ("sdpa", "dense"),
+        ("eager", "dense"),
+    ],
 )
 @pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("unconditional", [False, True], ids=["", "unconditional"])
