@@ -1,6 +1,6 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
-Four documents of each of the eight tasks (fifty in the slow tests), SmolLM2-135M-Instruct in float32, template `plain`.
+Fifty documents of each of the eight tasks, SmolLM2-135M-Instruct in float32, template `plain`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from evalkit.suites import load_suite
 from evalkit.tasks import Question, load_questions
 from evalkit.templates import SEGMENTS, load_template
 
-DOCUMENTS = [4, pytest.param(50, marks=pytest.mark.slow)]
+pytestmark = pytest.mark.slow
+DOCUMENTS = 50
 """Of each task."""
 RELATIVE = 1e-4
 SUITE = load_suite("zeroshot8")
@@ -67,11 +68,9 @@ def leaves(shared_data: Path) -> dict[str, Any]:
     return leaves
 
 
-@pytest.fixture(scope="module", params=DOCUMENTS)
-def scored(
-    request: pytest.FixtureRequest, shared_data: Path, demo: LoadedModel, leaves: dict[str, Any]
-) -> dict[str, Scored]:
-    questions = load_questions(SUITE, Library(shared_data / "zeroshot8"), request.param)
+@pytest.fixture(scope="module")
+def scored(shared_data: Path, demo: LoadedModel, leaves: dict[str, Any]) -> dict[str, Scored]:
+    questions = load_questions(SUITE, Library(shared_data / "zeroshot8"), DOCUMENTS)
     return {
         task: Scored(our_scores(demo, asked), *lm_eval_scores(demo, leaves, asked)) for task, asked in questions.items()
     }
