@@ -39,12 +39,16 @@ class Place(NamedTuple):
 @cache
 def place_of(device: str, kernel: str) -> Place:
     """This machine's, for a torch device of it that is in use."""
-    hardware = platform.machine()
-    if device.startswith("cuda"):
-        import torch
+    return Place(device, hardware_of(device), kernel, platform.node())
 
-        hardware = torch.cuda.get_device_name(device)
-    return Place(device, hardware, kernel, platform.node())
+
+def hardware_of(device: str) -> str:
+    """The accelerator's name, or the processor's architecture, for a torch device of this machine."""
+    if not device.startswith("cuda"):
+        return platform.machine()
+    import torch
+
+    return torch.cuda.get_device_name(device)
 
 
 def check_device(device: str) -> None:

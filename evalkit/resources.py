@@ -3,12 +3,18 @@ wheel; and the cache folder for what it downloads."""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from evalkit import values
+from evalkit.reading import Unreadable, parse_json, read_bytes
 
 _PACKAGE = Path(__file__).resolve().parent
+_MOST_CACHED_BYTES = 2**26
 
 
 def resource(*parts: str) -> Path:
@@ -27,3 +33,27 @@ def cache_dir() -> Path:
         return values.path("EVALKIT_CACHE", own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "evalkit"
+
+
+def read_cached(file: Path) -> Any:
+    """What `write_cached` has left in a file of the cache folder; None if there is none that can be read."""
+    try:
+        return parse_json(read_bytes(file, _MOST_CACHED_BYTES))
+    except (OSError, Unreadable):
+        return None
+
+
+def write_cached(file: Path, content: Any) -> None:
+    """Keep plain data in a file of the cache folder, whole or not at all, while other processes may do so too.
+
+    Best effort: what cannot be written is found out again the next time.
+    """
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as opened:
+                json.dump(content, opened, indent=1)
+            Path(name).replace(file)
+        except OSError:
+            Path(name).unlink(missing_ok=True)

@@ -7,7 +7,6 @@ pinned, and in lm-eval's catalogue, in this order. It may be a task, a group or 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -20,8 +19,7 @@ from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError
 from evalkit.lmeval.quiet import quiet_lm_eval
 from evalkit.lmeval.task_files import check_task_files
 from evalkit.models.locate import Say
-from evalkit.reading import parse_json
-from evalkit.resources import cache_dir
+from evalkit.resources import cache_dir, read_cached, write_cached
 from evalkit.suites import load_suite
 
 SERVED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -299,11 +297,10 @@ def _catalogue(say: Say) -> Index:
 
     root = Path(lm_eval.tasks.__file__).parent
     kept = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored = parse_json(kept.read_bytes())
+    with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
         return {
             name: Entry(name, Kind[kind], root / path if path else None, None, set(tags))
-            for name, (kind, path, tags) in stored.items()
+            for name, (kind, path, tags) in read_cached(kept).items()
         }
     say("reading lm-eval's task catalogue, some seconds; the next time it is known")
     index: Index = TaskIndex.build([root])
@@ -315,9 +312,5 @@ def _catalogue(say: Say) -> Index:
         ]
         for name, entry in index.items()
     }
-    with contextlib.suppress(OSError):
-        from evalkit.journal import replace_file
-
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(kept, json.dumps(content).encode())
+    write_cached(kept, content)
     return index

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +18,7 @@ from typing import Any
 import xxhash
 
 from evalkit.errors import CheckpointError
-from evalkit.models.files import read_json
-from evalkit.resources import cache_dir
+from evalkit.resources import cache_dir, read_cached, write_cached
 
 State = list[int]
 """Size in bytes, modification and change time in ns, inode: what the file system says of a file."""
@@ -100,18 +97,8 @@ class FileHashes:
 
     def save(self) -> None:
         """Add what was hashed to the file, which another process may have rewritten meanwhile."""
-        if not self._new:
-            return
-        content = json.dumps(self._read() | self._new, indent=1)
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._file.parent, prefix=".fingerprints-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(content)
-                Path(name).replace(self._file)
-            except OSError:
-                Path(name).unlink(missing_ok=True)
+        if self._new:
+            write_cached(self._file, self._read() | self._new)
 
     def _entry(self, real: Path) -> dict[str, Any]:
         known = self._known.get(str(real))
@@ -125,9 +112,8 @@ class FileHashes:
             self._new[str(real)] = self._known[str(real)] = entry
 
     def _read(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, CheckpointError):
-            return read_json(self._file)
-        return {}
+        known = read_cached(self._file)
+        return known if isinstance(known, dict) else {}
 
 
 def _state(status: os.stat_result) -> State:

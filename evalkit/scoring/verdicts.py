@@ -6,7 +6,6 @@ config, libraries, device and code of evalkit. Best effort: a cache that cannot 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evalkit.journal import replace_file
-from evalkit.resources import cache_dir
+from evalkit.place import hardware_of
+from evalkit.resources import cache_dir, read_cached, write_cached
 
 _REMOTE = "transformers_modules"
 """Package of classes that came with a checkpoint, whose name does not tell which code it was."""
@@ -62,16 +61,11 @@ class Verdicts:
             return
         # Another process may have found out more meanwhile
         self._passed |= _read(self._file)
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._file, json.dumps(sorted(self._passed), indent=1).encode())
+        write_cached(self._file, sorted(self._passed))
 
 
 def _read(file: Path) -> frozenset[str]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return frozenset()
+    content = read_cached(file)
     return frozenset(part for part in content if isinstance(part, str)) if isinstance(content, list) else frozenset()
 
 
@@ -82,18 +76,12 @@ def _file_of(model: Any) -> Path:
         "config": config,
         "attention": model.config.get_text_config()._attn_implementation,
         "dtype": str(model.dtype),
-        "device": _device_name(model.device),
+        "device": [model.device.type, hardware_of(str(model.device))],
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "code": _code_digest(),
     }
     text = json.dumps(identity, sort_keys=True, default=str)
     return cache_dir() / "sharing" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-def _device_name(device: Any) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device.type)
 
 
 @cache
