@@ -22,7 +22,7 @@ from evalkit.generation.batches import Ints, Prompt, shared_tokens
 from evalkit.generation.cache import Storage
 from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
 from evalkit.models.parts import base_of
-from evalkit.scoring.engine import rotary_lengths
+from evalkit.scoring.architecture import rotary_lengths
 from evalkit.scoring.memory import is_out_of_memory
 
 CHUNK = 512

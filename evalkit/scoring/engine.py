@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
-from evalkit.models.config_check import WINDOW_KEYS
-from evalkit.models.stretch import BY_LENGTH_TYPE
+from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.memory import is_out_of_memory
 from evalkit.scoring.pack import Batch, Item
@@ -26,8 +25,6 @@ from evalkit.scoring.verdicts import Verdicts
 
 DENSE_TOKENS = 512
 """Most tokens of a batch whose tree is a mask over all of it, since attention then grows with its square."""
-_WINDOW = 2048
-"""Tokens of a sequence where the config does not say how many the model takes."""
 _LONGEST = 4096
 """Most tokens of the sequences that the check begins with; where longer ones come, they are checked then."""
 _DAMAGED = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
@@ -64,12 +61,12 @@ class Engine:
         kernels: tuple[str, ...] | None = None,
         remembers: bool = False,
     ) -> None:
-        self._kernels = kernels or _kernels(model)
+        self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
         self._model = model
         self._verdicts = Verdicts(model) if remembers else None
-        self._longest = _longest_shared(model.config)
+        self._longest = longest_shared(model.config)
         self._asked = budget
         self.budget = self._fitting_budget()
         """Most tokens of the batches that it is to be given; fixed once `check` has been passed."""
@@ -167,9 +164,7 @@ class Engine:
 
     def _window(self) -> int:
         """Tokens of a sequence that the model takes, and treats one by one as it would alone."""
-        config = self._model.config.get_text_config()
-        windows = (getattr(config, key, None) for key in WINDOW_KEYS)
-        window = next((value for value in windows if isinstance(value, int) and value > 0), _WINDOW)
+        window = window_of(self._model.config)
         return min(window, self._longest or window)
 
     def _reach(self) -> int:
@@ -291,14 +286,6 @@ class _TooManyTokens(Exception):
     """Memory ran out on several items, which can still be parted."""
 
 
-def _kernels(model: Any) -> tuple[str, ...]:
-    """Ways to attend inside a tree that may work for a model, the fastest first."""
-    implementation = model.config.get_text_config()._attn_implementation
-    if not getattr(model, "_supports_attention_backend", False) or implementation != "sdpa":
-        return ("dense",)
-    return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
-
-
 def _is_finite(scored: tuple[Item, list[Scores]]) -> bool:
     """Whether every score of an item is a number."""
     item, members = scored
@@ -354,31 +341,3 @@ def _memory_for(item: Item, tokens: int, at_most: bool = True) -> Iterator[None]
         raise ScoringError(
             f"{item.label}: {tokens} tokens are more than memory holds; free some or use a smaller dtype"
         ) from error
-
-
-def _longest_shared(config: Any) -> int | None:
-    """Length up to which a sequence may share a batch.
-
-    Beyond a sliding window, which the tree mask replaces, tokens no longer see all that precedes them; and rotary
-    embeddings that depend on the longest position of a batch change for all in it.
-    """
-    text = config.get_text_config()
-    lengths = []
-    kinds = getattr(text, "layer_types", None)
-    if kinds is None or any("sliding" in kind or "chunked" in kind for kind in kinds):
-        lengths.append(getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None))
-    lengths += rotary_lengths(config)
-    return min((int(length) for length in lengths if length), default=None)
-
-
-def rotary_lengths(config: Any) -> list[int | None]:
-    """Lengths that rotary embeddings were trained with, of those that depend on the longest position of a batch."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    # Some have one set for each kind of layer
-    sets = rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]
-    return [
-        parameters.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
-        for parameters in sets
-        if parameters.get("rope_type") in ("longrope", "dynamic", BY_LENGTH_TYPE)
-    ]

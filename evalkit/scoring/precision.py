@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-_HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def in_float32(model: Any) -> Iterator[None]:
         tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for held in tensors:
             for name, value in held.items():
-                if value is not None and value.dtype in _HALF:
+                if value is not None and value.dtype in HALF:
                     kept.setdefault(id(module), []).append((held, name, value))
                     held[name] = value.detach().float()
 
@@ -39,7 +39,7 @@ def in_float32(model: Any) -> Iterator[None]:
     hooks: list[Any] = []
     for module in model.modules():
         own = (*module._parameters.values(), *module._buffers.values())
-        if any(value is not None and value.dtype in _HALF for value in own):
+        if any(value is not None and value.dtype in HALF for value in own):
             hooks.append(module.register_forward_pre_hook(widen, prepend=True))
             hooks.append(module.register_forward_hook(restore, always_call=True))
     try:

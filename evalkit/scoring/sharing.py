@@ -18,7 +18,7 @@ import torch
 
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.memory import is_out_of_memory
-from evalkit.scoring.precision import in_float32
+from evalkit.scoring.precision import HALF, in_float32
 from evalkit.scoring.probe import SHORTEST, Probe, hide_first, make_probe
 from evalkit.scoring.tree import Ints
 
@@ -66,7 +66,7 @@ class SharingCheck:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._half = model.dtype in (torch.bfloat16, torch.float16)
+        self._half = model.dtype in HALF
         self._wide = torch.float32 if self._half else model.dtype
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)

@@ -1,0 +1,58 @@
+"""What a model's class and config say of how it can be scored: ways to attend, and lengths.
+
+In: a loaded model, or its config. Out: kernels and token counts. What the weights say is found out by running them
+(`sharing.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalkit.models.config_check import WINDOW_KEYS
+from evalkit.models.stretch import BY_LENGTH_TYPE
+
+_WINDOW = 2048
+"""Tokens of a sequence where the config does not say how many the model takes."""
+
+
+def kernels_for(model: Any) -> tuple[str, ...]:
+    """Ways to attend inside a tree that may work for a model, the fastest first."""
+    implementation = model.config.get_text_config()._attn_implementation
+    if not getattr(model, "_supports_attention_backend", False) or implementation != "sdpa":
+        return ("dense",)
+    return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
+
+
+def window_of(config: Any) -> int:
+    """Tokens of a sequence that a model takes."""
+    text = config.get_text_config()
+    windows = (getattr(text, key, None) for key in WINDOW_KEYS)
+    return next((value for value in windows if isinstance(value, int) and value > 0), _WINDOW)
+
+
+def longest_shared(config: Any) -> int | None:
+    """Length up to which a sequence may share a batch.
+
+    Beyond a sliding window, which the tree mask replaces, tokens no longer see all that precedes them; and rotary
+    embeddings that depend on the longest position of a batch change for all in it.
+    """
+    text = config.get_text_config()
+    lengths = []
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None or any("sliding" in kind or "chunked" in kind for kind in kinds):
+        lengths.append(getattr(text, "sliding_window", None) or getattr(text, "attention_chunk_size", None))
+    lengths += rotary_lengths(config)
+    return min((int(length) for length in lengths if length), default=None)
+
+
+def rotary_lengths(config: Any) -> list[int | None]:
+    """Lengths that rotary embeddings were trained with, of those that depend on the longest position of a batch."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Some have one set for each kind of layer
+    sets = rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]
+    return [
+        parameters.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+        for parameters in sets
+        if parameters.get("rope_type") in ("longrope", "dynamic", BY_LENGTH_TYPE)
+    ]
