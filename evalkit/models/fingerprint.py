@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.models.files import code_files, read_json, tokenizer_files
+from evalkit.models.files import read_json
 from evalkit.models.hashes import FileHashes
 from evalkit.models.locate import Checkpoint
 
@@ -81,25 +81,18 @@ def stable(value: Any) -> Any:
 
 
 def _config_parts(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> list[tuple[str, str]]:
-    parts = [("config.json", _json_digest(checkpoint.folder / "config.json"))]
-    if checkpoint.trust_remote_code:
-        parts += [(path.name, hash_of(path)) for path in code_files(checkpoint.folder)]
-    return parts
+    code = [(path.name, hash_of(path)) for path in checkpoint.trusted_code()]
+    return [("config.json", _json_digest(checkpoint.folder / "config.json")), *code]
 
 
 def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) -> str:
     folder = checkpoint.tokenizer or checkpoint.folder
-    files = list(tokenizer_files(folder))
-    if checkpoint.tokenizer is not None:
-        # transformers chooses the tokenizer's class by it too; that of the checkpoint's own folder counts already
-        files += [path for path in (folder / "config.json",) if path.is_file()]
-        files += code_files(folder) if checkpoint.trust_remote_code else ()
     return _digest(
         (
             path.relative_to(folder).as_posix(),
             _json_digest(path) if path.name in ("tokenizer_config.json", "config.json") else hash_of(path),
         )
-        for path in files
+        for path in checkpoint.tokenizer_files()
     )
 
 

@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.config_check import check_kinds
-from evalkit.models.files import adapter_files, read_json, safetensors_header, tokenizer_files, weight_files
+from evalkit.models.files import (
+    adapter_files,
+    code_files,
+    read_json,
+    safetensors_header,
+    tokenizer_files,
+    weight_files,
+)
 
 Say = Callable[[str], None]
 """Where one line of news for the user goes."""
@@ -71,6 +78,21 @@ class Checkpoint:
         if self.gguf is not None:
             return (self.gguf,)
         return weight_files(self.folder, allow_pickle=self.allow_pickle)
+
+    def trusted_code(self) -> tuple[Path, ...]:
+        """The files that its own Python code may read, where that is trusted to run."""
+        return code_files(self.folder) if self.trust_remote_code else ()
+
+    def tokenizer_files(self) -> tuple[Path, ...]:
+        """The files that its tokenizer is made from; of another folder with what chooses its class."""
+        if self.tokenizer is None:
+            return tokenizer_files(self.folder)
+        config = tuple(path for path in (self.tokenizer / "config.json",) if path.is_file())
+        return (
+            *tokenizer_files(self.tokenizer),
+            *config,
+            *(code_files(self.tokenizer) if self.trust_remote_code else ()),
+        )
 
 
 def locate(

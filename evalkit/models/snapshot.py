@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalkit.errors import CheckpointError
-from evalkit.models.files import GENERATION_CONFIG, code_files, copy_files, tokenizer_files
+from evalkit.models.files import GENERATION_CONFIG, copy_files
 from evalkit.models.fingerprint import Fingerprint, combine
 from evalkit.models.hashes import State, hash_file, state_of
 from evalkit.models.locate import Checkpoint
@@ -75,17 +75,19 @@ class Snapshot:
     """
 
     def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], place: Path) -> None:
-        own, tokenizer = _own_files(checkpoint), _tokenizer_files(checkpoint)
+        folder, elsewhere = checkpoint.folder, checkpoint.tokenizer
+        generation = [path for path in (folder / GENERATION_CONFIG,) if path.is_file()]
+        own, tokenizer = [folder / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
         self._weights = weights
         self._watch = Watch(checkpoint.given, (*own, *tokenizer, *weights))
-        copies = place / "checkpoint", place / "tokenizer"
-        self._folders = tuple(zip(copies, (checkpoint.folder, checkpoint.tokenizer or checkpoint.folder), strict=True))
+        copies = place / "checkpoint", place / ("checkpoint" if elsewhere is None else "tokenizer")
+        self._folders = tuple(zip(copies, (folder, elsewhere or folder), strict=True))
         try:
             for files, (copy, folder) in zip((own, tokenizer), self._folders, strict=True):
                 copy_files(files, folder, copy)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
-        self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=copies[1] if checkpoint.tokenizer else None)
+        self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=elsewhere and copies[1])
         """See `Opened`."""
 
     def read(self) -> Opened:
@@ -140,20 +142,3 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         raise CheckpointError(f"no temporary folder can be made ({error.strerror}); set TMPDIR to one") from error
     with folder as path:
         yield Path(path)
-
-
-def _own_files(checkpoint: Checkpoint) -> list[Path]:
-    folder = checkpoint.folder
-    optional = [path for path in (folder / GENERATION_CONFIG,) if path.is_file()]
-    code = code_files(folder) if checkpoint.trust_remote_code else ()
-    tokenizer = tokenizer_files(folder) if checkpoint.tokenizer is None else ()
-    return [folder / "config.json", *optional, *code, *tokenizer]
-
-
-def _tokenizer_files(checkpoint: Checkpoint) -> list[Path]:
-    """Those of a tokenizer elsewhere, and what its class is chosen by."""
-    folder = checkpoint.tokenizer
-    if folder is None:
-        return []
-    config = [path for path in (folder / "config.json",) if path.is_file()]
-    return [*tokenizer_files(folder), *config, *(code_files(folder) if checkpoint.trust_remote_code else ())]
