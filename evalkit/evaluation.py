@@ -85,7 +85,7 @@ def load_model(
         checkpoint: of the request.
         request: says how it is loaded.
         specification: of the run, whose id was made of the checkpoint's files as they were then.
-        progress: told.
+        progress: shows what is being done.
 
     Raises:
         CheckpointError: it cannot be loaded, or its files have changed since.

@@ -19,7 +19,7 @@ from evalkit.finding import DamagedRun, scan
 from evalkit.page import aligned, json_text
 from evalkit.place import kinds, mixture
 from evalkit.runs import GENERATED, JOURNAL, Run
-from evalkit.traits import unofficial
+from evalkit.traits import unofficial_notes
 
 _WIDTH = 100
 _LEAST_WIDTH = 19
@@ -156,9 +156,7 @@ def _listed(run: Run) -> ListedRun:
         "limit": specification["limit"],
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
-        "notes": tuple(
-            f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()
-        ),
+        "notes": tuple(unofficial_notes(manifest)),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit import values
 from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
-from evalkit.reading import Unreadable, parse_json
+from evalkit.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.run_files import manifest_trouble, results_trouble
 from evalkit.seal import RUN, content_digest, digest, unsealed
 
@@ -278,7 +278,7 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
         RunError: it cannot be read, or is something else; ends with the advice.
     """
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
     except Unreadable as error:

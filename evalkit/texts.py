@@ -33,7 +33,7 @@ def check_text(text: str, label: str) -> None:
 
 
 def in_calls(items: Iterable[Item], text: Callable[[Item], str], most: int) -> Iterator[list[Item]]:
-    """Items in their order, parted into calls of the tokenizer.
+    """Items in their order, in lists for one call of the tokenizer each.
 
     Args:
         items: each with a text.

@@ -112,6 +112,11 @@ def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
     return {kind: tasks for kind, tasks in found.items() if tasks}
 
 
+def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """What `unofficial` finds, in words."""
+    return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
+
+
 def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
     """What of a task is not the published one, in words."""
     return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]

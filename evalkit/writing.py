@@ -121,21 +121,22 @@ class RunWriter:
                 f"may differ in its last digits, and texts from there on; {MANIFEST} will say which batches"
             )
 
-    def save_manifest(self, **more: Any) -> None:
-        """Write the manifest, with more keys."""
+    def save_manifest(self, **more: Any) -> str:
+        """Write the manifest, with more keys; returns the digest of its content."""
         self.manifest |= more
-        self._save_json(MANIFEST, sealed(self.manifest))
+        content = sealed(self.manifest)
+        self._save(MANIFEST, _json(content))
+        return str(content[DIGEST])
 
     def save_results(self, content: Any) -> None:
         """Write the results, bound to all that has been written. Last, since their presence says that a run is done."""
         places = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
-        self.save_manifest(devices=places)
-        files = {MANIFEST: sealed(self.manifest)[DIGEST]} | self._files
-        self._save_json(RESULTS, sealed({"run": self.manifest["id"], "files": files, **content}))
+        files = {MANIFEST: self.save_manifest(devices=places)} | self._files
+        self._save(RESULTS, _json(sealed({"run": self.manifest["id"], "files": files, **content})))
 
     def save_json(self, name: str, content: Any) -> None:
         """Write a JSON file of the folder, whole or not at all."""
-        self.save_bytes(name, json_bytes(content, indent=2) + b"\n")
+        self.save_bytes(name, _json(content))
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a Parquet file of the folder, whole or not at all."""
@@ -156,9 +157,6 @@ class RunWriter:
         """
         self._save(name, content)
         self._files[name] = digest(content)
-
-    def _save_json(self, name: str, content: Any) -> None:
-        self._save(name, json_bytes(content, indent=2) + b"\n")
 
     def _save(self, name: str, content: bytes) -> None:
         path = self.folder / name
@@ -225,6 +223,10 @@ def open_run(
         raise
     finally:
         lock.release()
+
+
+def _json(content: Any) -> bytes:
+    return json_bytes(content, indent=2) + b"\n"
 
 
 def _read_text(path: Path) -> str:

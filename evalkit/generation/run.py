@@ -24,7 +24,7 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
         what: the command that generates, for the message.
 
     Raises:
-        UsageError: it is not told, or stretched in a way that cannot generate.
+        UsageError: its window is unknown, or stretched in a way that cannot generate.
     """
     extension = context_extension(request, checkpoint)
     if extension is not None:

@@ -84,7 +84,7 @@ def build_model(
             dtype=kind,
             attn_implementation=skeleton.config._attn_implementation,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # else only the first is told, and not which
+            ignore_mismatched_sizes=True,  # else an error names no tensor
             output_loading_info=True,
         )
         if model.can_generate():

@@ -144,7 +144,7 @@ def check_report(given: str, built: Built, say: Say) -> None:
     Args:
         given: the checkpoint's name for messages.
         built: from `build_model`.
-        say: told of weights that are in the files and nowhere in the model.
+        say: called with a warning about weights that are in the files and nowhere in the model.
 
     Raises:
         CheckpointError: a weight was not in the files, had another shape, is of layers or of modules that the model has

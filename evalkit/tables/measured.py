@@ -33,7 +33,7 @@ from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, objection
-from evalkit.traits import Trait, differences, model_differences, summary, unofficial
+from evalkit.traits import Trait, differences, model_differences, summary, unofficial_notes
 from evalkit.values import path as given_path
 
 PERCENT = 100
@@ -237,7 +237,7 @@ def _notes(
         if not mixed:
             _refuse_mixture(*flat[0], model, run, differing)
         says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
-        says += [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(run.manifest).items()]
+        says += unofficial_notes(run.manifest)
         says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
         if says:
             letter = letters.setdefault(model, chr(ord("a") + len(letters)))
