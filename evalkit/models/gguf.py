@@ -11,6 +11,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -31,6 +32,8 @@ from evalkit.resources import cache_dir
 
 _RECORD = "fingerprint"
 """Beside what `save_pretrained` writes; of no kind that is counted."""
+_ABANDONED = 24 * 3600
+"""Seconds after which what stands beside the finished folders was left by a process that was killed."""
 _GROWTH = 9
 """Float32 takes at most about this many times the room of a GGUF file (4-bit blocks with their scales)."""
 
@@ -51,6 +54,7 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
     folder = root / _folder_name(file_sha256(gguf))
     if _whole(folder):
         return folder
+    _remove_abandoned(root)
     if not _has_room(root, gguf.stat().st_size * _GROWTH):
         say(f"{gguf.name}: the cache folder cannot hold its dequantised copy, so each load takes as long")
         return None
@@ -217,6 +221,13 @@ def _whole(folder: Path) -> bool:
         pass
     shutil.rmtree(folder, ignore_errors=True)
     return False
+
+
+def _remove_abandoned(root: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in root.glob(".*"):
+            if time.time() - path.stat().st_mtime > _ABANDONED:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _has_room(folder: Path, size: int) -> bool:

@@ -8,6 +8,7 @@ theirs, ids 0, 1 and 2 are <unk>, <s> and </s>, 256 bytes follow, and <s> comes 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ FEWEST = len(_SPECIAL) + len(_BYTES)
 """Of a vocabulary that can spell any text."""
 # Spaces before a word's own; letters with their space; single digits; the rest; lines' ends
 _WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
+_LONG_WORD = re.compile(r"\S{1000}|\s{1000}")
+"""As much of one as is learnt from at once: the trainer's time grows with the square of a word's length."""
 _ALPHABET_SHARE = 4
 """One in so many tokens may be a single character; rarer characters are spelled in bytes."""
 
@@ -60,7 +63,7 @@ def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
         show_progress=False,
     )
     learner = _around(Tokenizer(models.BPE()))
-    learner.train_from_iterator(_lines(files), trainer)
+    learner.train_from_iterator((piece for line in _lines(files) for piece in _without_long_words(line)), trainer)
     learned = json.loads(learner.to_str())["model"]
     tokenizer = _finished(learned["vocab"], learned["merges"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -139,6 +142,16 @@ def _lines(files: Iterable[Path]) -> Iterator[str]:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _without_long_words(line: str) -> Iterator[str]:
+    """A line, cut inside of words that are longer than any of a language: base64, or a file of one character."""
+    start = 0
+    for run in _LONG_WORD.finditer(line):
+        yield line[start : run.end()]
+        start = run.end()
+    if start < len(line):
+        yield line[start:]
 
 
 def _text_of(path: Path, number: int, line: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,18 @@ def test_writing_that_breaks_off_leaves_nothing(
     assert list((cache / "gguf").iterdir()) == []
     assert any("could not be kept" in line and "No space left" in line for line in said)
     assert torch.equal(logits(opened(file)), expected)
+
+
+def test_what_a_killed_process_left_is_removed(file: Path, cache: Path) -> None:
+    """After a day; before, another process may still be at work on it."""
+    root = cache / "gguf"
+    for name in (".evalkit-old", ".writing-new"):
+        (root / name).mkdir(parents=True)
+        (root / name / "half.gguf").write_bytes(b"GGUF")
+    yesterday = time.time() - 25 * 3600
+    os.utime(root / ".evalkit-old", (yesterday, yesterday))
+    opened(file)
+    assert [path.name for path in root.glob(".*")] == [".writing-new"]
 
 
 def test_unwritable_cache(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

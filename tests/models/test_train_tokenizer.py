@@ -105,6 +105,15 @@ def test_too_little_text(tmp_path: Path) -> None:
     assert FEWEST < reached < FEWEST + 10
 
 
+@pytest.mark.parametrize("text", ["a" * 300_000, " " * 300_000 + "b", "ab" * 150_000, "ก" * 100_000])
+def test_a_word_without_end(tmp_path: Path, text: str) -> None:
+    """Minutes, did the trainer see it as one: its time grows with the square of a word's length."""
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    train_tokenizer([tmp_path / "text.txt"], 512, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.decode(tokenizer(text[-2000:])["input_ids"], skip_special_tokens=True) == text[-2000:]
+
+
 def test_text_that_spells_byte_tokens(tmp_path: Path) -> None:
     """Such a word must not become the token that stands for the byte."""
     (tmp_path / "text.txt").write_text("<0x0A> " * 50, encoding="utf-8")
