@@ -209,7 +209,8 @@ def test_help(evalkit: Command) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("kind", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_the_command_is_killed_and_given_again(
     longbench: Command, model: Path, rows: Path, kind: signal.Signals
 ) -> None:

@@ -19,6 +19,8 @@ TASKS = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "mmlu", "openbookqa"
 LIMIT = 5
 
 pytestmark = [
+    # It evaluates everything twice, with us and with lm-eval; the forms themselves are checked in test_evaluation.py
+    pytest.mark.slow,
     # lm-eval's own, all of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -100,7 +100,10 @@ def agree(questions: list[Question], logged: dict[str, list[dict[str, Any]]], li
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
-@pytest.mark.parametrize(("task", "shots"), [("mmlu", 5), ("mmlu", 2), ("mmlu_continuation", 5)])
+@pytest.mark.parametrize(
+    ("task", "shots"),
+    [("mmlu", 5), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("mmlu", 2), ("mmlu_continuation", 5)])],
+)
 def test_questions_are_those_of_lm_evals_own_run(real: Path, task: str, shots: int) -> None:
     """Two documents of each of the 57 subjects."""
     questions = load_questions(suite_of(task, shots), Library(real), 2 * len(SUBJECTS))[task]
@@ -187,7 +190,7 @@ def asked(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("template", ["plain", "inst"])
+@pytest.mark.parametrize("template", [pytest.param("plain", marks=pytest.mark.slow), "inst"])
 def test_examples_are_part_of_what_a_run_is(asked: dict[str, Any], tmp_path: Path, template: str) -> None:
     none, two = (evaluate(template=template, num_fewshot=shots, **asked) for shots in (0, 2))
     assert evaluate(template=template, **asked).folder == none.folder != two.folder

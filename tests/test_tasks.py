@@ -88,7 +88,7 @@ def library(shared_data: Path) -> Library:
     return Library(shared_data / "zeroshot8")
 
 
-@pytest.mark.parametrize("task", BUILT_IN)
+@pytest.mark.parametrize("task", [pytest.param(t, marks=[pytest.mark.slow] * (t == "hellaswag")) for t in BUILT_IN])
 def test_questions_are_lm_evals(shared_data: Path, library: Library, task: str) -> None:
     questions = load_questions(suite_of(task), library, LIMIT)[task]
     documents = list(raw(shared_data, task))

@@ -49,7 +49,10 @@ def test_it_is_a_fraction_and_a_text_is_like_itself(prediction: str, answer: str
     assert rouge_l(answer, answer) == (pytest.approx(1, abs=1e-8) if answer.strip(".") else 0)
 
 
-@pytest.mark.parametrize(("task", "every"), [("gov_report", 25), ("multi_news", 15), ("samsum", 1)])
+@pytest.mark.parametrize(
+    ("task", "every"),
+    [*(pytest.param(*one, marks=pytest.mark.slow) for one in [("gov_report", 25), ("multi_news", 15)]), ("samsum", 1)],
+)
 def test_it_is_the_packages_on_real_texts(golden: Path, task: str, every: int) -> None:
     lines = (golden / f"{task}.jsonl").read_bytes().splitlines()[::every]
     for row in map(json.loads, lines):

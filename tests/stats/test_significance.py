@@ -98,7 +98,7 @@ def test_clusters_are_summed_before_they_are_flipped() -> None:
     assert sign_flip(copied).p == sign_flip(differences).p
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_statsmodels(ps: list[float]) -> None:
     adjusted = holm(ps)

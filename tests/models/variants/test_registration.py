@@ -79,6 +79,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subp
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_import_order(order: str, started: dict[str, subprocess.Popen[str]]) -> None:
     _, errors = started[order].communicate(timeout=120)
