@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from evalkit.benchmarks.longbench.data import load_rows
+from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.protocol import Task, find_task
+from evalkit.benchmarks.longbench.rows import Row
+from evalkit.benchmarks.longbench.session import fitted_prompts
 from evalkit.generation.batches import Prompt, plan_batches
 from evalkit.generation.greedy import Generation, Generator
 from evalkit.generation.room import Room
-from evalkit.longbench.data import load_rows
-from evalkit.longbench.metrics import score_prediction
-from evalkit.longbench.protocol import Task, find_task
-from evalkit.longbench.rows import Row
-from evalkit.longbench.session import fitted_prompts
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 

@@ -35,17 +35,17 @@ import psutil
 import torch
 
 from evalkit import __version__
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
+from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.prompts import CONTINUATION, EncodedQuestion, Prompter
+from evalkit.scores.table import question_item, question_rows
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.scoring.table import question_item, question_rows
-from evalkit.suites import choose_tasks, load_suite, with_fewshot
-from evalkit.tasks import load_questions
-from evalkit.templates import SEGMENTS, load_template
 
 BATCH_SIZES = (4, 8, 16, 32)
 """Of lm-eval's model, of which the best is taken."""

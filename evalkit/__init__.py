@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.harness import harness
+    from evalkit.benchmarks.multiple_choice.evaluation import evaluate
     from evalkit.errors import (
         CheckpointError,
         DataError,
@@ -31,24 +33,22 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
-    from evalkit.evaluation import evaluate
-    from evalkit.finding import list_runs
-    from evalkit.lmeval.harness import harness
-    from evalkit.results import Average, Results, TaskResult
-    from evalkit.runs import Run, load_run
+    from evalkit.runs.finding import list_runs
+    from evalkit.runs.folder import Run, load_run
+    from evalkit.scores.results import Average, Results, TaskResult
 
 # Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
 __version__ = "0.1.0"
 
 _HOMES = {
-    "evaluate": "evaluation",
-    "harness": "lmeval.harness",
-    "Run": "runs",
-    "load_run": "runs",
-    "list_runs": "finding",
-    "Average": "results",
-    "Results": "results",
-    "TaskResult": "results",
+    "evaluate": "benchmarks.multiple_choice.evaluation",
+    "harness": "benchmarks.lm_eval.harness",
+    "Run": "runs.folder",
+    "load_run": "runs.folder",
+    "list_runs": "runs.finding",
+    "Average": "scores.results",
+    "Results": "scores.results",
+    "TaskResult": "scores.results",
     **dict.fromkeys(
         (
             "CheckpointError",

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 _MOST_LISTED = 200
 """Of more names than these, a message shows none."""

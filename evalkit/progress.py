@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 _LINE_EVERY = 15.0
 """Seconds between plain lines."""

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from evalkit import values
-from evalkit.reading import Unreadable, parse_json, read_bytes
+from evalkit.inputs import values
+from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
 
 _PACKAGE = Path(__file__).resolve().parent
 _MOST_CACHED_BYTES = 2**26

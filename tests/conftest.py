@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
-from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from tests.documents import first_real, made_up
 from tests.tiny import tiny_checkpoint
 

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from evalkit.place import Place
-from evalkit.runs import MANIFEST, RESULTS, specification_id
-from evalkit.seal import DIGEST, digest, sealed
+from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
+from evalkit.runs.place import Place
+from evalkit.runs.seal import DIGEST, digest, sealed
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import evalkit
-from evalkit.scoring.table import CLUSTER, ScoreRow
+from evalkit.scores.table import CLUSTER, ScoreRow
 
 HEAVY = ("torch", "transformers", "pandas", "lm_eval", "datasets")
 

@@ -11,24 +11,24 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.lm_eval.view import metric_table
+from evalkit.benchmarks.longbench.request import LongBenchRequest
+from evalkit.benchmarks.longbench.session import GENERATIONS, load_generations, results_of
+from evalkit.benchmarks.longbench.view import render
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
+from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
+from evalkit.benchmarks.needle.session import NEEDLES, load_needles, run_needle
+from evalkit.benchmarks.needle.view import needle_table
+from evalkit.benchmarks.request import Request, circumstances, request_of
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.evaluation import evaluate
 from evalkit.export import FORMS, export_run
-from evalkit.lmeval.view import metric_table
-from evalkit.longbench.request import LongBenchRequest
-from evalkit.longbench.session import GENERATIONS, load_generations, results_of
-from evalkit.longbench.view import render
 from evalkit.models.locate import locate
-from evalkit.needle.request import NeedleRequest, prepare_needle
-from evalkit.needle.session import NEEDLES, load_needles, run_needle
-from evalkit.needle.view import needle_table
 from evalkit.progress import Progress
-from evalkit.request import Request, circumstances, request_of
-from evalkit.run_listing import list_found, runs_json, runs_table
-from evalkit.runs import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
+from evalkit.runs.listing import list_found, runs_json, runs_table
+from evalkit.runs.writing import finished_run, open_run
 from evalkit.tables.measured import accuracies
-from evalkit.view import result_table, rules_table
-from evalkit.writing import finished_run, open_run
 from tests.lmeval.made import made_tasks
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.sealed import read, reseal
@@ -215,7 +215,9 @@ def again(
     def run(**options: Any) -> Run:
         asked = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa", "boolq"), "log_samples": True}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.evaluation.load_model", lambda *_: pytest.fail("a model was loaded"))
+            patch.setattr(
+                "evalkit.benchmarks.multiple_choice.evaluation.load_model", lambda *_: pytest.fail("a model was loaded")
+            )
             return evaluate(str(small[0]), output=tmp_path / "runs", progress=SILENT, **(asked | options))
 
     return run
@@ -366,7 +368,7 @@ def test_a_manifest_of_another_form(own_run: Path, change: dict[str, Any], words
 
 @pytest.mark.parametrize("content", [{"specification": []}, {"specification": None}, {"id": 3}, {}])
 def test_a_manifest_without_a_specification(own_run: Path, content: dict[str, Any]) -> None:
-    from evalkit.seal import sealed
+    from evalkit.runs.seal import sealed
 
     (own_run / MANIFEST).write_text(json.dumps(sealed(content)), encoding="utf-8")
     with pytest.raises(RunError, match=r"manifest.json is damaged \("):

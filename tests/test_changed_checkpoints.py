@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-import evalkit.request as asking
+import evalkit.benchmarks.request as asking
+from evalkit.benchmarks.longbench.session import load_generations
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
+from evalkit.benchmarks.needle.session import load_needles, run_needle
+from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError
-from evalkit.evaluation import evaluate
-from evalkit.longbench.session import load_generations
 from evalkit.models import gguf as gguf_reading
 from evalkit.models import load as loading
 from evalkit.models import locate as locating
 from evalkit.models import weights as reading
 from evalkit.models.hashes import file_sha256
-from evalkit.needle.request import NeedleRequest, prepare_needle
-from evalkit.needle.session import load_needles, run_needle
 from evalkit.progress import Progress
-from evalkit.request import request_of
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from tests.lmeval.made import made_tasks
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.longbench.test_session import request as longbench_request

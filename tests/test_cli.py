@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from evalkit.cli import main
-from evalkit.runs import Run, load_run
+from evalkit.runs.folder import Run, load_run
 from tests.arguments import arguments
 from tests.documents import made_up, rewrite
 
@@ -354,7 +354,7 @@ def test_a_damaged_run_says_what_to_do(run: Command) -> None:
 
 
 def test_interrupted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalkit.journal import Journal
+    from evalkit.runs.journal import Journal
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -457,5 +457,5 @@ def test_memory_that_runs_out(evalkit: Command, monkeypatch: pytest.MonkeyPatch)
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("evalkit.run_listing.list_found", full)
+    monkeypatch.setattr("evalkit.runs.listing.list_found", full)
     complains(evalkit("ls", "runs"), 1, "evalkit: out of memory; ")

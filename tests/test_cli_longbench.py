@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from evalkit.longbench.session import load_generations
-from evalkit.runs import JOURNAL, load_run
+from evalkit.benchmarks.longbench.session import load_generations
+from evalkit.runs.folder import JOURNAL, load_run
 from tests.arguments import arguments
 from tests.longbench.made import record, write
 from tests.sealed import reseal

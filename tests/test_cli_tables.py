@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from evalkit.tables.layout import layout_names
 from tests.test_api import heavy_after
 from tests.test_cli import Command, _no_settings, complains, evalkit

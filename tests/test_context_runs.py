@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import evalkit
+from evalkit.benchmarks.lm_eval.answers import Answer, Row
+from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.evaluation import evaluate
-from evalkit.journal import Journal
-from evalkit.lmeval.answers import Answer, Row
-from evalkit.lmeval.harness import Harness
-from evalkit.runs import JOURNAL, Run
+from evalkit.runs.folder import JOURNAL, Run
+from evalkit.runs.journal import Journal
 from tests.lmeval.made import made_tasks
 from tests.test_evaluation import Lines
 from tests.tiny import tiny_checkpoint

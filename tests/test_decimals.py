@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.decimals import could_print, half_up, mean, of_float, parse_number, percent, to_text
+from evalkit.reporting.decimals import could_print, half_up, mean, of_float, parse_number, percent, to_text
 
 decimals = st.decimals(min_value=-1000, max_value=1000, places=4, allow_nan=False)
 places = st.integers(0, 3)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.request import Request, circumstances
+from evalkit.benchmarks.request import Request, circumstances
 
 ROOT = Path(__file__).parents[1]
 _PLACES = ("evalkit", "docs", "tasks", "configs", "benchmarks", "results/published", "README.md", "CHANGELOG.md",

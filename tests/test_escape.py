@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import EvalkitError, UnknownNameError
-from evalkit.escape import in_csv, printable
-from evalkit.page import csv_text
+from evalkit.reporting.escape import in_csv, printable
+from evalkit.reporting.page import csv_text
 
 NAMES = {
     "a\nb": "a\\nb",

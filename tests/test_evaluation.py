@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, UsageError
-from evalkit.evaluation import evaluate
-from evalkit.journal import Journal
 from evalkit.progress import Progress
-from evalkit.runs import Run, load_run
+from evalkit.runs.folder import Run, load_run
+from evalkit.runs.journal import Journal
 from tests.documents import made_up, rewrite
 from tests.tiny import tiny_checkpoint
 
@@ -93,7 +93,7 @@ def test_results_json_holds_every_rule(finished: Run) -> None:
 def test_a_finished_run_is_only_opened(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     first = small()
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    monkeypatch.setattr("evalkit.writing.open_run", None)
+    monkeypatch.setattr("evalkit.runs.writing.open_run", None)
     again = small()
     assert again.folder == first.folder
     assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
@@ -204,7 +204,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     first = small()
     before = (first.folder / absent).read_bytes()
     (first.folder / absent).unlink()
-    monkeypatch.setattr("evalkit.evaluation.load_model", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", None)  # nothing is left to score
     again = small()
     assert again.complete
     assert (again.folder / absent).read_bytes() == before
@@ -212,7 +212,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
 
 def test_results_are_gone_while_they_are_made_anew(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or those of before would stand beside tables that they were not written with, should the process die."""
-    from evalkit.writing import RunWriter
+    from evalkit.runs.writing import RunWriter
 
     first = small()
     (first.folder / "scores.parquet").unlink()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.data import Library
-from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
 from evalkit.resources import resource
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from tests.documents import SUBJECTS
 
 TASKS = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "mmlu", "openbookqa", "piqa", "winogrande")

@@ -16,7 +16,7 @@ from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.export import FORMS, export_run
 from evalkit.export.content import Content
-from evalkit.runs import LM_EVAL, RESULTS, Run, load_finished, load_run
+from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_finished, load_run
 from tests.test_tables_measured import altered
 
 SCHEMA = Member(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError
-from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
-from evalkit.suites import Suite, choose_tasks, load_suite, with_fewshot
-from evalkit.tasks import Question, load_questions
 from tests.data.samples import sample, write
 from tests.documents import SUBJECTS
 from tests.test_tasks import lm_eval_folder

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.request import Request, circumstances, prepare, request_of
 from evalkit.compare.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.finding import find_run, list_runs, model_name, scan
 from evalkit.models.locate import Checkpoint, locate, silent
-from evalkit.request import Request, circumstances, prepare, request_of
-from evalkit.run_listing import list_found, runs_table
-from evalkit.runs import MANIFEST, RESULTS, load_run
+from evalkit.runs.finding import find_run, list_runs, model_name, scan
+from evalkit.runs.folder import MANIFEST, RESULTS, load_run
+from evalkit.runs.listing import list_found, runs_table
 from tests.compare.conftest import Make, make
 from tests.sealed import read, reseal
 from tests.test_cli import Command, _no_settings, complains, evalkit

@@ -16,8 +16,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import evalkit
+from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.errors import CheckpointError, ScoringError, UsageError
-from evalkit.lmeval.harness import Harness
 from tests.lmeval.made import ALL, made_tasks, same_metrics
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 

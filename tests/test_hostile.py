@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.texts import LONGEST_TEXT
+from evalkit.inputs.texts import LONGEST_TEXT
 from tests.arguments import arguments
 from tests.documents import made_up, rewrite
 from tests.lmeval.made import CHOICE, write_task

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.integrity import check, read_beliefs
 from evalkit.resources import resource
-from evalkit.rules import RULES
-from evalkit.runs import RESULTS, Run, load_finished, load_run
+from evalkit.runs.folder import RESULTS, Run, load_finished, load_run
+from evalkit.scores.rules import RULES
+from evalkit.tables.integrity import check, read_beliefs
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.request import TableRequest, make, write

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError
-from evalkit.journal import Entry, Journal, replace_file
-from evalkit.place import Place
+from evalkit.runs.journal import Entry, Journal, replace_file
+from evalkit.runs.place import Place
 
 RUN = "0123456789ab"
 PLACE = Place("cpu", "x86_64", "tiles", "here")

@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.evaluation import evaluate
-from evalkit.journal import Journal
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.progress import Progress
-from evalkit.runs import load_run
-from evalkit.scoring.table import ScoreRow
+from evalkit.runs.folder import load_run
+from evalkit.runs.journal import Journal
+from evalkit.scores.table import ScoreRow
 from tests.documents import made_up
 
 KILLS = 50
@@ -28,7 +28,7 @@ TASKS = ("arc_easy", "piqa", "boolq")
 BUDGET = 128
 """Small, so that every document is a batch."""
 PRELOADED = [
-    "evalkit.evaluation",
+    "evalkit.benchmarks.multiple_choice.evaluation",
     "evalkit.models.load",
     "evalkit.export.lm_eval",
     "evalkit.scoring.engine",

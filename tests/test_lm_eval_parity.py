@@ -14,20 +14,20 @@ import pandas as pd
 import pytest
 import torch
 
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
-from evalkit.prompts import Prompter
-from evalkit.rules import decide, find_rule
+from evalkit.scores.rules import decide, find_rule
+from evalkit.scores.table import ScoreRow, question_item, question_rows
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.scoring.table import ScoreRow, question_item, question_rows
-from evalkit.suites import load_suite
-from evalkit.tasks import Question, load_questions
-from evalkit.templates import SEGMENTS, load_template
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 50

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.view import result_table
 from evalkit.errors import UsageError
-from evalkit.journal import Journal
-from evalkit.place import Place, check_device, devices
-from evalkit.run_listing import list_found
-from evalkit.runs import JOURNAL, RESULTS, Run
-from evalkit.scoring.table import ScoreRow
-from evalkit.view import result_table
+from evalkit.runs.folder import JOURNAL, RESULTS, Run
+from evalkit.runs.journal import Journal
+from evalkit.runs.listing import list_found
+from evalkit.runs.place import Place, check_device, devices
+from evalkit.scores.table import ScoreRow
 from tests.sealed import relocate
 from tests.test_evaluation import Evaluate, Lines, small
 
@@ -103,7 +103,7 @@ def test_a_run_of_another_machine_is_its_own(small: Evaluate) -> None:
 
 
 def test_requests_of_lm_evals_say_how_the_model_attended(checkpoint: Path, tmp_path: Path) -> None:
-    from evalkit.evaluation import evaluate
+    from evalkit.benchmarks.multiple_choice.evaluation import evaluate
     from tests.lmeval.made import made_tasks
 
     options: dict[str, Any] = {"tasks": ("made_choice", "made_answers"), "include_path": made_tasks(tmp_path / "tasks")}

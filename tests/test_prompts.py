@@ -11,10 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from evalkit.benchmarks.multiple_choice.prompts import (
+    CONTEXT,
+    CONTINUATION,
+    END,
+    INSTRUCTION,
+    SPECIAL,
+    Prompter,
+    TokenSequence,
+)
+from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.errors import ScoringError, TemplateError
-from evalkit.prompts import CONTEXT, CONTINUATION, END, INSTRUCTION, SPECIAL, Prompter, TokenSequence
-from evalkit.tasks import Question
-from evalkit.templates import SEGMENTS, Part, Template, load_template
 from tests.questions import question, token_bytes
 from tests.tiny import tiny_tokenizer
 

@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit import reading
+from evalkit.benchmarks.needle.text import Haystack
 from evalkit.data.files import read as read_documents
 from evalkit.errors import DataError, TableError
-from evalkit.needle.text import Haystack
-from evalkit.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
+from evalkit.inputs import reading
+from evalkit.inputs.reading import read_json, read_task_file, read_yaml, read_yaml_as_typed
 from evalkit.resources import resource
 from evalkit.tables.published import read_numbers
 

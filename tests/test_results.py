@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.metrics import mean_stderr
 
+from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
 from evalkit.errors import UsageError
-from evalkit.results import available_rules, summarise
-from evalkit.view import result_table, rules_table
+from evalkit.scores.results import available_rules, summarise
 from tests.tables import table
 
 RIGHT: list[dict[str, Any]] = [{"ll_continuation": -1.0}, {"ll_continuation": -2.0}]

@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from evalkit.errors import RunError
-from evalkit.finding import list_runs
-from evalkit.runs import Run, folder_name, load_run, specification_id
-from evalkit.writing import open_run
+from evalkit.runs.finding import list_runs
+from evalkit.runs.folder import Run, folder_name, load_run, specification_id
+from evalkit.runs.writing import open_run
 
 SPECIFICATION: dict[str, Any] = {"suite": "zeroshot8", "limit": 5, "dtype": "float32", "checkpoint": {"weights": "0"}}
 MANIFEST = {
@@ -69,7 +69,7 @@ def test_another_specification_does_not_get_in(tmp_path: Path) -> None:
 
 def test_a_second_process_is_told_who_has_it(tmp_path: Path) -> None:
     script = (
-        "import json, sys\nfrom pathlib import Path\nfrom evalkit.writing import open_run\n"
+        "import json, sys\nfrom pathlib import Path\nfrom evalkit.runs.writing import open_run\n"
         "try:\n"
         "    with open_run(Path(sys.argv[1]), 'run', json.loads(sys.argv[2])): pass\n"
         "except Exception as error:\n"

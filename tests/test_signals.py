@@ -22,7 +22,7 @@ import evalkit.models.load as place
 place.load = lambda *_, **__: (print("reached", flush=True), time.sleep(300))
 """
 IN_THE_ENCODER = """
-import evalkit.prompts as place
+import evalkit.benchmarks.multiple_choice.prompts as place
 encode = place.Prompter.encode
 def slowly(own, questions, unconditional):
     for one in encode(own, questions, unconditional):
@@ -63,7 +63,7 @@ def _code(arguments: list[str]) -> int:
 
 def test_in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("evalkit.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
+    monkeypatch.setattr("evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
     assert _code(["ls", "rules"]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
@@ -81,7 +81,7 @@ def test_another_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     caught = []
     previous = signal.signal(signal.SIGTERM, lambda *_: caught.append("theirs"))
     try:
-        monkeypatch.setattr("evalkit.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
+        monkeypatch.setattr("evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
         assert _code(["ls", "rules"]) == 0
     finally:
         signal.signal(signal.SIGTERM, previous)

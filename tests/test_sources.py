@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.sources import clusters_of
-from evalkit.suites import load_suite
-from evalkit.tasks import load_questions
+from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.data.clusters import clusters_of
 
 TWINS = {"twins": "sentence"}
 

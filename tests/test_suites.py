@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, suite_names, with_fewshot
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.suites import choose_tasks, load_suite, suite_names, with_fewshot
 
 
 def test_zeroshot8_is_the_papers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.decimals import half_up
+from evalkit.reporting.decimals import half_up
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited, Finding, audit, audit_averages, audit_marks, audit_rows
 from evalkit.tables.fill import computed

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.escape import in_latex as escape
+from evalkit.reporting.escape import in_latex as escape
 from evalkit.tables.latex import latex
 from evalkit.tables.layout import layout_names
 from evalkit.tables.markup import literal

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.decimals import to_text
+from evalkit.reporting.decimals import to_text
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import Layout, load_layout
 from evalkit.tables.marks import best_marks

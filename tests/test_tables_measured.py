@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, RunError, TableError, UnknownNameError, UsageError
-from evalkit.runs import RESULTS, Run, load_run, specification_id
+from evalkit.runs.folder import RESULTS, Run, load_run, specification_id
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping

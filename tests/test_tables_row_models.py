@@ -14,7 +14,7 @@ from evalkit.errors import TableError, UsageError
 from evalkit.models.registration import register_models
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
-from evalkit.runs import Run, load_run
+from evalkit.runs.folder import Run, load_run
 from evalkit.tables.layout import Item, load_layout
 from evalkit.tables.layout import layout_names as names
 from evalkit.tables.markup import plain

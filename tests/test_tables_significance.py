@@ -10,9 +10,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from evalkit.decimals import of_float
 from evalkit.errors import UsageError
-from evalkit.runs import load_run
+from evalkit.reporting.decimals import of_float
+from evalkit.runs.folder import load_run
 from evalkit.tables.fill import Lead
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import Measured

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.escape import in_csv
+from evalkit.reporting.escape import in_csv
 from evalkit.tables.layout import layout_names
 from evalkit.tables.markup import literal, plain
 from evalkit.tables.request import TableRequest, make, write

@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, share_limit
 from evalkit.data import Library
 from evalkit.data.subjects import SUBJECTS
 from evalkit.errors import DataError
-from evalkit.suites import Suite, choose_tasks, load_suite
-from evalkit.tasks import Question, load_questions, share_limit
 from tests.documents import COUNTS
 
 BUILT_IN = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
 from evalkit.errors import TemplateError, UnknownNameError
-from evalkit.templates import Part, load_template, template_names
 
 GOOD = """\
 description: for this test

@@ -11,11 +11,11 @@ import yaml
 from evalkit.compare.claim import claim_of
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
-from evalkit.runs import Run, load_run
+from evalkit.runs.folder import Run, load_run
+from evalkit.runs.traits import differences, model_differences, summary, traits, unofficial
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import measure, read_mapping
-from evalkit.traits import differences, model_differences, summary, traits, unofficial
 from tests.compare.made import make_longbench
 from tests.test_tables_measured import altered
 

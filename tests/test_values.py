@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.request import Request, request_of
 from evalkit.errors import UsageError
-from evalkit.lmeval.harness import Harness
 from evalkit.models.context_settings import context_settings
-from evalkit.request import Request, request_of
 
 
 @pytest.mark.parametrize(

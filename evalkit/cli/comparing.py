@@ -76,7 +76,7 @@ def _print(found: list[Comparison], form: str) -> None:
     from dataclasses import asdict
 
     from evalkit.compare.view import comparison_page, comparison_records, headline
-    from evalkit.page import PAGES, csv_text, json_text
+    from evalkit.reporting.page import PAGES, csv_text, json_text
 
     if form == "json":
         click.echo(json_text({"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}))
@@ -96,7 +96,7 @@ def _curves(
     from evalkit.compare.curves import curve
     from evalkit.compare.sides import find_trainings
     from evalkit.compare.view import curve_page, curve_records
-    from evalkit.page import PAGES, csv_text, json_text
+    from evalkit.reporting.page import PAGES, csv_text, json_text
 
     found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
     if form == "json":

@@ -28,17 +28,17 @@ from evalkit.cli.options import (
     typed_option,
 )
 from evalkit.errors import UsageError
-from evalkit.escape import printable
-from evalkit.finding import find_run
+from evalkit.reporting.escape import printable
+from evalkit.runs.finding import find_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.longbench.metrics import EditVariant
-    from evalkit.longbench.protocol import SuiteName
-    from evalkit.longbench.scores import LongBenchResults
-    from evalkit.longbench.view import Form
-    from evalkit.runs import Run
+    from evalkit.benchmarks.longbench.metrics import EditVariant
+    from evalkit.benchmarks.longbench.protocol import SuiteName
+    from evalkit.benchmarks.longbench.scores import LongBenchResults
+    from evalkit.benchmarks.longbench.view import Form
+    from evalkit.runs.folder import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
@@ -105,11 +105,11 @@ def longbench(
             raise UsageError("--model is missing: a checkpoint folder, a hub name, a .gguf file, or demo")
         click.echo(ctx.get_help())
         return
+    from evalkit.benchmarks.longbench.request import LongBenchRequest, prepare_longbench
+    from evalkit.benchmarks.longbench.session import run_longbench
+    from evalkit.benchmarks.request import request_of
     from evalkit.errors import DataError
-    from evalkit.longbench.request import LongBenchRequest, prepare_longbench
-    from evalkit.longbench.session import run_longbench
     from evalkit.progress import Progress
-    from evalkit.request import request_of
 
     with Progress() as progress:
         request = LongBenchRequest(request_of(model, options), suite, tasks, window, chat)
@@ -151,8 +151,8 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
     evalkit longbench score pred/llama2-7b-chat-4k
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
-    from evalkit.longbench.official_format import read_predictions
-    from evalkit.longbench.scores import score_generations
+    from evalkit.benchmarks.longbench.official_format import read_predictions
+    from evalkit.benchmarks.longbench.scores import score_generations
 
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
@@ -162,8 +162,8 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
 
 
 def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+    from evalkit.benchmarks.longbench.session import load_generations, results_of
     from evalkit.generation.run import about_run
-    from evalkit.longbench.session import load_generations, results_of
 
     _show(results_of(finished, edit_similarity), about_run(finished), form)
     if plot is not None:
@@ -172,7 +172,7 @@ def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form:
 
 
 def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
-    from evalkit.longbench.view import render
+    from evalkit.benchmarks.longbench.view import render
 
     click.echo(render(results, form, notes))
     if form == "csv":
@@ -181,7 +181,7 @@ def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
 
 
 def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
-    from evalkit.longbench.plots import draw_by_length
+    from evalkit.benchmarks.longbench.plots import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
     click.echo(printable(f"{plot} is drawn"), err=True)

@@ -31,7 +31,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
     evalkit ls runs --filter "checkpoint-1000 float32" --sort score
     evalkit ls runs --format json
     """
-    from evalkit import listing
+    from evalkit.cli import listing
 
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
@@ -46,7 +46,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
 
 
 def _runs(output: Path, sort: str | None, text: str | None, form: str | None) -> str:
-    from evalkit.run_listing import list_found, runs_json, runs_table
+    from evalkit.runs.listing import list_found, runs_json, runs_table
 
     found = list_found(output, sort or "date", text or "")
     return runs_json(found) if form == "json" else runs_table(found, output, text or "")
@@ -62,7 +62,7 @@ def _runs(output: Path, sort: str | None, text: str | None, form: str | None) ->
 )
 def data(data_dir: Path | None, tasks: tuple[str, ...], fetch: bool) -> None:
     """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
-    from evalkit import listing
+    from evalkit.cli import listing
 
     click.echo(listing.documents(data_dir, tasks, fetch))
 
@@ -72,6 +72,6 @@ def data(data_dir: Path | None, tasks: tuple[str, ...], fetch: bool) -> None:
 @OUTPUT
 def doctor(data_dir: Path | None, output: Path) -> None:
     """Versions, device, data and disk at a glance."""
-    from evalkit import doctor as examination
+    from evalkit.cli import doctor as examination
 
     click.echo(examination.report(data_dir, output))

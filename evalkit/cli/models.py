@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from evalkit.cli.options import FOLDER, Commands, argument, typed_option
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 _TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
 _PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")

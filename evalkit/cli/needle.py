@@ -22,7 +22,7 @@ from evalkit.cli.options import (
     option,
 )
 from evalkit.errors import UsageError
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 
 @click.command()
@@ -62,11 +62,11 @@ def needle(
     """
     import json
 
-    from evalkit.needle.request import NeedleRequest, prepare_needle
-    from evalkit.needle.session import run_needle
-    from evalkit.needle.view import needle_table
+    from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
+    from evalkit.benchmarks.needle.session import run_needle
+    from evalkit.benchmarks.needle.view import needle_table
+    from evalkit.benchmarks.request import request_of
     from evalkit.progress import Progress
-    from evalkit.request import request_of
 
     whole = tuple(int(length) for length in _numbers("--lengths", lengths, whole=True))
     asked = NeedleRequest(request_of(model, options), whole, _numbers("--depths", depths), repeats, text, chat)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from evalkit import values
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.finding import DEFAULT_ROOT, find_run, root_of_runs
+from evalkit.inputs import values
+from evalkit.runs.finding import DEFAULT_ROOT, find_run, root_of_runs
 
 if TYPE_CHECKING:
-    from evalkit.runs import Run
+    from evalkit.runs.folder import Run
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -122,7 +122,7 @@ def _long(names: Sequence[str]) -> str:
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    from evalkit.reading import read_yaml_as_typed
+    from evalkit.inputs.reading import read_yaml_as_typed
 
     content = read_yaml_as_typed(path, UsageError, "config file")
     if content is None:

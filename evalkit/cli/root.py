@@ -21,7 +21,7 @@ from evalkit import __version__
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)

@@ -22,13 +22,13 @@ from evalkit.cli.options import (
     comma_separated,
     option,
 )
-from evalkit.escape import printable
-from evalkit.finding import find_run
+from evalkit.reporting.escape import printable
+from evalkit.runs.finding import find_run
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.request import Prepared, Request
     from evalkit.progress import Progress
-    from evalkit.request import Prepared, Request
-    from evalkit.runs import Run
+    from evalkit.runs.folder import Run
 
 
 @click.command()
@@ -70,9 +70,9 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
-    from evalkit.evaluation import run_prepared
+    from evalkit.benchmarks.multiple_choice.evaluation import run_prepared
+    from evalkit.benchmarks.request import asks_lm_eval, prepare, request_of
     from evalkit.progress import Progress
-    from evalkit.request import asks_lm_eval, prepare, request_of
 
     with Progress() as progress:
         request = request_of(options.pop("model"), options | {"tasks": options["tasks"] or None})
@@ -108,10 +108,10 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
 
 
 def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
-    from evalkit.evaluation import load_model
-    from evalkit.prompts import Prompter
-    from evalkit.tasks import load_questions
-    from evalkit.view import prompt_text
+    from evalkit.benchmarks.multiple_choice.evaluation import load_model
+    from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.tasks import load_questions
+    from evalkit.benchmarks.multiple_choice.view import prompt_text
 
     loaded = load_model(prepared.checkpoint, prepared.request, prepared.manifest["specification"], progress)
     prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
@@ -123,9 +123,9 @@ def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
 def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progress) -> None:
     import json
 
-    from evalkit.lmeval.preparation import first_requests, prepare_tasks
-    from evalkit.lmeval.session import run_tasks
-    from evalkit.lmeval.view import metric_table, requests_text
+    from evalkit.benchmarks.lm_eval.preparation import first_requests, prepare_tasks
+    from evalkit.benchmarks.lm_eval.session import run_tasks
+    from evalkit.benchmarks.lm_eval.view import metric_table, requests_text
 
     prepared = prepare_tasks(request, progress.say)
     if show_prompts:
@@ -144,7 +144,7 @@ def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progr
 def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
     import json
 
-    from evalkit.view import result_table, rules_table, subtask_table
+    from evalkit.benchmarks.multiple_choice.view import result_table, rules_table, subtask_table
 
     results = finished.results(rule)
     if form == "json":

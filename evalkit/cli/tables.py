@@ -9,7 +9,7 @@ import click
 
 from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
 from evalkit.errors import UsageError
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 _SOURCES = ("published", "runs", "both")
 _FORMATS = ("terminal", "latex", "markdown", "csv", "html")
@@ -102,7 +102,7 @@ def integrity(run: str, rule: str | None, tokens: str | None, form: str, standal
     \b
     evalkit integrity 1a2b3c4d --tokens 128B
     """
-    from evalkit.integrity import check
+    from evalkit.tables.integrity import check
     from evalkit.tables.request import write
 
     _deliver(write(check(named_run(run), rule, tokens), form, standalone), output)
@@ -129,7 +129,7 @@ def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
 
 
 def _deliver(text: str, output: Path | None) -> None:
-    from evalkit.journal import replace_file
+    from evalkit.runs.journal import replace_file
 
     if output is None:
         click.echo(text, nl=False)

@@ -12,8 +12,8 @@ from pathlib import Path
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import steps_of
 from evalkit.errors import UsageError
-from evalkit.runs import Run
-from evalkit.traits import Trait, differences, model_differences
+from evalkit.runs.folder import Run
+from evalkit.runs.traits import Trait, differences, model_differences
 
 
 @dataclass(frozen=True)

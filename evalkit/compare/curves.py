@@ -18,7 +18,7 @@ from evalkit.compare.pairing import PairedTask, Pairing, pair
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
 from evalkit.errors import UsageError
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from evalkit.stats.estimates import (
     Estimate,
     average,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from evalkit.errors import UsageError
-from evalkit.results import available_rules
-from evalkit.rules import choose, find_rule
-from evalkit.runs import LONGBENCH, Run
-from evalkit.scoring.table import CLUSTER
+from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.scores.results import available_rules
+from evalkit.scores.rules import choose, find_rule
+from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Generated:
     rules: ClassVar = (LONGBENCH,)
 
     def __init__(self, run: Run) -> None:
-        from evalkit.longbench.protocol import GROUPS, suite_tasks
+        from evalkit.benchmarks.longbench.protocol import GROUPS, suite_tasks
 
         self.run = run
         tasks = suite_tasks(run.manifest["specification"]["suite"])
@@ -82,7 +82,7 @@ class Generated:
     @cached_property
     def documents(self) -> pd.DataFrame:
         """One row a document: task, subtask (the same), doc_id, answers, score, cluster."""
-        from evalkit.longbench.session import SOURCE, load_generations
+        from evalkit.benchmarks.longbench.session import SOURCE, load_generations
 
         table = load_generations(self.run, ("task", "id", "answers", "score", SOURCE))
         found = table[["task", "answers", "score"]].assign(subtask=table["task"], doc_id=table["id"])

@@ -16,10 +16,10 @@ import numpy as np
 from evalkit.compare.graded import Generated, Graded, graded_run
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
-from evalkit.runs import Run
-from evalkit.scoring.table import CLUSTER
+from evalkit.runs.folder import Run
+from evalkit.runs.traits import unofficial
+from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
-from evalkit.traits import unofficial
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,9 +12,9 @@ from typing import Any
 
 from evalkit.compare.steps import step_in
 from evalkit.errors import UsageError
-from evalkit.escape import printable
-from evalkit.finding import find_run
-from evalkit.runs import Run
+from evalkit.reporting.escape import printable
+from evalkit.runs.finding import find_run
+from evalkit.runs.folder import Run
 
 
 @dataclass(frozen=True)

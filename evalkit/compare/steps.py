@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalkit.errors import CheckpointError
-from evalkit.reading import MOST_TEXT_BYTES, read_json
-from evalkit.runs import Run
+from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
+from evalkit.runs.folder import Run
 
 _STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_=]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}

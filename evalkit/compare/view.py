@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from evalkit.benchmarks.longbench.protocol import LABELS as LONGBENCH_LABELS
+from evalkit.benchmarks.multiple_choice.view import SHORT
 from evalkit.compare.comparison import (
     BETTER,
     SEEDS,
@@ -20,14 +22,12 @@ from evalkit.compare.comparison import (
     Difference,
 )
 from evalkit.compare.curves import Curve
-from evalkit.decimals import percent
-from evalkit.longbench.protocol import LABELS as LONGBENCH_LABELS
-from evalkit.page import Page, Table
-from evalkit.results import LABELS
-from evalkit.rules import RULES
-from evalkit.runs import LONGBENCH
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.page import Page, Table
+from evalkit.runs.folder import LONGBENCH
+from evalkit.scores.results import LABELS
+from evalkit.scores.rules import RULES
 from evalkit.stats.significance import DRAWS
-from evalkit.view import SHORT
 
 
 def headline(found: Comparison) -> str:

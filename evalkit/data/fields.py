@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalkit.errors import DataError
-from evalkit.texts import LONGEST_TEXT
+from evalkit.inputs.texts import LONGEST_TEXT
 
 Record = dict[str, Any]
 

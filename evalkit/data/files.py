@@ -14,7 +14,7 @@ from typing import Any
 
 from evalkit.data.fields import Record
 from evalkit.errors import DataError, first_line
-from evalkit.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
+from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, read_bytes
 
 Placed = Iterator[tuple[str, object]]
 

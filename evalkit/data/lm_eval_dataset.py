@@ -11,9 +11,9 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from evalkit import values
 from evalkit.data.fields import Record
 from evalkit.errors import DataError
+from evalkit.inputs import values
 
 if TYPE_CHECKING:
     from evalkit.data import Library

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.errors import CheckpointError, DataError
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 from evalkit.resources import cache_dir
 
 Say = Callable[[str], None]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.journal import replace_file
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
+from evalkit.runs.journal import replace_file
 
 FORMS = ("lm_eval", "hub", "every_eval_ever")
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.data.schema import TASKS, HubSplit
 from evalkit.errors import UsageError
-from evalkit.runs import Run, stored_under
-from evalkit.suites import load_suite
-from evalkit.traits import caveats, traits
+from evalkit.runs.folder import Run, stored_under
+from evalkit.runs.traits import caveats, traits
 
 
 @dataclass(frozen=True)

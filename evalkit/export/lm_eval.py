@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evalkit.results import Results, TaskResult, available_rules
-from evalkit.rules import RULES, decide
-from evalkit.traits import caveats, unofficial
+from evalkit.runs.traits import caveats, unofficial
+from evalkit.scores.results import Results, TaskResult, available_rules
+from evalkit.scores.rules import RULES, decide
 
 if TYPE_CHECKING:
-    from evalkit.tasks import LeafTask, Question
-    from evalkit.writing import RunWriter
+    from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
+    from evalkit.runs.writing import RunWriter
 
 
 def write_lm_eval(

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.request import Request, circumstances, context_extension
 from evalkit.errors import UsageError
-from evalkit.finding import run_folder
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
-from evalkit.place import mixture
-from evalkit.request import Request, circumstances, context_extension
-from evalkit.runs import Run, specification_id
+from evalkit.runs.finding import run_folder
+from evalkit.runs.folder import Run, specification_id
+from evalkit.runs.place import mixture
 
 
 def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:

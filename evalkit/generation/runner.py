@@ -11,9 +11,9 @@ from typing import Any
 from evalkit.generation.batches import Prompt, plan_batches
 from evalkit.generation.greedy import Generation, Generator
 from evalkit.generation.room import Room
-from evalkit.place import place_of
 from evalkit.progress import Progress
-from evalkit.writing import RunWriter
+from evalkit.runs.place import place_of
+from evalkit.runs.writing import RunWriter
 
 
 class Runner:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from evalkit import values
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.inputs import values
+from evalkit.inputs.reading import read_yaml
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
-from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 UNSTRETCHED: Literal["none"] = "none"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from evalkit import reading
 from evalkit.errors import CheckpointError
+from evalkit.inputs import reading
 
 VOCABULARY_FILES = (
     "tokenizer.json",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
-from evalkit.escape import printable
 from evalkit.models.checks import (
     check_causal,
     check_numbers,
@@ -31,6 +30,7 @@ from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import Opened, snapshot
+from evalkit.reporting.escape import printable
 
 _FALLBACK_WINDOW = 2048
 _SANE_WINDOW = 1_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import DataError, UsageError
-from evalkit.reading import Unreadable, parse_json
+from evalkit.inputs.reading import Unreadable, parse_json
 
 _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evalkit import values
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.escape import printable
+from evalkit.inputs import values
 from evalkit.models.locate import looks_like_path, read_config
 from evalkit.models.shapes import (
     ModelShape,
@@ -22,7 +21,8 @@ from evalkit.models.shapes import (
 )
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
-from evalkit.page import aligned
+from evalkit.reporting.escape import printable
+from evalkit.reporting.page import aligned
 
 _HEADERS = ("name", "backbone", "attention", "in layers", "heads", "signals", "parameters", "of the paper's")
 

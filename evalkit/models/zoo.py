@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.reading import read_yaml
 from evalkit.models.shapes import BACKBONES, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
-from evalkit.reading import read_yaml
 from evalkit.resources import resource
 
 _EVERYWHERE = (

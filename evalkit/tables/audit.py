@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import combinations
 from typing import NamedTuple
 
-from evalkit.decimals import could_print, half_up, to_text
+from evalkit.reporting.decimals import could_print, half_up, to_text
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import Item, Layout
 from evalkit.tables.marks import Contest, contests

@@ -29,11 +29,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.decimals import half_up, parse_number, to_text
 from evalkit.errors import EvalkitError, TableError, first_line
+from evalkit.inputs.reading import read_yaml
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
-from evalkit.reading import read_yaml
+from evalkit.reporting.decimals import half_up, parse_number, to_text
 from evalkit.tables.audit import Audited
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import Layout

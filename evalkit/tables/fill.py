@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
-from evalkit.decimals import half_up, mean, to_text
+from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.tables.layout import Group, Item, Layout
 from evalkit.tables.marks import best_marks, contests
 from evalkit.tables.markup import Text, superscript

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from evalkit.escape import PACKAGES, SHRUNK, in_latex
+from evalkit.reporting.escape import PACKAGES, SHRUNK, in_latex
 from evalkit.tables.markup import Span, Text
 from evalkit.tables.table import Cell, Line, Section, Table
 

@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.longbench.protocol import GROUPS, suite_tasks
+from evalkit.benchmarks.longbench.protocol import SUITES as LONGBENCH_SUITES
+from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.longbench.protocol import GROUPS, suite_tasks
-from evalkit.longbench.protocol import SUITES as LONGBENCH_SUITES
-from evalkit.reading import read_yaml
+from evalkit.inputs.reading import read_yaml
 from evalkit.resources import resource
-from evalkit.runs import LM_EVAL
-from evalkit.suites import load_suite
+from evalkit.runs.folder import LM_EVAL
 from evalkit.tables.markup import Text, parse
 
 AVERAGE = "Average"

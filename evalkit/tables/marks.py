@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from evalkit.decimals import half_up
+from evalkit.reporting.decimals import half_up
 from evalkit.tables.layout import Layout
 
 Cell = tuple[str, str]

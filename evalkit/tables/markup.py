@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from evalkit.errors import TableError
-from evalkit.escape import printable
+from evalkit.reporting.escape import printable
 
 _TOKENS = re.compile(r"\\(.)|(\*\*|\*|~|\$)|([^\\*~$]+|\\)", re.DOTALL)
 _STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}

@@ -9,7 +9,7 @@
 or runs alone, which find their rows by what their models are (`row_models.py`).
 
 Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
-table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/traits.py`) do not
+table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/runs/traits.py`) do not
 share a table: they are refused by name, or marked where that is asked for. What moves them by rounding only is marked
 always, as are unofficial documents and a run whose model is not the row's.
 """
@@ -24,17 +24,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from evalkit.decimals import mean, of_float
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.finding import find_run, root_of_runs
-from evalkit.reading import read_yaml
-from evalkit.runs import Run, stored_under
+from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.values import path as given_path
+from evalkit.reporting.decimals import mean, of_float
+from evalkit.runs.finding import find_run, root_of_runs
+from evalkit.runs.folder import Run, stored_under
+from evalkit.runs.traits import Trait, differences, model_differences, summary, unofficial_notes
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, objection
-from evalkit.traits import Trait, differences, model_differences, summary, unofficial_notes
-from evalkit.values import path as given_path
 
 PERCENT = 100
 

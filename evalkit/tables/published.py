@@ -14,9 +14,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from evalkit.decimals import parse_number
 from evalkit.errors import TableError
-from evalkit.reading import MOST_BYTES, Unreadable, read_bytes
+from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
+from evalkit.reporting.decimals import parse_number
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from evalkit.errors import TableError, UsageError
-from evalkit.finding import find_run, root_of_runs
 from evalkit.resources import resource
+from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import Layout, layout_names, load_layout

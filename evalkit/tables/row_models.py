@@ -15,7 +15,7 @@ from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from evalkit.tables.layout import Item, Layout
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}

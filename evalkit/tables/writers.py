@@ -6,7 +6,7 @@ import csv
 import html
 import io
 
-from evalkit.escape import in_csv, in_markdown
+from evalkit.reporting.escape import in_csv, in_markdown
 from evalkit.tables.markup import Span, Text, plain
 from evalkit.tables.table import Cell, Line, Section, Table, beside, column_names
 
@@ -80,7 +80,7 @@ def web(table: Table, standalone: bool = False) -> str:
 
 def terminal(table: Table) -> str:
     """Plain text; * stands after what is bold, _ after what is underlined, † after a significant lead."""
-    from evalkit.page import aligned
+    from evalkit.reporting.page import aligned
 
     head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
     rows: list[list[str]] = []

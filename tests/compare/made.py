@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.runs import LM_EVAL, MANIFEST, RESULTS, SCORES, specification_id
-from evalkit.scoring.table import CLUSTER, ScoreRow
+from evalkit.runs.folder import LM_EVAL, MANIFEST, RESULTS, SCORES, specification_id
+from evalkit.scores.table import CLUSTER, ScoreRow
 from tests.sealed import reseal
 
 CHOICES = 4
@@ -121,7 +121,7 @@ def make_longbench(
     suite: str = "longbench",
     **specification: Any,
 ) -> Path:
-    """Write a finished run of LongBench, as `evalkit.longbench.session` does.
+    """Write a finished run of LongBench, as `evalkit.benchmarks.longbench.session` does.
 
     Args:
         root: folder of runs.

@@ -20,8 +20,8 @@ from evalkit.compare.decision import exit_code
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.runs import load_run
-from evalkit.scoring.table import CLUSTER
+from evalkit.runs.folder import load_run
+from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import mean, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test

@@ -14,7 +14,7 @@ from evalkit.compare.curves import curve
 from evalkit.compare.sides import Side, names
 from evalkit.compare.steps import step_in, step_of
 from evalkit.errors import UsageError
-from evalkit.runs import load_run
+from evalkit.runs.folder import load_run
 from tests.compare.conftest import PASSAGES, Make, answers
 
 

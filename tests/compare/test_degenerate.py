@@ -15,8 +15,8 @@ from evalkit.compare.decision import exit_code
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page, headline
-from evalkit.page import terminal
-from evalkit.runs import load_run
+from evalkit.reporting.page import terminal
+from evalkit.runs.folder import load_run
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import mcnemar
 from tests.compare.made import make_run, scores_of

@@ -10,15 +10,15 @@ import pytest
 import yaml
 from scipy import stats
 
+from evalkit.benchmarks.request import Request
 from evalkit.compare.comparison import MCNEMAR, SIGN_FLIP, Comparison, compare
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page
 from evalkit.errors import RunError, UsageError
-from evalkit.page import terminal
 from evalkit.progress import Progress
-from evalkit.request import Request
-from evalkit.runs import RESULTS, Run, load_run
+from evalkit.reporting.page import terminal
+from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.table import Table
 from tests.compare.made import make_longbench, make_run, scores_of
@@ -161,8 +161,8 @@ def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
 
 def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two questions about one document, answered by a model of random weights in two precisions."""
-    from evalkit.longbench.request import LongBenchRequest
-    from evalkit.longbench.session import load_generations
+    from evalkit.benchmarks.longbench.request import LongBenchRequest
+    from evalkit.benchmarks.longbench.session import load_generations
 
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -180,5 +180,5 @@ def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: py
     assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
     for name in (RESULTS, "generations.parquet"):
         (one.folder / name).unlink()
-    monkeypatch.setattr("evalkit.evaluation.load_model", None)
+    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", None)
     assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal

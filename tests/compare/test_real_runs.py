@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.compare.comparison import Comparison, compare
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page
 from evalkit.errors import UsageError
-from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from tests.lmeval.made import CHOICE, write_task
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.data import Library
 from evalkit.data.subjects import SUBJECTS
-from evalkit.evaluation import evaluate
 from evalkit.progress import Progress
 from evalkit.resources import resource
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 from tests.documents import TASKS, first_real
 
 LIMIT = 57

@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evalkit.benchmarks.lm_eval.answers import Row
+from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.errors import ScoringError, UsageError
-from evalkit.evaluation import evaluate
-from evalkit.journal import Journal
-from evalkit.lmeval.answers import Row
 from evalkit.progress import Progress
-from evalkit.runs import Run, load_run
+from evalkit.runs.folder import Run, load_run
+from evalkit.runs.journal import Journal
 from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.tiny import tiny_checkpoint
 
@@ -175,7 +175,7 @@ def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_pa
 def test_a_finished_run_is_only_opened(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tasks=("made_choice",))
     before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    monkeypatch.setattr("evalkit.writing.open_run", None)
+    monkeypatch.setattr("evalkit.runs.writing.open_run", None)
     assert run(tasks=("made_choice",)).folder == first.folder
     assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
 
@@ -298,7 +298,9 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
 
 def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known before anything is scored."""
-    monkeypatch.setattr("evalkit.lmeval.session._Session._load", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "evalkit.benchmarks.lm_eval.session._Session._load", lambda _: pytest.fail("a model was loaded")
+    )
     path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
     long = "made_" + "x" * 230
     path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
@@ -323,7 +325,7 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
     [results] = tmp_path.glob("3/*/results.json")
     results.unlink()
-    monkeypatch.setattr("evalkit.lmeval.session._Session._load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.lm_eval.session._Session._load", None)  # nothing is left to score
     assert measured("The river rose.", "", "Rice") == with_empty
 
 
@@ -331,7 +333,7 @@ def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pyte
     first = run(tasks=("made_choice", "made_texts", "made_answers"))
     before = (first.folder / "results.json").read_bytes()
     (first.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.lmeval.session._Session._load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.lm_eval.session._Session._load", None)  # nothing is left to score
     assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.longbench.request import LongBenchRequest, prepare_longbench
-from evalkit.longbench.session import run_longbench
+from evalkit.benchmarks.longbench.request import LongBenchRequest, prepare_longbench
+from evalkit.benchmarks.longbench.session import run_longbench
 from evalkit.progress import Progress
-from evalkit.runs import Run
+from evalkit.runs.folder import Run
 
 INPUTS = {
     "trec": "Question: Who ?\nType:",

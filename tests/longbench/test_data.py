@@ -10,13 +10,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from evalkit.benchmarks.longbench import data, rows
+from evalkit.benchmarks.longbench.data import blob_hash, load_rows
+from evalkit.benchmarks.longbench.prompts import template
+from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import hub as hub_module
 from evalkit.data.hub import Hub
 from evalkit.errors import DataError, UsageError
-from evalkit.longbench import data, rows
-from evalkit.longbench.data import blob_hash, load_rows
-from evalkit.longbench.prompts import template
-from evalkit.longbench.protocol import TASKS
 from tests.longbench.made import record, write
 
 HOTPOT = TASKS["hotpotqa"]

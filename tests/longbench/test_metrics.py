@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.errors import DataError, UsageError
-from evalkit.longbench.metrics import (
+from evalkit.benchmarks.longbench.metrics import (
     classification,
     code_line,
     count,
@@ -19,7 +18,8 @@ from evalkit.longbench.metrics import (
     retrieval,
     score_prediction,
 )
-from evalkit.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.errors import DataError, UsageError
 
 lines = st.text(alphabet="ab (){}=\t'", max_size=260)
 sentences = st.lists(st.sampled_from(["the", "cat", "Cat", "a", "sat.", "12", "Mat", "!"]), max_size=8).map(" ".join)

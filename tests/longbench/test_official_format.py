@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.longbench.official_format import read_predictions, write_predictions
+from evalkit.benchmarks.longbench.protocol import suite_tasks
 from evalkit.cli import main
 from evalkit.errors import DataError, RunError, UnknownNameError
-from evalkit.longbench.official_format import read_predictions, write_predictions
-from evalkit.longbench.protocol import suite_tasks
 from tests.longbench.made import generations, prediction, write
 
 

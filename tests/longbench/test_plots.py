@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from evalkit.benchmarks.longbench.plots import draw_by_length, needle_heatmap
+from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.errors import RunError, UsageError
-from evalkit.longbench.plots import draw_by_length, needle_heatmap
-from evalkit.longbench.protocol import TASKS
 from tests.longbench.made import generations
 
 BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF"}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.longbench import prompts
+from evalkit.benchmarks.longbench.prompts import prompt, template
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.rows import Row
 from evalkit.errors import DataError, TemplateError
-from evalkit.longbench import prompts
-from evalkit.longbench.prompts import prompt, template
-from evalkit.longbench.protocol import TASKS
-from evalkit.longbench.rows import Row
 
 
 def row(task: str, context: str, question: str) -> Row:

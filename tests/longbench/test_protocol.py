@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
+from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS, find_task, suite_tasks
 from evalkit.errors import UnknownNameError
-from evalkit.longbench.pins import OFFICIAL_BLOBS
-from evalkit.longbench.protocol import E_TASKS, GROUPS, TASKS, find_task, suite_tasks
 
 
 def test_tasks_are_the_official_ones(longbench_data: Path) -> None:
@@ -52,8 +52,8 @@ def test_unknown_names_offer_the_nearest() -> None:
 
 def test_nothing_here_needs_a_model() -> None:
     modules = ("data", "lengths", "metrics", "official_format", "prompts", "protocol", "scores", "view", "plots")
-    script = "import sys\n" + "".join(f"import evalkit.longbench.{module}\n" for module in modules)
-    script += "from evalkit.longbench.prompts import template\ntemplate(evalkit.longbench.protocol.TASKS['lcc'])\n"
+    script = "import sys\n" + "".join(f"import evalkit.benchmarks.longbench.{module}\n" for module in modules)
+    script += "from evalkit.benchmarks.longbench import prompts, protocol\nprompts.template(protocol.TASKS['lcc'])\n"
     script += "print(*({'torch', 'transformers', 'lm_eval', 'datasets', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

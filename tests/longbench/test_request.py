@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.longbench.protocol import suite_tasks
+from evalkit.benchmarks.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench, window_of
+from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
-from evalkit.longbench.protocol import suite_tasks
-from evalkit.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench, window_of
 from evalkit.models.locate import silent
-from evalkit.request import request_of
 from tests.longbench.made import record, write
 from tests.models.loading import edit_config
 from tests.tiny import tiny_checkpoint

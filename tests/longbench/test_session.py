@@ -13,19 +13,19 @@ import pandas as pd
 import pytest
 import torch
 
+from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.prompts import prompt
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.request import LongBenchRequest, prepare_longbench
+from evalkit.benchmarks.longbench.session import GENERATIONS, load_generations, results_of, run_longbench
+from evalkit.benchmarks.request import request_of
 from evalkit.errors import RunError, ScoringError, UsageError
 from evalkit.generation.greedy import Generator
 from evalkit.generation.run import about_run
-from evalkit.journal import Journal
-from evalkit.longbench.metrics import score_prediction
-from evalkit.longbench.prompts import prompt
-from evalkit.longbench.protocol import TASKS
-from evalkit.longbench.request import LongBenchRequest, prepare_longbench
-from evalkit.longbench.session import GENERATIONS, load_generations, results_of, run_longbench
 from evalkit.models.locate import silent
-from evalkit.place import Place
-from evalkit.request import request_of
-from evalkit.runs import JOURNAL, RESULTS, Run
+from evalkit.runs.folder import JOURNAL, RESULTS, Run
+from evalkit.runs.journal import Journal
+from evalkit.runs.place import Place
 from tests.generation.made import by_transformers
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.models.loading import load_folder
@@ -184,7 +184,7 @@ def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_pat
 def test_a_finished_run_needs_no_model(
     generated: Run, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
     asked = request(model, rows, generated.folder.parent)
     assert run_longbench(prepare_longbench(asked, silent), Lines()).folder == generated.folder
 
@@ -193,7 +193,7 @@ def test_a_finished_run_needs_no_model(
 def test_files_are_made_anew_from_the_journal(
     generated: Run, model: Path, rows: Path, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     (folder / lost).unlink()
     again = evaluate_longbench(request(model, rows, tmp_path), Lines())
@@ -209,7 +209,7 @@ def test_a_damaged_table(generated: Run, tmp_path: Path) -> None:
 
 
 def test_a_run_of_something_else(own_run: Path) -> None:
-    from evalkit.runs import load_run
+    from evalkit.runs.folder import load_run
 
     with pytest.raises(RunError, match="is not a LongBench run"):
         load_generations(load_run(own_run))

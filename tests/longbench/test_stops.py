@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from evalkit.benchmarks.longbench.metrics import code_line, first_line, score_prediction
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.stops import has_code_line, has_first_line, stops_of
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generator
-from evalkit.longbench.metrics import code_line, first_line, score_prediction
-from evalkit.longbench.protocol import TASKS
-from evalkit.longbench.stops import has_code_line, has_first_line, stops_of
 from tests.generation.made import by_transformers, tokens
 from tests.models.variants.building import VANILLA, model_of
 from tests.tiny import tiny_tokenizer

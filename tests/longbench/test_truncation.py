@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from evalkit.benchmarks.longbench.truncation import fit
 from evalkit.errors import DataError, TemplateError
-from evalkit.longbench.truncation import fit
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 MIXED = "".join(f"{number}: {line}\n\n" for number, line in enumerate(TRAINING_TEXT * 6))

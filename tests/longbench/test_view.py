@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from evalkit.longbench.scores import score_generations
-from evalkit.longbench.view import render
+from evalkit.benchmarks.longbench.scores import score_generations
+from evalkit.benchmarks.longbench.view import render
 from tests.longbench.made import generations
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.generation.run import context_of
 from evalkit.generation.tokens import end_tokens
@@ -19,7 +20,6 @@ from evalkit.models.context_settings import extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import locate, resolve_dtype
 from evalkit.models.view import description
-from evalkit.request import request_of
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
 

@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
+from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
+from evalkit.benchmarks.needle.session import NEEDLES, load_needles
+from evalkit.benchmarks.request import request_of
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generation, Generator
-from evalkit.needle.request import NeedleRequest, prepare_needle
-from evalkit.needle.session import NEEDLES, load_needles
-from evalkit.request import request_of
-from evalkit.runs import JOURNAL, RESULTS, load_run
+from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from tests.arguments import arguments
 from tests.generation.made import by_transformers
 from tests.models.loading import load_folder
@@ -163,7 +163,7 @@ def test_files_are_made_anew(needle: Command, lost: str, monkeypatch: pytest.Mon
     folder = Path(first.out.splitlines()[-1])
     kept = load_needles(load_run(folder))
     (folder / lost).unlink()
-    monkeypatch.setattr("evalkit.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
     assert needle().out == first.out
     pd.testing.assert_frame_equal(load_needles(load_run(folder)), kept)
 

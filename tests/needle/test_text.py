@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from evalkit.benchmarks.needle.text import BUILT_IN, Cell, Haystack, is_found
 from evalkit.errors import DataError, UsageError
-from evalkit.needle.text import BUILT_IN, Cell, Haystack, is_found
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter, TokenSequence
+from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.load import LoadedModel
-from evalkit.prompts import EncodedQuestion, Prompter, TokenSequence
+from evalkit.scores.table import ScoreRow, question_item, question_rows
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import Item, plan
-from evalkit.scoring.table import ScoreRow, question_item, question_rows
-from evalkit.tasks import Question
-from evalkit.templates import SEGMENTS, Part, Template, load_template
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint

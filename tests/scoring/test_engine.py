@@ -19,18 +19,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
-from evalkit.prompts import EncodedQuestion, Prompter
 from evalkit.scoring.engine import Engine, is_out_of_memory
 from evalkit.scoring.forward import Forward, Scores, Trunk
 from evalkit.scoring.pack import plan, smallest_budget
 from evalkit.scoring.tree import Tree
-from evalkit.templates import load_template
 from tests.models.test_stretch import SHAPE as VARIANT_SHAPE
 from tests.models.test_stretch import VARIANTS, saved, stretched
 from tests.scoring.conftest import encode, items_of, largest_between, largest_difference, questions, relative, score

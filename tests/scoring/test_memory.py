@@ -20,14 +20,14 @@ import psutil
 from evalkit.data import Library
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.scoring.table import question_item
-from evalkit.suites import choose_tasks, load_suite
-from evalkit.tasks import load_questions
-from evalkit.templates import SEGMENTS, load_template
+from evalkit.scores.table import question_item
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
+from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 
 loaded = load(locate(sys.argv[1]), device="cpu", dtype="float32")
 process = psutil.Process()

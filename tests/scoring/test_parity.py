@@ -9,12 +9,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION
+from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
-from evalkit.prompts import CONTINUATION
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import Item, plan, refuse_small_budget, smallest_budget
-from evalkit.templates import load_template
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 

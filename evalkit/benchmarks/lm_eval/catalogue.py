@@ -1,0 +1,316 @@
+"""From names to lm-eval's tasks, and what evalkit cannot serve refused before a model is loaded.
+
+A name is looked for in the user's folder (`--include-path`), among evalkit's own task files, whose documents it has
+pinned, and in lm-eval's catalogue, in this order. It may be a task, a group or a tag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.task_files import check_task_files
+from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.data import Library
+from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
+from evalkit.models.locate import Say
+from evalkit.resources import cache_dir, read_cached, write_cached
+
+SERVED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+"""Output types of tasks that evalkit can serve: all of lm-eval's that are text."""
+
+_LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
+"""Builders of the `datasets` library that read files; anything else is a name on the hub or a folder."""
+
+Index = dict[str, Any]
+"""lm-eval's entries by name."""
+
+
+@dataclass
+class TaskSet:
+    """Tasks as lm-eval runs them."""
+
+    names: tuple[str, ...]
+    """What was asked for."""
+    tasks: dict[str, Any] = field(default_factory=dict)
+    """Leaf tasks by name, in the order they were asked for."""
+    groups: dict[str, Any] = field(default_factory=dict)
+    """Groups by name, whose metrics lm-eval aggregates."""
+    pinned: set[str] = field(default_factory=set)
+    """Leaf tasks whose documents evalkit has pinned."""
+
+    def as_lm_eval(self) -> dict[str, Any]:
+        """What lm-eval's `evaluate` takes."""
+        return {
+            "tasks": self.tasks,
+            "groups": self.groups,
+            "group_map": {name: group.child_names for name, group in self.groups.items()},
+        }
+
+
+def load_tasks(
+    names: Sequence[str], include_path: Path | None, num_fewshot: int | None, library: Library, say: Say
+) -> TaskSet:
+    """Load tasks with their documents.
+
+    Args:
+        names: tasks, groups or tags.
+        include_path: the user's folder of task files.
+        num_fewshot: examples before each question; None for the task's own number.
+        library: documents of evalkit's own tasks.
+        say: told what takes long.
+
+    Raises:
+        UnknownNameError: a name that is none of them.
+        UsageError: a task that evalkit cannot serve, or one that is named twice.
+        DataError: documents that cannot be loaded, or a task file that lm-eval cannot read.
+    """
+    with quiet_lm_eval():
+        own = _manager(load_suite("zeroshot8").task_dir, {"library": library, "num_fewshot": num_fewshot or 0})
+        users = _manager(include_path, None)
+        if include_path is not None and not users.task_index:
+            raise UsageError(f"--include-path {include_path}: holds no task file (*.yaml with a 'task' or 'group' key)")
+        served_by_own = {
+            name for name in names if name not in users.task_index and _is_pinned(name, own.task_index, num_fewshot)
+        }
+        others = [name for name in names if name not in served_by_own]
+        if not _closed(others, users.task_index):
+            catalogue = _catalogue(say)
+            if unknown := [name for name in others if name not in users.task_index and name not in catalogue]:
+                raise UnknownNameError("task", unknown[0], {*catalogue, *users.task_index, *own.task_index})
+            users._index = catalogue | users.task_index
+        for name in others:
+            check_served(name, users.task_index)
+        found = TaskSet(tuple(names))
+        with _hub_or_cache_only(say) as reach:
+            for name in names:
+                manager = own if name in served_by_own else users
+                manager._factory._build_task = _naming(manager._factory._build_task, reach)
+                _add(found, name, manager, name in served_by_own)
+        for task in found.tasks.values():
+            _check_loaded(task)
+        return found
+
+
+def check_served(name: str, index: Index) -> None:
+    """Look into task files, without running what they name, for what evalkit cannot serve.
+
+    Args:
+        name: a task, group or tag.
+        index: lm-eval's entries by name.
+
+    Raises:
+        UsageError: names the task and what it needs.
+    """
+    for task, config in _leaves(name, index, {}):
+        if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
+            raise UsageError(f"task {task} shows pictures or plays sound; evalkit evaluates models of text only")
+        if config.get("unsafe_code"):
+            raise UsageError(
+                f"task {task} runs the code that a model writes; evalkit does not: use lm_eval with "
+                "--confirm_run_unsafe_code, inside a sandbox"
+            )
+        output = config.get("output_type", "generate_until")
+        if "class" not in config and output not in SERVED:
+            raise UsageError(f"task {task} has the output type '{output}'; evalkit serves {', '.join(SERVED)}")
+
+
+def _manager(folder: Path | None, metadata: dict[str, Any] | None) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--include-path {folder}: there is no such folder")
+    if folder is not None and metadata is None:
+        check_task_files(folder)
+    return TaskManager(include_path=str(folder) if folder else None, include_defaults=False, metadata=metadata)
+
+
+def _is_pinned(name: str, index: Index, num_fewshot: int | None) -> bool:
+    """Whether evalkit's own task file serves. Few-shot examples it has for MMLU alone; others lie on the hub."""
+    return name in index and (not num_fewshot or name.startswith("mmlu"))
+
+
+def _closed(names: Sequence[str], index: Index) -> bool:
+    """Whether an index holds all that the names lead to."""
+    for name in names:
+        if name not in index:
+            return False
+        for member in _members(index[name]):
+            inner = member if isinstance(member, str) else member.get("group", member.get("task"))
+            if isinstance(inner, str) and inner not in index and (isinstance(member, str) or len(member) == 1):
+                return False
+            if isinstance(inner, str) and inner in index and not _closed([inner], index):
+                return False
+    return True
+
+
+def _members(entry: Any) -> list[Any]:
+    config = _config(entry)
+    members = config.get("task") if "group" in config else None
+    return members if isinstance(members, list) else sorted(entry.tags) if entry.yaml_path is None else []
+
+
+def _config(entry: Any) -> dict[str, Any]:
+    """A task file's content, its functions left as names."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if entry.yaml_path is None:
+        return dict(entry.cfg or {})
+    try:
+        return dict(load_yaml(entry.yaml_path, resolve_func=False))
+    except Exception as error:
+        raise DataError(f"task file {entry.yaml_path} cannot be read ({first_line(error)})") from error
+
+
+def _leaves(name: str, index: Index, overrides: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, configuration) of all leaf tasks that a name leads to."""
+    entry = index[name]
+    config = _config(entry)
+    if entry.yaml_path is not None and "group" not in config:
+        yield name, config | overrides
+        return
+    inherited = {k: v for k, v in config.items() if k.startswith("doc_to_") or k in ("output_type", "unsafe_code")}
+    for member in _members(entry):
+        yield from _leaves_of_member(member, index, inherited | overrides)
+
+
+def _leaves_of_member(
+    member: str | dict[str, Any], index: Index, overrides: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(member, str):
+        if member in index:
+            yield from _leaves(member, index, overrides)
+        return
+    inner = member.get("group", member.get("task"))
+    own = overrides | {key: value for key, value in member.items() if key not in ("group", "task")}
+    if isinstance(inner, str) and inner in index:
+        yield from _leaves(inner, index, own)
+    elif isinstance(member.get("task"), list):
+        for deeper in member["task"]:
+            yield from _leaves_of_member(deeper, index, own)
+    else:
+        yield str(inner), own
+
+
+def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
+    try:
+        loaded = manager.load([name])
+    except EvalkitError:
+        raise
+    except Exception as error:
+        raise DataError(f"task {name}: lm-eval cannot load it ({type(error).__name__}: {first_line(error)})") from error
+    for leaf, task in loaded["tasks"].items():
+        if leaf in found.tasks:
+            raise UsageError(f"task {leaf} is named twice, the second time by '{name}'; name it once")
+        found.tasks[leaf] = task
+        if pinned:
+            found.pinned.add(leaf)
+            # The documents are loaded; lm-eval copies and writes what stays here
+            for key in ("library", "num_fewshot"):
+                task.config.metadata.pop(key, None)
+    found.groups |= loaded.get("groups", {})
+    for group in loaded.get("groups", {}).values():
+        for key in ("library", "num_fewshot"):
+            (group.metadata or {}).pop(key, None)
+
+
+def _naming(build: Callable[..., Any], reach: Callable[[], str | None]) -> Callable[..., Any]:
+    """lm-eval's `_build_task`, whose errors name the task."""
+    if getattr(build, "names", False):
+        return build
+
+    def named(entry: Any, overrides: dict[str, Any] | None) -> Any:
+        config = _config(entry) | (overrides or {})
+        place = str(config.get("dataset_path") or "")
+        remote = place and place not in _LOCAL and "custom_dataset" not in config and not Path(place).exists()
+        trouble = reach() if remote else None
+        try:
+            return build(entry, overrides)
+        except EvalkitError:
+            raise
+        except ImportError as error:
+            raise DataError(
+                f"task {entry.name}: it needs a library that is not installed ({first_line(error)})"
+            ) from error
+        except Exception as error:
+            if remote:
+                why = f"the hub cannot be reached ({trouble}) and they are not cached" if trouble else _reason(error)
+                raise DataError(
+                    f"task {entry.name}: its documents ({place}) cannot be loaded: {why}; "
+                    "mend that, or name local files in a task file of your own, with --include-path"
+                ) from error
+            raise DataError(f"task {entry.name}: lm-eval cannot load it: {_reason(error)}") from error
+
+    named.names = True  # type: ignore[attr-defined]
+    return named
+
+
+def _reason(error: BaseException) -> str:
+    """A foreign error in one line, with its kind, which often says more than its text."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+@contextlib.contextmanager
+def _hub_or_cache_only(say: Say) -> Iterator[Callable[[], str | None]]:
+    """A function that asks once whether the hub can be reached; if not, only caches are looked into, at once."""
+    import datasets
+    import huggingface_hub.constants
+
+    from evalkit.data.hub import reach
+
+    answers: list[str | None] = []
+    with contextlib.ExitStack() as after:
+
+        def ask() -> str | None:
+            if not answers:
+                answers.append(reach())
+                if answers[0] is not None:
+                    say(f"the Hugging Face hub cannot be used ({answers[0]}); only its cache is looked into")
+                    after.enter_context(patch.object(datasets.config, "HF_HUB_OFFLINE", True))
+                    after.enter_context(patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
+            return answers[0]
+
+        yield ask
+
+
+def _check_loaded(task: Any) -> None:
+    """What only the loaded task tells: Python classes, and what functions in its file set."""
+    name = task.task_name
+    if getattr(task, "MULTIMODAL", False):
+        raise UsageError(f"task {name} shows pictures or plays sound; evalkit evaluates models of text only")
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UsageError(f"task {name} runs the code that a model writes; evalkit does not")
+    if not len(task.eval_docs):
+        raise DataError(f"task {name}: there are no documents")
+
+
+def _catalogue(say: Say) -> Index:
+    """lm-eval's own entries. Reading its thousands of files takes seconds, so their names and places are kept."""
+    import lm_eval.tasks
+    from lm_eval.tasks._index import Entry, Kind, TaskIndex
+
+    root = Path(lm_eval.tasks.__file__).parent
+    kept = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
+    with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
+        return {
+            name: Entry(name, Kind[kind], root / path if path else None, None, set(tags))
+            for name, (kind, path, tags) in read_cached(kept).items()
+        }
+    say("reading lm-eval's task catalogue, some seconds; the next time it is known")
+    index: Index = TaskIndex.build([root])
+    content = {
+        name: [
+            entry.kind.name,
+            entry.yaml_path.relative_to(root).as_posix() if entry.yaml_path else None,
+            sorted(entry.tags),
+        ]
+        for name, entry in index.items()
+    }
+    write_cached(kept, content)
+    return index

@@ -1,0 +1,291 @@
+"""evalkit as an lm-eval model: lm-eval's own Hugging Face class with evalkit's tokenisation and scoring.
+
+In: a checkpoint. Out: a `Harness`, which `lm_eval.simple_evaluate(model=…)` takes as it is. `loglikelihood` encodes in
+batches and scores through shared prefixes; `loglikelihood_rolling` and `generate_until` are lm-eval's, of which the
+first scores its windows here too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
+from evalkit.benchmarks.lm_eval.preparation import GENERATION_BATCH
+from evalkit.benchmarks.lm_eval.scoring import Wanted, score_batches
+from evalkit.benchmarks.request import checked
+from evalkit.data.wheels import say_on_stderr
+from evalkit.errors import CheckpointError, ScoringError, UsageError
+from evalkit.inputs.texts import check_text
+from evalkit.inputs.values import switch, whole
+from evalkit.models.context import refuse_generation
+from evalkit.models.context_settings import context_settings, extension_of
+from evalkit.models.load import LoadedModel
+from evalkit.models.quiet import quiet
+
+
+def harness(model: str, **options: Any) -> Harness:
+    """A checkpoint as a model for lm-eval.
+
+        lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"], limit=50)
+
+    Args:
+        model: a checkpoint folder, a hub name, a GGUF file, or "demo".
+        **options: the other arguments of `Harness`.
+
+    Raises:
+        EvalkitError: whatever is wrong with the checkpoint or an option, in one line.
+    """
+    return Harness(model, **options)
+
+
+@register_model("evalkit")
+class Harness(HFLM):  # type: ignore[misc]
+    """lm-eval's `HFLM` on a checkpoint that evalkit has loaded.
+
+    Args:
+        pretrained: a checkpoint as `--model` takes it, or one that is loaded already.
+        device: "auto", "cpu", "cuda", …
+        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
+        attention: "auto", "sdpa" or "eager".
+        token_budget: most tokens of a batch that is scored; None: what fits.
+        tokenizer: another folder or hub name to take the tokenizer from.
+        revision: branch, tag or commit of a hub model.
+        context: tokens that the model is to take at once, by stretching its context.
+        context_method, context_original, context_config: as the fields of `evalkit.benchmarks.request.Request`.
+        allow_pickle: read pickled weights.
+        trust_remote_code: let the checkpoint's own Python files run.
+        add_bos_token: as lm-eval's: None leaves it to the tokenizer.
+        batch_size: texts generated at once; scoring does not depend on it.
+        say: told what the user should know; by default it is printed to standard error.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | LoadedModel,
+        *,
+        device: str | None = "auto",
+        dtype: str = "auto",
+        attention: str = "auto",
+        token_budget: int | str | None = None,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        context: int | Literal["none"] | None = None,
+        context_method: str | None = None,
+        context_original: int | None = None,
+        context_config: str | None = None,
+        allow_pickle: bool = False,
+        trust_remote_code: bool = False,
+        add_bos_token: bool | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        say: Callable[[str], None] = say_on_stderr,
+    ) -> None:
+        given: dict[str, Any] = {
+            "revision": revision, "tokenizer": tokenizer, "device": device, "dtype": dtype, "attention": attention,
+            "context_method": context_method, "context_config": context_config, "token_budget": token_budget,
+            "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
+        }  # fmt: skip
+        # lm-eval's command line hands on words, of which "no" would count as true
+        given = {name: checked(name, value) for name, value in given.items() if value is not None}
+        if add_bos_token is not None:
+            switch("add_bos_token", add_bos_token)
+        if max_batch_size is not None:
+            whole("max_batch_size", max_batch_size, 1)
+        loaded = pretrained
+        settings = context_settings(context, context_method, context_original, context_config)
+        if isinstance(loaded, LoadedModel):
+            if settings is not None:
+                raise UsageError(f"{loaded.name}: is loaded already, and a context is stretched before; give its path")
+        else:
+            from evalkit.models.load import load
+            from evalkit.models.locate import locate
+
+            model = checked("model", pretrained)
+            checkpoint = locate(
+                f"{model}@{revision}" if revision else model,
+                tokenizer=given.get("tokenizer"),
+                allow_pickle=allow_pickle,
+                trust_remote_code=trust_remote_code,
+                say=say,
+            )
+            loaded = load(
+                checkpoint,
+                device=device or "auto",
+                dtype=dtype,
+                attention=attention,
+                extension=extension_of(checkpoint, settings, say),
+                say=say,
+            )
+        if loaded.bos_id is None and loaded.eos_id is None:
+            raise CheckpointError(
+                f"{loaded.name}: its tokenizer has neither a begin nor an end token, and lm-eval needs one to put "
+                "before a text without context; see --tokenizer"
+            )
+        with quiet(), _silent_lm_eval():
+            super().__init__(
+                loaded.model,
+                tokenizer=loaded.tokenizer,
+                add_bos_token=add_bos_token,
+                batch_size=_batch_size(batch_size),
+            )
+        self.loaded = loaded
+        self.prefix_text = self.tokenizer.decode(self.prefix_token_id)
+        self._say = say
+        self._engine: Any = None
+        self.remembers = loaded is not pretrained
+        """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
+        self.token_budget = _budget(token_budget, loaded.model)
+        self.asked_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
+
+    @property
+    def engine(self) -> Any:
+        """What scores; made when it is first asked for."""
+        if self._engine is None:
+            from evalkit.scoring.engine import Engine
+
+            self._engine = Engine(
+                self.loaded.model, self.token_budget, self._say, greedy=True, remembers=self.remembers
+            )
+        return self._engine
+
+    def kernel(self, kind: str) -> str:
+        """How the model attends for requests of a kind, as `place.Place` has it."""
+        if kind == "generate_until":
+            return self.loaded.attention
+        return str(self.engine.kernel) if self.engine.shares else "alone"
+
+    def encode(self, requests: Sequence[Any]) -> list[Pair]:
+        """Token ids of `loglikelihood` requests.
+
+        Raises:
+            ScoringError: a continuation that cannot be scored; names task and document.
+        """
+        return encode_pairs(self, [r.args for r in requests], lambda index: label_of(requests[index]), self._say)
+
+    def windows(self, request: Any) -> list[tuple[list[int], list[int]]]:
+        """(context, continuation) token ids of the disjoint windows in which lm-eval takes a request's text apart."""
+        check_text(request.args[0], label_of(request))
+        ids = self.tok_encode(request.args[0])
+        found = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
+        return [make_disjoint_window(window) for window in found]
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """lm-eval's (log-likelihood, greedy?) of each request, in order."""
+        pairs = self.encode(requests)
+        wanted = [
+            Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), request.task_name or "")
+            for pair, request in zip(pairs, requests, strict=True)
+        ]
+        return self._answers(wanted, [request.args for request in requests])
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """lm-eval's own, with the windows of all texts in one call."""
+        for request in requests:
+            check_text(request.args[0], label_of(request))
+        before = self.batch_size
+        # lm-eval counts windows here, and no window is shorter than a character
+        self.batch_size_per_gpu = max(1, sum(len(request.args[0]) for request in requests))
+        try:
+            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
+        finally:
+            self.batch_size_per_gpu = before
+        return found
+
+    def check_generation(self, requests: Sequence[Any]) -> None:
+        """See to it that the texts that are asked for can fit.
+
+        Raises:
+            ScoringError: more tokens are to be generated than the window holds; names task and document.
+            UsageError: the model's context is stretched in a way that is for scoring only.
+        """
+        for request in requests:
+            check_text(request.args[0], label_of(request))
+            if self.loaded.extension is not None:
+                refuse_generation(self.loaded.extension, label_of(request))
+            most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
+            if most >= self.max_length:
+                raise ScoringError(
+                    f"{label_of(request)}: asks for {most} tokens of text, and the model's window is {self.max_length}"
+                    "; lower max_gen_toks in the task's generation_kwargs"
+                )
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """lm-eval's own, after a look at whether the texts asked for can fit (see `check_generation`)."""
+        self.check_generation(requests)
+        with quiet(), _silent_lm_eval():
+            found: list[str] = super().generate_until(requests, disable_tqdm=True)
+        return found
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """(log-likelihood, greedy?) of requests in token ids: lm-eval's hook for whatever else it scores."""
+        wanted = []
+        for number, (_, context, continuation) in enumerate(requests):
+            cut = max(0, len(context) + len(continuation) - self.max_length - 1)
+            wanted.append(Wanted(context[cut:], continuation, f"request {number}", number))
+        return self._answers(wanted, [request[0] for request in requests])
+
+    def _answers(self, wanted: list[Wanted], keys: list[Any]) -> list[tuple[float, bool]]:
+        found: dict[int, tuple[float, bool]] = {}
+        for _, scored in score_batches(self.engine, wanted, asked=self.asked_budget):
+            for place, likelihood, greedy in scored:
+                found[place] = (likelihood, greedy)
+                if keys[place] is not None:  # windows of a longer text are not lm-eval's to cache
+                    self.cache_hook.add_partial("loglikelihood", keys[place], found[place])
+        return [found[place] for place in range(len(wanted))]
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes about the model; its own asks the hub."""
+        return {
+            "model_num_parameters": self.loaded.parameters,
+            "model_dtype": self.loaded.dtype,
+            "model_revision": "",
+            "model_sha": "",
+        }
+
+
+def label_of(request: Any) -> str:
+    """How messages name an lm-eval request."""
+    if request.task_name is None:
+        return "a request"
+    return f"{request.task_name} document {request.doc_id}"
+
+
+def owner_of(request: Any) -> Hashable:
+    """What keeps requests together: the document, or the request itself where lm-eval does not say."""
+    return id(request) if request.task_name is None else (request.task_name, request.doc_id)
+
+
+def _budget(asked: int | str | None, model: Any) -> int:
+    from evalkit.scoring.budget import auto_budget
+
+    if asked is None or asked == "auto":
+        return auto_budget(model)
+    return whole("token_budget", asked, 1, ", or auto")
+
+
+def _batch_size(asked: int | str | None) -> int:
+    if asked is None or str(asked).startswith("auto"):
+        return GENERATION_BATCH
+    return whole("batch_size", asked, 1, ", or auto")
+
+
+@contextmanager
+def _silent_lm_eval() -> Iterator[None]:
+    """lm-eval warns of a model that is passed to it, of cut contexts, and of more that is meant here."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

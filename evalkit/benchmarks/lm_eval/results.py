@@ -1,0 +1,271 @@
+"""lm-eval's results into the run folder: results.json, lm-eval's own files, and the score table.
+
+The score table holds the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to
+them as to a suite's; what else lm-eval measures stands in results.json alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from evalkit.data.clusters import SHARED, clusters_of
+from evalkit.export.lm_eval import about_run, marked_alias
+from evalkit.runs.folder import SCORES
+from evalkit.runs.writing import RunWriter
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.answers import Answers
+    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.scores.table import ScoreRow
+
+
+def write_results(
+    writer: RunWriter, tasks: TaskSet, answers: Answers, results: Mapping[str, Any], samples: bool
+) -> None:
+    """Write every result file of a run, results.json last.
+
+    Args:
+        writer: the run folder.
+        tasks: evaluated, with their requests.
+        answers: of the model.
+        results: what lm-eval's `evaluate` returned, with samples.
+        samples: also write lm-eval's per-document files.
+
+    Raises:
+        RunError: a file could not be written.
+    """
+    _write_table(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
+    hashes = _task_hashes(results["samples"])
+    content = _content(results, tasks, answers.seconds) | {"samples": samples, "task_hashes": hashes}
+    stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    exported = _lm_eval_form(results, writer.manifest, hashes, sum(answers.seconds.values()))
+    writer.save_bytes(f"lm_eval/results_{stamp}.json", (_dumped(exported, indent=2) + "\n").encode())
+    if samples:
+        for name, members in results["samples"].items():
+            text = "".join(_dumped(_sample(sample)) + "\n" for sample in members)
+            writer.save_bytes(f"lm_eval/samples_{name}_{stamp}.jsonl", text.encode("utf-8", "surrogatepass"))
+    writer.save_results(json.loads(_dumped(content)))
+
+
+def score_rows(tasks: Mapping[str, Any], answers: Answers) -> Iterator[ScoreRow]:
+    """The score table's rows of all multiple-choice tasks whose documents have one gold answer each."""
+    chosen = {name: rows for name, task in tasks.items() if (rows := _task_rows(name, task, answers))}
+    # pmi needs the unconditional pass of every row, which lm-eval makes only where a task measures mutual information
+    everywhere = all(row.ll_unconditional is not None for rows in chosen.values() for row in rows)
+    for rows in chosen.values():
+        for row in rows:
+            yield row if everywhere else row._replace(ll_unconditional=None)
+
+
+def _task_rows(name: str, task: Any, answers: Answers) -> list[ScoreRow]:
+    """None where lm-eval's gold answer is not one index, or a function of the task's own measures its documents."""
+    custom = getattr(task.config, "process_results", None)
+    if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
+        return []
+    by_document: dict[int, list[Any]] = {}
+    for request in task.instances:
+        by_document.setdefault(request.doc_id, []).append(request)
+    rows: list[ScoreRow] = []
+    for doc_id, requests in by_document.items():
+        requests.sort(key=lambda request: request.idx)
+        doc = requests[0].doc
+        choices = task.doc_to_choice(doc)
+        gold = _gold(task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc), choices)
+        if task.multiple_input:
+            # The options stand in the contexts and repeat one continuation, whose length is what counts, as in a suite
+            choices = [r.args[1].removeprefix(task.config.target_delimiter) for r in requests[: len(choices)]]
+        if gold is None or len(requests) not in (len(choices), 2 * len(choices)):
+            return []
+        rows += _document_rows(name, doc_id, gold, choices, [answers.of(request) for request in requests])
+    return rows
+
+
+def _document_rows(
+    name: str, doc_id: int, gold: int, choices: Sequence[str], found: Sequence[Any]
+) -> Iterator[ScoreRow]:
+    from evalkit.scores.table import ScoreRow
+
+    # lm-eval appends the choices without context where it is to measure mutual information
+    without = found[len(choices) :]
+    for place, choice in enumerate(choices):
+        answer = found[place]
+        yield ScoreRow(
+            task=name,
+            subtask=name,
+            doc_id=doc_id,
+            choice=place,
+            choices=len(choices),
+            gold=gold,
+            ll_special=None,
+            ll_instruction=None,
+            ll_context=None,
+            ll_continuation=answer.likelihood,
+            ll_end=None,
+            n_special=0,
+            n_instruction=0,
+            # The first token has nothing before it
+            n_context=answer.context_tokens - 1,
+            n_continuation=answer.continuation_tokens,
+            n_end=0,
+            ll_unconditional=without[place].likelihood if without else None,
+            chars=len(choice),
+            bytes=len(choice.encode("utf-8")),
+            truncated=answer.cut,
+            straddles=0,
+        )
+
+
+def _gold(target: Any, choices: Sequence[str]) -> int | None:
+    """The index of the gold answer, as lm-eval reads it."""
+    if isinstance(target, str):
+        target = choices.index(target) if target in choices else -1
+    return int(target) if isinstance(target, int) and 0 <= target < len(choices) else None
+
+
+def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    """Which documents share a source, where a task's metadata says how to tell; the others are not in it."""
+    found: dict[tuple[str, int], int] = {}
+    for name, task in tasks.items():
+        metadata = task.config.metadata or {}
+        if SHARED & metadata.keys():
+            documents = {request.doc_id: request.doc for request in task.instances}
+            clusters = clusters_of(list(documents.values()), metadata)
+            places = list(documents)
+            found |= {(name, doc_id): places[first] for doc_id, first in zip(documents, clusters, strict=True)}
+    return found
+
+
+def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> None:
+    """The score table and, in the manifest, which tasks are in it."""
+    from evalkit.scores.table import score_table
+
+    tasks = list(dict.fromkeys(row.task for row in rows))
+    if rows:
+        writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
+        writer.save_table(SCORES, score_table(rows, clusters))
+
+
+def _content(results: Mapping[str, Any], tasks: TaskSet, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """results.json: every metric of every task and group, as lm-eval computed it."""
+    entries = {name: _entry(name, results) for name in results["results"]}
+    for name, task in tasks.tasks.items():
+        entries[name] |= {
+            "output_type": task.OUTPUT_TYPE,
+            "documents": results["n-samples"][name]["original"],
+            "seconds": round(seconds.get(name, 0.0), 3),
+        }
+    groups = [entries[name] | {"tasks": results["group_subtasks"].get(name, [])} for name in results.get("groups", {})]
+    # "averages" is what suites have; lm-eval's groups say themselves how they aggregate
+    return {"tasks": [entries[name] for name in tasks.tasks], "groups": groups, "averages": []}
+
+
+def _entry(name: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    found = results["results"][name]
+    return {
+        "task": name,
+        "alias": found["alias"],
+        "n": found["sample_len"],
+        "num_fewshot": results["n-shot"].get(name),
+        "version": results["versions"].get(name),
+        "metrics": list(_metrics(found, results["higher_is_better"].get(name, {}))),
+    }
+
+
+def _metrics(found: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for key, value in found.items():
+        metric, comma, rule = key.rpartition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        error = found.get(f"{metric}_stderr,{rule}")
+        yield {
+            "filter": rule,
+            "metric": metric,
+            "value": value,
+            "stderr": float(error) if isinstance(error, (int, float)) and math.isfinite(error) else None,
+            "higher_is_better": higher_is_better.get(metric),
+        }
+
+
+def _lm_eval_form(
+    results: Mapping[str, Any], manifest: Mapping[str, Any], hashes: Mapping[str, str], seconds: float
+) -> dict[str, Any]:
+    """What lm-eval itself writes, as far as it is known here."""
+    loaded = manifest.get("loaded", {})
+    seeds = manifest["specification"]["seeds"]
+    kept = {key: value for key, value in results.items() if key != "samples"}
+    for kind in kept.keys() & {"results", "groups"}:
+        kept[kind] = {
+            name: {**entry, "alias": marked_alias(entry["alias"], manifest, [*_leaves(name, kept["group_subtasks"])])}
+            for name, entry in kept[kind].items()
+        }
+    return {
+        **kept,
+        "config": {
+            "model": "evalkit",
+            "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
+            "model_num_parameters": loaded.get("parameters"),
+            "model_dtype": loaded.get("dtype"),
+            "batch_size": manifest.get("generation_batch"),
+            "device": loaded.get("device"),
+            "limit": manifest["specification"]["limit"],
+            "bootstrap_iters": 100000,
+            "random_seed": seeds["random"],
+            "numpy_seed": seeds["numpy"],
+            "torch_seed": seeds["torch"],
+            "fewshot_seed": seeds["fewshot"],
+        },
+        "task_hashes": hashes,
+        "max_length": loaded.get("window"),
+        "date": datetime.fromisoformat(manifest["created"]).timestamp(),
+        "transformers_version": manifest["versions"]["transformers"],
+        "lm_eval_version": manifest["versions"]["lm-eval"],
+        "model_source": "evalkit",
+        "model_name": manifest["model"],
+        "total_evaluation_time_seconds": f"{seconds:.3f}",
+        "evalkit": about_run(manifest),
+    }
+
+
+def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The tasks of a group and of the groups in it; of a task, itself."""
+    if not groups.get(name):
+        yield name
+    for member in groups.get(name, ()):
+        yield from _leaves(member, groups)
+
+
+def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """lm-eval's hash of what each task asked: documents, prompts and targets."""
+    from lm_eval.utils import hash_string
+
+    parts = ("doc_hash", "prompt_hash", "target_hash")
+    return {
+        name: hash_string("".join(sample[part] for sample in members for part in parts))
+        for name, members in samples.items()
+    }
+
+
+def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A document as lm-eval writes it to its sample files: answers and targets as text."""
+    from lm_eval.utils import sanitize_list
+
+    arguments = {
+        f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(one)} for i, one in enumerate(sample["arguments"])
+    }
+    return {
+        **sample,
+        "arguments": arguments,
+        "resps": sanitize_list(sample["resps"]),
+        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+        "target": str(sample["target"]),
+    }
+
+
+def _dumped(content: Any, indent: int | None = None) -> str:
+    from lm_eval.utils import handle_non_serializable
+
+    return json.dumps(content, indent=indent, ensure_ascii=False, default=handle_non_serializable)

@@ -1,0 +1,201 @@
+"""Where LongBench's documents come from.
+
+In: a task. Out: its checked `Rows`, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench in the
+Hugging Face cache or on the hub. Every file is held to its official hash; another content is taken too, where its rows
+are sound, and says of itself that it is not official.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
+from evalkit.benchmarks.longbench.prompts import template
+from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
+from evalkit.benchmarks.longbench.rows import CONTENT_ID, LARGEST_ROW, Row, parse_row, read_record
+from evalkit.data.files import did_you_mean
+from evalkit.data.hub import Hub
+from evalkit.data.wheels import Say, say_on_stderr
+from evalkit.errors import DataError, UsageError, first_line
+
+REPOSITORY, ARCHIVE = "THUDM/LongBench", "data.zip"
+
+_PROCESS_HUB = Hub()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The documents of one task, in the file's order."""
+
+    rows: tuple[Row, ...]
+    source: str
+    """Where they came from, for people: "data-dir DIR/qasper.jsonl"."""
+    official: bool
+    """Whether the whole file is the official one, to the byte (line ends apart)."""
+    sha: str
+    """Git's blob hash of the whole file with one line feed a line, whatever the limit."""
+
+
+def load_rows(
+    task: Task,
+    data_dir: Path | None = None,
+    limit: int | None = None,
+    suite: SuiteName = "longbench",
+    say: Say = say_on_stderr,
+    hub: Hub = _PROCESS_HUB,
+) -> Rows:
+    """The documents of one task.
+
+    Args:
+        task: the task.
+        data_dir: folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`), or with them in its folder `data`. A task
+            without a file there comes from elsewhere.
+        limit: most rows, from the beginning; None: all.
+        suite: which of the two benchmarks.
+        say: told about downloads and about a hub that does not serve.
+        hub: what is known about the hub; by default shared by the whole process.
+
+    Raises:
+        UsageError: LongBench-E lacks the task.
+        DataError: no documents can be had, or a file or a row cannot be evaluated; names file, line and field.
+    """
+    if suite == "longbench-e" and not task.in_e:
+        raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
+    name = f"{task.name}_e" if suite == "longbench-e" else task.name
+    if data_dir is not None and (file := _find(data_dir.expanduser(), name)) is not None:
+        return _from_file(task, name, file, limit)
+    archive = hub.file(REPOSITORY, ARCHIVE, say)
+    if archive is None:
+        raise DataError(
+            f"no documents for {name}: {'' if data_dir is None else _not_in(data_dir.expanduser(), name)}"
+            f"the hub does not serve ({hub.trouble}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
+            "with --data-dir"
+        )
+    return _from_archive(task, name, archive, limit)
+
+
+def blob_hash(lines: Iterable[bytes]) -> str:
+    """Git's hash of the file that these lines make up."""
+    lines = list(lines)
+    digest = hashlib.sha1(b"blob %d\0" % sum(map(len, lines)), usedforsecurity=False)
+    for line in lines:
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def check_data_dir(folder: Path | None) -> None:
+    """Refuse a `--data-dir` that is none, with a `DataError`."""
+    if folder is not None and not folder.expanduser().is_dir():
+        found = "a file" if folder.expanduser().exists() else "nothing there"
+        raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    """The file of a task; one that is there but cannot be read counts as found, so that it is told."""
+    check_data_dir(folder)
+    for place in (folder, folder / "data"):
+        if os.path.lexists(path := place / f"{name}.jsonl"):
+            return path
+        for suffix in (".json", ".parquet"):
+            if (other := place / f"{name}{suffix}").exists():
+                raise DataError(
+                    f"{other}: LongBench's documents are read from its official files, and those are {name}.jsonl; "
+                    f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
+                )
+    return None
+
+
+def _not_in(folder: Path, name: str) -> str:
+    return (
+        f"no {name}.jsonl in {folder}{did_you_mean(folder, lambda beneath: _has_context(beneath / f'{name}.jsonl'))}; "
+    )
+
+
+def _has_context(path: Path) -> bool:
+    """Whether a file holds documents: predictions, which are kept in files of the same names, have no context."""
+    try:
+        with path.open("rb") as file:
+            return "context" in read_record(file.readline(LARGEST_ROW))
+    except (OSError, DataError):
+        return False
+
+
+def _from_file(task: Task, name: str, path: Path, limit: int | None) -> Rows:
+    try:
+        with path.open("rb") as file:
+            return _read(task, name, file, f"data-dir {path}", limit)
+    except OSError as error:
+        raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
+
+
+def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> Rows:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.namelist() if Path(member).name == f"{name}.jsonl"]
+            if not members:
+                raise DataError(f"{path} has no {name}.jsonl; it is not LongBench's {ARCHIVE}: delete it and try again")
+            with archive.open(members[0]) as file:
+                return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", limit)
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last of what it cannot unpack
+        raise DataError(
+            f"{path} ({task.name}): cannot be read ({first_line(error)}); delete it and try again"
+        ) from error
+
+
+def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None) -> Rows:
+    lines = list(_lines(file, source))
+    sha = blob_hash(lines)
+    whose = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
+    if whose not in (None, name):
+        raise DataError(f"{source}: this is the official file of {whose}, where {name}'s was expected")
+    official = whose is not None
+    start = None if official else template(task).split("{context}")[0]
+    rows: list[Row] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if limit is not None and len(rows) >= limit:
+            break
+        # Editors on Windows put a byte-order mark first; a blank line, as at the end, holds no row
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not line.strip():
+            continue
+        try:
+            row = parse_row(task, line, len(rows), template_start=start)
+            rows.append(_with_own_id(row, number, seen, official))
+        except DataError as error:
+            raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
+    if not rows:
+        raise DataError(f"{source} ({task.name}): expected rows, found none")
+    return Rows(tuple(rows), source, official, sha)
+
+
+def _with_own_id(row: Row, number: int, seen: dict[str, int], official: bool) -> Row:
+    """The row under an id that no other has: a resumed run knows rows by their ids."""
+    if row.id in seen and not (official or row.id.startswith(CONTENT_ID)):
+        raise DataError(f"field '_id': {row.id!a} stands in line {seen[row.id]} already; a file was appended to?")
+    copies = 2
+    identity = row.id
+    while identity in seen:
+        identity, copies = f"{row.id}-{copies}", copies + 1
+    seen[identity] = number
+    return replace(row, id=identity)
+
+
+def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
+    """Lines, each with one line feed; a line too long to be a row is not read to its end."""
+    number = 0
+    while line := file.readline(LARGEST_ROW + 1):
+        number += 1
+        if len(line) > LARGEST_ROW:
+            raise DataError(
+                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB, where official ones have "
+                "fractions of one; one JSON object a line is expected"
+            )
+        yield line[:-2] + b"\n" if line.endswith(b"\r\n") else line

@@ -1,0 +1,56 @@
+"""How scores depend on the length of the document.
+
+In: the generations table. Out: each task's mean score in bands of the stored length. No model, no drawing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from evalkit.benchmarks.longbench.metrics import EditVariant
+from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.longbench.scores import score_rows
+from evalkit.errors import DataError
+
+BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
+"""Words of the document and question together, as stored with the row; LongBench-E's limits are among these."""
+
+_EDGES = (2000, 4000, 8000, 16000)
+
+
+@dataclass(frozen=True)
+class BandScore:
+    """One task's rows in one band."""
+
+    task: str
+    band: str
+    n: int
+    score: float
+    """Mean, in percent."""
+    stderr: float | None
+    """Standard error of the mean, in percent; None for a single row."""
+
+
+def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> tuple[BandScore, ...]:
+    """Mean scores by task and band, tasks in the paper's order, bands without rows left out.
+
+    Raises:
+        DataError: a row cannot be scored, or has no length.
+        UsageError: the variant's package is not installed.
+    """
+    if generations["length"].isna().any():
+        raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
+    found: list[BandScore] = []
+    for name, task in TASKS.items():
+        rows = generations[generations["task"] == name]
+        scores = 100 * score_rows(task, rows, variant)
+        where = np.searchsorted(_EDGES, rows["length"].to_numpy(), side="right")
+        for number, band in enumerate(BANDS):
+            part = scores[where == number]
+            if n := len(part):
+                stderr = float(part.std(ddof=1)) / n**0.5 if n > 1 else None
+                found.append(BandScore(name, band, n, float(part.mean()), stderr))
+    return tuple(found)

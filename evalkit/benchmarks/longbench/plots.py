@@ -1,0 +1,141 @@
+"""LongBench's pictures: scores by input length, and the needle test's heatmap.
+
+In: numbers. Out: a .png or .pdf file. The only module that imports matplotlib, and without a screen.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from evalkit.benchmarks.longbench.lengths import BANDS, BandScore, scores_by_length
+from evalkit.benchmarks.longbench.metrics import EditVariant
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
+from evalkit.errors import RunError, UsageError
+from evalkit.runs.journal import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73")  # told apart by colour-blind eyes too (Okabe and Ito)
+_MARKS = ("o", "s", "^")
+_SUFFIXES = (".png", ".pdf")
+_MOST_WRITTEN = 144
+"""Cells of a heatmap; with more, the numbers in them could not be read."""
+
+
+def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
+    """Draw each task's score by the stored length of its rows, one panel for each group of tasks.
+
+    Args:
+        generations: the generations table, as `scores` takes it.
+        path: .png or .pdf.
+        variant: of the edit similarity.
+
+    Raises:
+        DataError: a row cannot be scored.
+        UsageError: another kind of file.
+        RunError: the file cannot be written.
+    """
+    figure = _figure(path, (10, 5.6))
+    bands = scores_by_length(generations, variant)
+    present = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]
+    columns = min(3, len(present))
+    rows = -(-len(present) // columns)
+    figure.set_size_inches(3.4 * columns, 2.9 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    for number, axes in enumerate(panels):
+        if number >= len(present):
+            axes.axis("off")
+            continue
+        _draw_group(axes, present[number], bands)
+        if number % columns == 0:
+            axes.set_ylabel("score")
+        if number + columns >= len(present):
+            axes.set_xlabel("length in words")
+            axes.tick_params(labelbottom=True)
+    _save(figure, path)
+
+
+def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequence[int], path: Path) -> None:
+    """Draw how often a needle is found, by where it lies and how long the text is.
+
+    Args:
+        scores: [depth, length], fractions from 0 to 1; NaN where nothing was measured, which stays grey.
+        depths: where the needle lies, in percent of the text from its beginning.
+        lengths: of the text, in tokens.
+        path: .png or .pdf.
+
+    Raises:
+        UsageError: the shapes do not agree, or another kind of file.
+        RunError: the file cannot be written.
+    """
+    if scores.shape != (len(depths), len(lengths)) or not scores.size:
+        raise UsageError(
+            f"a needle heatmap of {len(depths)} depths and {len(lengths)} lengths, but {scores.shape} scores"
+        )
+    figure = _figure(path, (max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths))))
+    axes = figure.subplots()
+    axes.set_facecolor("#d9d9d9")
+    image = axes.imshow(np.ma.masked_invalid(100 * scores), cmap="viridis", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45, ha="right")
+    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_xlabel("length in tokens")
+    axes.set_ylabel("depth of the needle in %")
+    if scores.size <= _MOST_WRITTEN:
+        for (row, column), value in np.ndenumerate(scores):
+            text = "" if np.isnan(value) else f"{100 * value:.0f}"
+            colour = "black" if value > 0.6 else "white"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+    figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
+    _save(figure, path)
+
+
+def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
+    """One group's tasks over the bands, each point with its standard error."""
+    axes.set_title(group, fontsize=10)
+    tasks = [name for name, task in TASKS.items() if task.group == group]
+    drawn = [name for name in tasks if any(band.task == name for band in bands)]
+    for name, colour, mark in zip(tasks, _COLOURS, _MARKS, strict=False):
+        if name not in drawn:
+            continue
+        own = [band for band in bands if band.task == name]
+        aside = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # or error bars would hide each other
+        places = [BANDS.index(band.band) + aside for band in own]
+        errors = [band.stderr or 0.0 for band in own]
+        means = [band.score for band in own]
+        axes.errorbar(places, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
+    axes.set_xticks(range(len(BANDS)), BANDS)
+    axes.set_xlim(-0.4, len(BANDS) - 0.6)
+    axes.set_ylim(-2, 102)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _figure(path: Path, size: tuple[float, float]) -> Figure:
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"{path}: pictures are drawn as .png or .pdf")
+    # Agg without pyplot: no screen is looked for, and no figure outlives its function
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=160, format=path.suffix[1:].lower())
+        replace_file(path, drawn.getvalue())
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,189 @@
+"""What was asked of a LongBench run, made into what the run is.
+
+In: a `LongBenchRequest`. Out: a `PreparedLongBench` with documents and manifest. Nothing here needs torch, so a run
+that is already finished is found at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
+from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
+from evalkit.benchmarks.request import Request, context_extension, locate_checkpoint, numerics
+from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
+from evalkit.generation.run import context_of, generated_folder, generated_manifest
+from evalkit.models.context import configured_window
+from evalkit.models.context_settings import config_of, context_settings
+from evalkit.models.locate import Checkpoint, Say
+from evalkit.runs.folder import LONGBENCH
+
+DEFAULT: SuiteName = "longbench"
+PAPER_CONTEXT = 8192
+"""Tokens to which the paper stretches what was trained on fewer, by YaRN; its appendix "Long Context Evaluation"."""
+_OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
+"""Context → tokens of a prompt in the official `model2maxlen.json`."""
+_MARGIN = 692
+"""What 8192 − 7500 leaves for the answer; taken for other contexts too."""
+
+
+@dataclass(frozen=True)
+class LongBenchRequest:
+    """What a user can ask of a LongBench run."""
+
+    common: Request
+    """Checkpoint, context, device, limit, folders: what every run is asked. Without a context: see `paper_context`."""
+    suite: SuiteName = DEFAULT
+    tasks: tuple[str, ...] = ()
+    """Only these; all where empty."""
+    window: int | None = None
+    """Tokens above which a prompt is cut; None: the official 7500 for a context of 8192."""
+    chat: bool = False
+    """Whether prompts go into the tokenizer's chat template; those of five tasks never do, as in the official code."""
+
+
+@dataclass(frozen=True)
+class PreparedLongBench:
+    """A request with everything found that does not need torch."""
+
+    request: LongBenchRequest
+    checkpoint: Checkpoint
+    rows: Mapping[Task, Rows]
+    left_out: Sequence[str] = ()
+    """Why the documents of some tasks cannot be evaluated, in a line for each reason; the other tasks go on."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, whether it exists yet or not."""
+        return generated_folder(self.request.common.output, self.checkpoint, self.manifest)
+
+
+def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
+    """Find out what a run is, and refuse what cannot be.
+
+    Raises:
+        EvalkitError: whatever is wrong with the request, the checkpoint, or the documents of every task.
+    """
+    checkpoint = locate_checkpoint(request.common, say)
+    tasks = _chosen(request)
+    common = request.common
+    check_data_dir(common.data_dir)
+    rows: dict[Task, Rows] = {}
+    trouble: dict[str, DataError] = {}
+    for task in tasks:
+        try:
+            rows[task] = load_rows(task, common.data_dir, common.limit, request.suite, say)
+        except DataError as error:
+            trouble[task.name] = error
+    left_out = together(trouble)
+    if not rows:
+        raise DataError("; ".join(left_out))
+    for line in left_out:
+        say(f"left out: {line}")
+    common = paper_context(common, checkpoint, say)
+    request = replace(request, common=common)
+    context = context_of(common, checkpoint, LONGBENCH)
+    window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
+    specification = {
+        **numerics(common, checkpoint, say),
+        "suite": request.suite,
+        "documents": {task.name: found.sha for task, found in rows.items()},
+        "window": window,
+    }
+    documents = {
+        task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
+        for task, found in rows.items()
+    }
+    manifest = generated_manifest(LONGBENCH, common, checkpoint, specification, request.chat, documents)
+    manifest["context"] = context
+    return PreparedLongBench(request, checkpoint, rows, left_out, manifest)
+
+
+def together(trouble: Mapping[str, DataError]) -> list[str]:
+    """What is wrong with tasks, those together of which the same is to be said.
+
+    Args:
+        trouble: task → its error.
+    """
+    alike: dict[str, list[str]] = {}
+    for task, error in trouble.items():
+        alike.setdefault(str(error).replace(task, "<task>"), []).append(task)
+    return [
+        str(trouble[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
+        for common, tasks in alike.items()
+    ]
+
+
+def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
+    """The request with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
+
+    The run is then the same as one that was asked for that context in so many words. A checkpoint whose own window is
+    as long, or not in its config, is left alone.
+
+    Raises:
+        UsageError: see `context_settings`.
+        CheckpointError: the checkpoint cannot be stretched. It is not taken as it is then, since its scores would
+            stand beside others' under another protocol.
+    """
+    if common.context is not None:
+        return common
+    given = common.context_method, common.context_original, common.context_config
+    if given == (None, None, None):
+        _, window = configured_window(config_of(checkpoint, say))
+        if window is None or window >= PAPER_CONTEXT:
+            return common
+    settings = context_settings(None, *given, default=PAPER_CONTEXT)
+    assert settings is not None
+    stretched = replace(common, context=settings.target)
+    if common.context_config is not None:  # which names the context itself, or was written for this one
+        return stretched
+    default = (
+        f"--context {PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
+    )
+    try:
+        extension = context_extension(stretched, checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} ({default})") from error
+    if extension is not None:
+        say(f"{extension.describe()} ({default})")
+    return stretched
+
+
+def window_of(asked: int | None, context: int, most_new: int) -> int:
+    """Tokens above which a prompt is cut.
+
+    Args:
+        asked: by the user; None: the official number, for contexts that have none by the same margin,
+            but half of a short one.
+        context: tokens that the model takes at once.
+        most_new: most tokens that any task generates.
+
+    Raises:
+        UsageError: the longest answer would not fit behind such a prompt.
+    """
+    least, most = 2, context - most_new
+    if most < least:
+        raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
+    if asked is None:
+        # The margin would leave a short context next to nothing
+        return _OFFICIAL_WINDOWS.get(context, max(context - _MARGIN, min(context // 2, most)))
+    if not least <= asked <= most:
+        raise UsageError(
+            f"--window {asked}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --window of {least} to {most}, or another --context"
+        )
+    return asked
+
+
+def _chosen(request: LongBenchRequest) -> list[Task]:
+    if request.suite not in SUITES:
+        raise UnknownNameError("LongBench suite", request.suite, SUITES)
+    known = {task.name: task for task in suite_tasks(request.suite)}
+    for name in request.tasks:
+        if name not in known:
+            raise UnknownNameError(f"{request.suite} task", name, known)
+    return [task for name, task in known.items() if not request.tasks or name in request.tasks]

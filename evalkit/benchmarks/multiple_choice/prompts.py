@@ -1,0 +1,268 @@
+"""From questions to token sequences that know which segment each token belongs to.
+
+In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` a choice, tokenised exactly as if it stood
+alone. Spans are found by character offsets: a token belongs to the segment that its last character lies in,
+so a token that straddles a boundary counts with the later segment and no continuation is ever empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template
+from evalkit.errors import ScoringError, TemplateError
+from evalkit.inputs.texts import check_text, in_calls
+
+SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
+
+_A_DAY = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
+"""Put before a chat template: some write the date, which must not change a prompt from one day to the next."""
+
+_CALL = 512
+"""Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One choice's sequence, ready to be scored."""
+
+    tokens: NDArray[np.int32]
+    """[length] token ids."""
+    segments: NDArray[np.int8]
+    """[length] index into `SEGMENTS` of the segment each token belongs to."""
+    truncated: int = 0
+    """How many context tokens were cut on the left to fit the window."""
+    straddles: int = 0
+    """How many tokens reach over a boundary of segments."""
+
+    def spans(self) -> list[tuple[str, int, int]]:
+        """(segment, first token, one past the last), in order."""
+        spans, start = [], 0
+        for code, run in groupby(self.segments.tolist()):
+            end = start + len(list(run))
+            spans.append((SEGMENTS[code], start, end))
+            start = end
+        return spans
+
+
+@dataclass(frozen=True)
+class EncodedQuestion:
+    """A question with the sequences of its choices."""
+
+    question: Question
+    sequences: tuple[TokenSequence, ...]
+    unconditional: tuple[TokenSequence, ...] = ()
+    """The same choices without the context, where a rule asks for them (`pmi`)."""
+
+
+class Prompter:
+    """Renders and tokenises questions under one template.
+
+    Args:
+        template: how a sequence is put together.
+        tokenizer: a fast Hugging Face tokenizer (character offsets are needed).
+        window: the model's context window in tokens.
+        say: told once of what the tokenizer lacks.
+    """
+
+    def __init__(
+        self, template: Template, tokenizer: Any, window: int, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._window = window
+        self._system = template.system
+        self._parts = _chat_parts(template, tokenizer, say) if template.chat else template.parts
+        self._bos = self._opening(template, say)
+        self._eos = self._closing(template, say)
+
+    def encode(self, questions: Sequence[Question], unconditional: bool = False) -> Iterator[EncodedQuestion]:
+        """Render and tokenise questions, in order.
+
+        Raises:
+            ScoringError: a question's sequence does not fit the window even without its context.
+        """
+        contexts = (True, False) if unconditional else (True,)
+        sequences = self._sequences(
+            (question, self.render(question, choice, with_context))
+            for question in questions
+            for with_context in contexts
+            for choice in range(len(question.contexts))
+        )
+        for question in questions:
+            count = len(question.contexts)
+            conditional = tuple(islice(sequences, count))
+            yield EncodedQuestion(question, conditional, tuple(islice(sequences, count if unconditional else 0)))
+
+    def render(self, question: Question, choice: int, with_context: bool = True) -> list[tuple[int, str]]:
+        """The text of a sequence as (segment, text) pieces; BOS and EOS are ids and not in it."""
+        fields = {
+            "system": self._system,
+            "context": question.contexts[choice],
+            "continuation": question.continuations[choice],
+            "gap": question.gaps[choice],
+            "delimiter": question.delimiter,
+        }
+        pieces = [
+            (SEGMENTS.index(part.segment), part.text.format_map(fields))
+            for part in self._parts
+            if with_context or part.segment != "context"
+        ]
+        return _shift_trailing_space([piece for piece in pieces if piece[1]])
+
+    def _sequences(self, rendered: Iterable[tuple[Question, list[tuple[int, str]]]]) -> Iterator[TokenSequence]:
+        texts = ((question, pieces, "".join(text for _, text in pieces)) for question, pieces in rendered)
+        for call in in_calls(texts, itemgetter(2), _CALL):
+            for question, _, text in call:
+                check_text(text, question.label)
+            encoding = self._tokenizer(
+                [text for _, _, text in call],
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                return_attention_mask=False,
+                verbose=False,  # its length warning does not know that the context is cut to the window below
+            )
+            found = zip(call, encoding["input_ids"], encoding["offset_mapping"], strict=True)
+            yield from (self._sequence(question, pieces, ids, offsets) for (question, pieces, _), ids, offsets in found)
+
+    def _sequence(
+        self,
+        question: Question,
+        pieces: list[tuple[int, str]],
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+    ) -> TokenSequence:
+        if not ids:
+            raise _nothing_to_score(question)
+        codes = np.array([code for code, _ in pieces], dtype=np.int8)
+        boundaries = np.cumsum([len(text) for _, text in pieces])
+        chars = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+        # A token that is white space alone may come with an empty span: its last character is still end - 1
+        last = np.clip(chars[:, 1] - 1, 0, max(int(boundaries[-1]) - 1, 0))
+        piece = np.searchsorted(boundaries, last, side="right")
+        first_piece = np.searchsorted(boundaries, np.minimum(chars[:, 0], last), side="right")
+        tokens, segments = np.array(ids, dtype=np.int32), codes[piece]
+        if not (segments == CONTINUATION).any():
+            raise _nothing_to_score(question)
+        if self._bos is not None or (not len(segments) or segments[0] == CONTINUATION):
+            tokens = np.concatenate(([self._first_id(question)], tokens)).astype(np.int32)
+            segments = np.concatenate(([SPECIAL], segments)).astype(np.int8)
+        if self._eos is not None:
+            tokens = np.append(tokens, np.int32(self._eos))
+            segments = np.append(segments, np.int8(END))
+        return self._fit(question, TokenSequence(tokens, segments, 0, int((first_piece != piece).sum())))
+
+    def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
+        """Cut the context on its left to the window. The last token is only predicted, so it needs no place."""
+        excess = len(sequence.tokens) - (self._window + 1)
+        if excess <= 0:
+            return sequence
+        context = np.flatnonzero(sequence.segments == CONTEXT)
+        # Where nothing stands before the context, its last token stays to predict the continuation from
+        spare = len(context) - int(sequence.segments[0] == CONTEXT)
+        if excess > spare:
+            raise ScoringError(
+                f"{question.label}: {len(sequence.tokens) - spare} tokens remain when its context is cut, "
+                f"more than the model's window of {self._window}; use a shorter instruction or another model"
+            )
+        keep = np.ones(len(sequence.tokens), dtype=bool)
+        keep[context[:excess]] = False
+        return TokenSequence(sequence.tokens[keep], sequence.segments[keep], excess, sequence.straddles)
+
+    def _first_id(self, question: Question) -> int:
+        """BOS; or, before a continuation that would have nothing to be predicted from, EOS (as lm-eval does)."""
+        for token_id in (self._bos, self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
+            if token_id is not None:
+                return int(token_id)
+        raise ScoringError(
+            f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to put in its place"
+        )
+
+    def _opening(self, template: Template, say: Callable[[str], None]) -> int | None:
+        bos: int | None = self._tokenizer.bos_token_id
+        if template.chat or template.bos == "never":
+            return None
+        if template.bos == "tokenizer":
+            ids = self._tokenizer("a")["input_ids"]
+            return bos if ids and ids[0] == bos else None
+        if bos is None:
+            say("the tokenizer has no BOS token: sequences start without one")
+        return bos
+
+    def _closing(self, template: Template, say: Callable[[str], None]) -> int | None:
+        if template.chat or not template.eos:
+            return None
+        eos: int | None = self._tokenizer.eos_token_id
+        if eos is None:
+            say("the tokenizer has no EOS token: sequences end without one")
+        return eos
+
+
+def _nothing_to_score(question: Question) -> ScoringError:
+    return ScoringError(
+        f"{question.label}: a choice has no token of its own, so there is nothing to score: it is empty, or its only "
+        "token reaches into the template's next text"
+    )
+
+
+def _shift_trailing_space(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Give white space at a context's end to the continuation: tokenizers join it to the next word (lm-eval too)."""
+    shifted = list(pieces)
+    for i in range(len(pieces) - 1):
+        (code, text), (next_code, next_text) = pieces[i], pieces[i + 1]
+        if code == CONTEXT and next_code == CONTINUATION and text != text.rstrip():
+            kept = text.rstrip()
+            shifted[i], shifted[i + 1] = (code, kept), (next_code, text[len(kept) :] + next_text)
+    return [piece for piece in shifted if piece[1]]
+
+
+def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:
+    """The tokenizer's chat template as parts, found by rendering it around marks."""
+    if not tokenizer.chat_template:
+        raise TemplateError(f"template {template.name}: the tokenizer has no chat template; use another --template")
+    marks = {
+        "system": "\ue000system\ue001",
+        "context": "\ue000context\ue001",
+        "continuation": "\ue000continuation\ue001",
+    }
+    turns = [
+        {"role": "system", "content": marks["system"]},
+        {"role": "user", "content": marks["context"]},
+        {"role": "assistant", "content": marks["continuation"]},
+    ]
+    fixed: dict[str, Any] = {"tokenize": False, "chat_template": _A_DAY + tokenizer.get_chat_template()}
+    try:
+        text = tokenizer.apply_chat_template(turns, **fixed)
+    except Exception as first:  # a Jinja template may raise anything, and many refuse a system turn
+        try:
+            text = tokenizer.apply_chat_template(turns[1:], **fixed)
+        except Exception:
+            raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
+    if marks["system"] not in text:
+        say("the tokenizer's chat template takes no system turn: the instruction is left out")
+    parts: list[Part] = []
+    for field, segment in (
+        ("system", "instruction"),
+        ("context", "context"),
+        ("continuation", "continuation"),
+    ):
+        before, mark, after = text.partition(marks[field])
+        if mark:
+            parts += [_literal("special", before), Part(segment, f"{{{field}}}")]
+            text = after
+        elif field != "system":
+            raise TemplateError(f"template {template.name}: the tokenizer's chat template leaves out the {field}")
+    eos = tokenizer.eos_token
+    end = text[: text.index(eos) + len(eos)] if eos and eos in text else text
+    return (*(part for part in (*parts, _literal("end", end)) if part.text),)
+
+
+def _literal(segment: str, text: str) -> Part:
+    return Part(segment, text.replace("{", "{{").replace("}", "}}"))

@@ -1,0 +1,208 @@
+"""From a suite's lm-eval tasks to questions.
+
+In: lm-eval task files and a `Library` of documents. Out: one `Question` a document, built from lm-eval's
+own requests, so that text, choices and gold answers are lm-eval's to the letter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from evalkit.benchmarks.multiple_choice.suites import Suite
+from evalkit.data.clusters import clusters_of
+from evalkit.errors import DataError
+
+if TYPE_CHECKING:
+    from evalkit.data import Library
+
+
+@dataclass(frozen=True)
+class LeafTask:
+    """What lm-eval's own output says of a leaf task, for exports."""
+
+    alias: str
+    """How lm-eval prints it, e.g. "anatomy"."""
+    version: Any
+    """lm-eval's version of the task, as its file has it."""
+    documents: int
+    """How many there are, before any limit."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice document, before any template.
+
+    `contexts`, `continuations` and `gaps` have one entry a choice. Where choices share the context (all tasks
+    but WinoGrande) its text is repeated; where they share the continuation (WinoGrande), that is.
+    """
+
+    task: str
+    """Task of the suite, e.g. "mmlu"."""
+    subtask: str
+    """lm-eval's leaf task, e.g. "mmlu_anatomy"; the task itself where it has no subjects."""
+    doc_id: int
+    """Index of the document within the subtask, as lm-eval counts it."""
+    contexts: tuple[str, ...]
+    continuations: tuple[str, ...]
+    delimiter: str
+    """What lm-eval puts between context and continuation."""
+    gaps: tuple[str, ...]
+    """What stands between them in running text: one space, or what WinoGrande's own sentence has there."""
+    choices: tuple[str, ...]
+    """The answer options: what lm-eval's length normalisations count."""
+    gold: int
+    cluster: int
+    """The first document of the subtask that it shares a source with; `doc_id` where it shares none."""
+    doc: dict[str, Any]
+    """The document as lm-eval sees it, for exports."""
+    leaf: LeafTask
+    """The lm-eval task that it belongs to, for exports."""
+
+    @property
+    def label(self) -> str:
+        """How messages name the document."""
+        return f"{self.subtask} document {self.doc_id}"
+
+
+def load_questions(suite: Suite, library: Library, limit: int | None = None) -> dict[str, list[Question]]:
+    """All questions of a suite, by task, in the suite's order.
+
+    Args:
+        suite: its tasks must exist under `suite.task_dir`; its `num_fewshot` examples become part of each context.
+        library: where the documents come from.
+        limit: at most this many documents of each task. The first ones, as lm-eval takes them; of a task with
+            subjects the first of every subject in turn, so that a small sample is not one subject alone.
+
+    Raises:
+        DataError: documents or examples are missing, malformed or none.
+    """
+    with _patient_lm_eval():
+        from lm_eval.tasks import TaskManager
+
+        shots = suite.num_fewshot
+        metadata = {"library": library, "num_fewshot": shots}
+        manager = TaskManager(include_path=str(suite.task_dir), include_defaults=False, metadata=metadata)
+        return {task: _task_questions(manager, task, shots, limit) for task in suite.tasks}
+
+
+def _task_questions(manager: Any, task: str, shots: int, limit: int | None) -> list[Question]:
+    leaves = manager.load([task])["tasks"]
+    sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
+    if not sum(sizes.values()):
+        raise DataError(f"task {task}: there are no documents")
+    questions: list[Question] = []
+    for name, count in share_limit(sizes, limit).items():
+        if count:
+            questions += _leaf_questions(task, leaves[name], sizes[name], shots, count)
+    return questions
+
+
+def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
+    """How many documents each subject gives when a task is limited.
+
+    One document of each subject in turn, in their order, until `limit` are taken.
+    """
+    if limit is None or limit >= sum(sizes.values()):
+        return dict(sizes)
+    taken = dict.fromkeys(sizes, 0)
+    left = limit
+    while left:
+        for name in [name for name in sizes if taken[name] < sizes[name]][:left]:
+            taken[name] += 1
+            left -= 1
+    return taken
+
+
+def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int) -> list[Question]:
+    """The steps of lm-eval's own `build_all_requests`, without its progress bar for each subject."""
+    metadata = leaf.config.metadata or {}
+    about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
+    if shots:
+        _prepare_examples(leaf, shots)
+    questions = []
+    taken = list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
+    clusters = clusters_of([doc for _, doc in taken], metadata)
+    for doc_id, doc in taken:
+        context = leaf.fewshot_context(doc, num_fewshot=shots)
+        instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
+        questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
+    return questions
+
+
+def _prepare_examples(leaf: Any, shots: int) -> None:
+    """Seed the sampler as lm-eval's `simple_evaluate` does. It would fail by an assertion on too few examples."""
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+
+    leaf.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    if (found := len(leaf.sampler.df)) < shots:
+        raise DataError(f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}")
+
+
+def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
+    instances.sort(key=lambda instance: instance.idx)
+    doc = instances[0].doc
+    delimiter = leaf.config.target_delimiter
+    pairs = [instance.args for instance in instances]
+    continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)
+    gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
+    field = (leaf.config.metadata or {}).get("written_in")
+    gap = _gap_after_blank(doc[field]) if field else " "
+    # A task with several inputs has its options in the contexts and repeats one continuation
+    choices = continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc))
+    if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
+        raise DataError(
+            f"task {leaf.config.task}, document {doc_id}: choice {empty[0]} is empty; there is no text to score"
+        )
+    return Question(
+        task=task,
+        subtask=leaf.config.task,
+        doc_id=doc_id,
+        contexts=tuple(context for context, _ in pairs),
+        continuations=continuations,
+        delimiter=delimiter,
+        gaps=(gap,) * len(pairs),
+        choices=choices,
+        gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
+        cluster=cluster,
+        doc=dict(doc),
+        leaf=about,
+    )
+
+
+def _gap_after_blank(sentence: str) -> str:
+    rest = sentence[sentence.index("_") + 1 :]
+    return rest[: len(rest) - len(rest.lstrip())]
+
+
+def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:
+    try:
+        index = int(gold)
+    except (TypeError, ValueError):
+        index = -1
+    if not 0 <= index < choices:
+        raise DataError(f"task {task}, document {doc_id}: gold answer {gold!r} is not one of its {choices} choices")
+    return index
+
+
+@contextlib.contextmanager
+def _patient_lm_eval() -> Iterator[None]:
+    """Keep lm-eval from logging a warning for each of 57 subjects, and from compiling the same Jinja template
+    anew for each document (nine tenths of the time it takes to build requests)."""
+    import datasets
+    import lm_eval.utils
+
+    datasets.disable_progress_bars()
+    logger = logging.getLogger("lm_eval")
+    level, compile_template = logger.level, lm_eval.utils.env.from_string
+    logger.setLevel(logging.ERROR)
+    lm_eval.utils.env.from_string = lru_cache(maxsize=256)(compile_template)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        lm_eval.utils.env.from_string = compile_template

@@ -1,0 +1,215 @@
+"""The runs of a folder as a list: of which checkpoint, how measured, when, and what came out.
+
+In: a folder of runs. Out: a table for a terminal of 100 columns, or JSON with everything. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evalkit.errors import RunError
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.escape import printable
+from evalkit.reporting.page import aligned, json_text
+from evalkit.runs.finding import DamagedRun, scan
+from evalkit.runs.folder import GENERATED, JOURNAL, Run
+from evalkit.runs.place import kinds, mixture
+from evalkit.runs.traits import unofficial_notes
+
+_WIDTH = 100
+_LEAST_WIDTH = 19
+"""Of the checkpoint's column: room for a step's name."""
+_ID_SHOWN = 7
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """What is listed of a run. Of a damaged one only the folder is known, and why."""
+
+    folder: str
+    state: str
+    """finished, interrupted, begun or damaged."""
+    id: str = ""
+    created: str = ""
+    """When it was begun; ISO 8601."""
+    model: str = ""
+    """Its checkpoint as it was named."""
+    path: str | None = None
+    """Where that lies; None of a checkpoint of the hub."""
+    revision: str | None = None
+    suite: str = ""
+    template: str = ""
+    num_fewshot: int | None = None
+    dtype: str = ""
+    context: str = ""
+    """Tokens and method of an extension; empty for a model's own window."""
+    limit: int | None = None
+    rule: str = ""
+    score: float | None = None
+    """What a finished run is sorted by: its last average, a fraction; of lm-eval's tasks the first metric."""
+    result: str = ""
+    """The same in words, with its standard error."""
+    devices: tuple[str, ...] = ()
+    """Kinds that a finished run was computed on."""
+    journal: bool = True
+    """Whether its journal is there, without which no table can be made again."""
+    notes: tuple[str, ...] = ()
+    """What is wrong or odd about it."""
+
+    @property
+    def place(self) -> str:
+        """Its checkpoint for a reader: a path from here, or a name."""
+        if not self.model:
+            return Path(self.folder).name
+        if self.path is None:
+            return self.model
+        path, here = Path(self.path), Path.cwd()
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+    @property
+    def settings(self) -> str:
+        """What is otherwise than by default: examples, documents, context."""
+        shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
+        return ", ".join(filter(None, (shots, f"limit {self.limit:,}" if self.limit else "", self.context)))
+
+
+def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
+    """The runs under a folder.
+
+    Args:
+        root: folder of runs.
+        sort: by date (the newest last), name (the folder's), model (the checkpoint's, by step) or score (the best
+            first).
+        text: only runs of which each word of it is found somewhere in their description, whatever its case.
+
+    Raises:
+        RunError: the folder cannot be read.
+    """
+    found = [_damaged(one.folder, one.why) if isinstance(one, DamagedRun) else _listed(one) for one in scan(root)]
+    words = text.lower().split()
+    chosen = [run for run in found if all(word in _described(run) for word in words)]
+    orders: dict[str, Any] = {
+        "date": lambda run: run.created,
+        "name": lambda run: run.folder,
+        "model": lambda run: _by_number(run.place),
+        "score": lambda run: float("inf") if run.score is None else -run.score,
+    }
+    return sorted(chosen, key=orders[sort])
+
+
+def runs_json(runs: Sequence[ListedRun]) -> str:
+    """Everything, as a JSON list."""
+    return json_text([asdict(run) for run in runs])
+
+
+def runs_table(runs: Sequence[ListedRun], root: Path, text: str = "") -> str:
+    """A line for each run, and beneath them what is wrong with any; `text` is what they were filtered by."""
+    if not runs:
+        return f"none in {printable(str(root))}" + (f" with {printable(text)}" if text.strip() else "")
+    headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
+    rows = [
+        [
+            run.id[:_ID_SHOWN],
+            run.created[:10],
+            f"{run.suite} {run.template}".strip(),
+            run.dtype,
+            run.settings,
+            run.result or run.state,
+        ]
+        for run in runs
+    ]
+    keep = [column for column in range(len(headers) - 1) if any(row[column] for row in rows)]
+    widths = [max(len(headers[column]), *(len(row[column]) for row in rows)) for column in keep]
+    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
+    room = max(_LEAST_WIDTH, width - sum(widths) - 2 * len(keep))
+    table = aligned(
+        [[*(row[column] for column in keep), _cut(run.place, room)] for run, row in zip(runs, rows, strict=True)],
+        [*(headers[column] for column in keep), headers[-1]],
+        tablefmt="plain",
+    )
+    notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
+    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:
+        notes.append(f"kept without a journal, so that nothing of them can be made anew: {', '.join(kept)}")
+    return "\n".join([table, *([""] if notes else []), *notes])
+
+
+def _listed(run: Run) -> ListedRun:
+    manifest, specification = run.manifest, run.manifest["specification"]
+    extension = specification.get("context_extension")
+    about: dict[str, Any] = {
+        "folder": str(run.folder),
+        "id": manifest["id"],
+        "created": manifest["created"],
+        "model": manifest["model"],
+        "path": manifest.get("path"),
+        "revision": manifest["revision"],
+        "suite": specification["suite"],
+        "template": run.template,
+        "num_fewshot": specification.get("num_fewshot"),
+        "dtype": specification["dtype"],
+        "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
+        "limit": specification["limit"],
+        "rule": manifest["rule"],
+        "journal": (run.folder / JOURNAL).is_file(),
+        "notes": tuple(unofficial_notes(manifest)),
+    }
+    if not run.complete:
+        return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
+    try:
+        score, result = _result(run)
+    except RunError as error:
+        return ListedRun(state="damaged", **about | {"notes": (str(error), *about["notes"])})
+    about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
+    return ListedRun(state="finished", score=score, result=result, **about)
+
+
+def _damaged(folder: Path, why: str) -> ListedRun:
+    return ListedRun(str(folder), "damaged", notes=(why,))
+
+
+def _result(run: Run) -> tuple[float | None, str]:
+    """What a finished run is sorted by, and what is printed of it."""
+    if run.of_lm_eval:
+        from evalkit.benchmarks.lm_eval.view import state
+
+        values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
+        return next((value for value in values if isinstance(value, float)), None), state(run.stored)
+    if not run.stored["averages"]:
+        return None, "finished"
+    average = run.stored["averages"][-1]
+    name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
+    error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
+    rule = "" if run.manifest["rule"] in GENERATED else f" ({run.manifest['rule']})"
+    return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
+
+
+def _described(run: ListedRun) -> str:
+    """All that a filter looks at, in lower case."""
+    about = (
+        run.state,
+        run.id,
+        run.created,
+        run.model,
+        run.revision,
+        run.path,
+        run.suite,
+        run.template,
+        run.dtype,
+        run.settings,
+    )
+    return " ".join(map(str, (Path(run.folder).name, *about, run.rule))).lower()
+
+
+def _by_number(text: str) -> list[tuple[int, str]]:
+    """Steps in their order: checkpoint-500 before checkpoint-1000."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def _cut(text: str, width: int) -> str:
+    """The end of a text that is too long, which tells checkpoints apart."""
+    return text if len(text) <= width else "…" + text[1 - width :]

@@ -1,0 +1,146 @@
+"""How a run was measured: the one definition of "measured alike" that compare, tables and the integrity check share.
+
+In: a run's manifest. Out: its `Trait`s: all that determines its scores beside the checkpoint. Each says whether runs
+that differ in it are refused a common table or group of seeds, since another quantity was measured, or whether the
+difference is noted, since it moves scores by rounding only (docs/tables.md lists them). What cannot change a score is
+none: the token budget, and how prefixes are shared, which the start-up check compares with the model's own forward
+pass. What a model is itself (its window, its end tokens) is no trait of the measurement either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.runs.folder import GENERATED, Run
+from evalkit.runs.place import kinds
+
+_SUMMARY = ("limit", "template", "solved examples", "window", "rule", "dtype", "context extension")
+"""What a line about a run says; the others are hashes and versions."""
+
+
+@dataclass(frozen=True)
+class Trait:
+    """One thing that a run's scores depend on."""
+
+    name: str
+    """What it is: "dtype"."""
+    value: str
+    """What it is in this run, beside the name: "bfloat16"."""
+    words: str
+    """The same by itself: "dtype bfloat16"."""
+    refused: bool
+    """Whether runs that differ in it do not share a table; else the difference is noted."""
+
+
+def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
+    """A run's traits by name, but for the content of its documents and examples, which `differences` compares by task.
+
+    Args:
+        run: any run.
+        rule: under which its numbers are read; its own if none is named. Generated texts have none.
+    """
+    specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
+    limit, shots = specification.get("limit"), specification.get("num_fewshot") or 0
+    documents = (
+        f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else "all documents"
+    )
+    found = [
+        Trait("limit", str(limit or "none"), documents, True),
+        _trait("template", run.template),
+        _trait("template's text", str(specification.get("template", ""))[:12]),
+    ]
+    if window := specification.get("window"):
+        found.append(Trait("window", f"{window:,} tokens", f"prompts of at most {window:,} tokens", True))
+    if run.manifest["rule"] not in GENERATED:
+        found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
+        found.append(_trait("rule", rule or str(run.manifest["rule"])))
+    found += [
+        _trait("dtype", str(specification.get("dtype"))),
+        _extension(specification.get("context_extension")),
+        _trait("scoring version", str(specification.get("scoring"))),
+        # What the model was loaded with says more than what was asked for, which may be "auto"
+        _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
+    ]
+    if device := " and ".join(kinds(run.manifest)):
+        found.append(_trait("device", device, refused=False))
+    found += [
+        Trait(f"{name} version", str(text), f"{name} {text}", False)
+        for name, text in specification.get("versions", {}).items()
+    ]
+    return {trait.name: trait for trait in found}
+
+
+def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Trait]]:
+    """(A's, B's) of every trait in which two runs differ; documents and examples only of tasks that both have."""
+    first, second = traits(a, rule), traits(b, rule)
+    pairs = [(one, second[name]) for name, one in first.items() if name in second and one.value != second[name].value]
+    if any(one.name == "template" for one, _ in pairs):  # of which the text is no news
+        pairs = [pair for pair in pairs if pair[0].name != "template's text"]
+    specifications = a.manifest["specification"], b.manifest["specification"]
+    contents = (_contents(kind, *(one.get(kind) or {} for one in specifications)) for kind in ("documents", "examples"))
+    return pairs + [pair for found in contents for pair in found]
+
+
+def model_differences(a: Run, b: Run) -> list[str]:
+    """In what the models of two runs differ, as far as their manifests tell: seeds of one model differ in nothing."""
+    first, second = (run.manifest.get("loaded") or {} for run in (a, b))
+    if first.get("shape") and second.get("shape"):
+        first, second = first["shape"], second["shape"]
+        return [key for key in first | second if first.get(key) != second.get(key)]
+    known = [key for key in ("architecture", "parameters") if key in first and key in second]
+    return [key for key in known if first[key] != second[key]]
+
+
+def summary(run: Run, rule: str | None = None) -> str:
+    """How a run was measured, in a line."""
+    found = traits(run, rule)
+    shown = [found[name] for name in _SUMMARY if name in found]
+    return ", ".join(trait.words for trait in shown if (trait.name, trait.value) != ("context extension", "none"))
+
+
+def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Tasks of a run whose "documents", or solved "examples", are not the published ones; without either where none.
+
+    Of what was never published, such as a needle test's text, nothing is said.
+    """
+    found = {
+        kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
+        for kind in ("documents", "examples")
+    }
+    return {kind: tasks for kind, tasks in found.items() if tasks}
+
+
+def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """What `unofficial` finds, in words."""
+    return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
+
+
+def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
+    """What of a task is not the published one, in words."""
+    return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
+
+
+def _trait(name: str, value: str, refused: bool = True) -> Trait:
+    return Trait(name, value, f"{name} {value}", refused)
+
+
+def _extension(specification: Mapping[str, Any] | None) -> Trait:
+    if not specification:
+        return Trait("context extension", "none", "no context extension", True)
+    # Here, since most runs need none of its libraries
+    from evalkit.models.context import Extension
+
+    words = Extension(**specification).describe()
+    return Trait("context extension", words, words, True)
+
+
+def _contents(kind: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[tuple[Trait, Trait]]:
+    """Where the tasks that both runs have are of other documents or examples."""
+    if tasks := [task for task in a if task in b and a[task] != b[task]]:
+        name = f"{kind} of {', '.join(tasks)}"
+        yield (
+            _trait(name, " ".join(a[task][:12] for task in tasks)),
+            _trait(name, " ".join(b[task][:12] for task in tasks)),
+        )

@@ -1,0 +1,138 @@
+"""From a score table to accuracies with their standard errors, and the tables a person reads.
+
+A number never stands alone: every accuracy carries n and a standard error. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
+
+LABELS = {
+    "winogrande": "WinoGrande",
+    "arc_easy": "ARC-Easy",
+    "arc_challenge": "ARC-Challenge",
+    "hellaswag": "HellaSwag",
+    "piqa": "PIQA",
+    "openbookqa": "OpenBookQA",
+    "boolq": "BoolQ",
+    "mmlu": "MMLU",
+    "mmlu_continuation": "MMLU (text)",
+}
+"""How tasks are printed; others by their own name."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task, or one subject of it, under one rule. Accuracies are fractions."""
+
+    task: str
+    n: int
+    accuracy: float
+    stderr: float | None
+    """Standard error of the mean over documents (sample variance, as lm-eval's); None for a single document."""
+    chance: float
+    """Expected accuracy of a uniform guess: the mean of 1 / choices."""
+    ties: int
+    """Documents whose highest score is shared; the first choice counts, as in lm-eval."""
+    truncated: int
+    """Documents that lost context to fit the model's window."""
+
+
+@dataclass(frozen=True)
+class Average:
+    """Unweighted mean over tasks; its error treats the tasks as fixed."""
+
+    name: str
+    """The group's; with "2 of 3" where tasks are left out, which makes it another average than the suite's."""
+    accuracy: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that one rule gives on one run."""
+
+    rule: str
+    tasks: tuple[TaskResult, ...]
+    averages: tuple[Average, ...]
+    """The suite's groups, then "Average" over all tasks."""
+    subtasks: dict[str, tuple[TaskResult, ...]]
+    """Subjects of the tasks that have some."""
+
+    @property
+    def average(self) -> Average:
+        """The mean over all tasks."""
+        return self.averages[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for results.json."""
+        return asdict(self)
+
+
+def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Results:
+    """Apply a rule to a score table.
+
+    Args:
+        scores: the score table.
+        manifest: the run's; its "groups" name the averages.
+        rule: a rule's name.
+
+    Raises:
+        UsageError: there is no such rule, or the run did not score what it needs.
+    """
+    decisions = decide(scores, find_rule(rule))
+    groups: dict[str, list[str]] = manifest["groups"]
+    order = [task for tasks in groups.values() for task in tasks]
+    by_task = {str(task): rows for task, rows in decisions.groupby("task", sort=False)}
+    tasks = {task: _result(task, by_task[task]) for task in order}
+    sizes: dict[str, int] = manifest["group_sizes"]
+    averages = [_average(name, [tasks[t] for t in members], sizes[name]) for name, members in groups.items()]
+    if len(groups) > 1:
+        averages.append(_average("Average", list(tasks.values()), sum(sizes.values())))
+    subtasks = {
+        task: tuple(_result(str(name), part) for name, part in rows.groupby("subtask", sort=False))
+        for task, rows in by_task.items()
+        if (rows["subtask"] != task).any()
+    }
+    return Results(rule, tuple(tasks.values()), tuple(averages), subtasks)
+
+
+def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
+    """Results under every rule that the score table has everything for, by the rule's name."""
+    return {rule: summarise(scores, manifest, rule) for rule in available_rules(scores)}
+
+
+def available_rules(scores: pd.DataFrame) -> list[str]:
+    """The rules that a score table has everything for."""
+    return [name for name, rule in RULES.items() if not missing_segments(rule, scores)]
+
+
+def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
+    n = len(decisions)
+    accuracy = float(decisions["correct"].mean())
+    return TaskResult(
+        task=name,
+        n=n,
+        accuracy=accuracy,
+        stderr=math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else None,
+        chance=float((1 / decisions["choices"]).mean()),
+        ties=int(decisions["tie"].sum()),
+        truncated=int((decisions["truncated"] > 0).sum()),
+    )
+
+
+def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
+    count = len(tasks)
+    errors = [task.stderr for task in tasks if task.stderr is not None]
+    return Average(
+        name=name if count == size else f"{name} ({count} of {size})",
+        accuracy=sum(task.accuracy for task in tasks) / count,
+        stderr=math.sqrt(sum(error**2 for error in errors)) / count if len(errors) == count else None,
+    )
