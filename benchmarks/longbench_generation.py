@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 
+from evalkit.benchmarks.longbench.benchmark import asked_rows
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.benchmarks.longbench.rows import Row
-from evalkit.benchmarks.longbench.session import fitted_prompts
 from evalkit.generation.batches import Prompt, plan_batches
 from evalkit.generation.greedy import Generation, Generator
-from evalkit.generation.room import Room
+from evalkit.generation.room import room_of
+from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 
@@ -42,7 +43,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     loaded = load(locate(options.model), dtype=options.dtype)
-    generator = Generator(loaded.model)
+    generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
     print(
         "| task | rows | prompt tokens | transformers, s | evalkit, s | ratio | ms / 1,000 prompt | ms / new | alike |"
     )
@@ -51,7 +52,9 @@ def main() -> None:
     for name in options.tasks.split(","):
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
-        _, prompts = fitted_prompts(task, rows, loaded, options.window, loaded.window)
+        ends = end_tokens(loaded.model, loaded.tokenizer)
+        asked = asked_rows(task, rows, loaded.tokenizer, ends, options.window, loaded.window)
+        prompts = [one.prompt for one in asked]
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)
         totals = [totals[0] + slow, totals[1] + fast]
@@ -83,7 +86,7 @@ def evalkit_generations(
     prompts: list[Prompt], loaded: LoadedModel, generator: Generator
 ) -> tuple[list[Generation], float, float, float]:
     """Generations in the rows' order, seconds of all, of the prompts and of the steps after them."""
-    room = Room(loaded.model, generator, None)
+    room = room_of(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
     for batch in plan_batches(prompts, room.tokens, generator.chunk, room.most_rows):

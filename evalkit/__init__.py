@@ -21,7 +21,7 @@ from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.harness import harness
-    from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+    from evalkit.benchmarks.run import evaluate
     from evalkit.errors import (
         CheckpointError,
         DataError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "evaluate": "benchmarks.multiple_choice.evaluation",
+    "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
     "Run": "runs.folder",
     "load_run": "runs.folder",

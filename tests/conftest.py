@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.progress import Progress

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.lm_eval.view import metric_table
-from evalkit.benchmarks.longbench.request import LongBenchRequest
-from evalkit.benchmarks.longbench.session import GENERATIONS, load_generations, results_of
+from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
+from evalkit.benchmarks.longbench.plan import LongBenchRequest
 from evalkit.benchmarks.longbench.view import render
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
-from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
-from evalkit.benchmarks.needle.session import NEEDLES, load_needles, run_needle
+from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
+from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.needle.view import needle_table
 from evalkit.benchmarks.request import Request, circumstances, request_of
+from evalkit.benchmarks.run import evaluate
+from evalkit.benchmarks.session import run_plan
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.export import FORMS, export_run
 from evalkit.models.locate import locate
@@ -62,7 +63,7 @@ def pairs(
 
     def needle(model: Path) -> Run:
         asked = NeedleRequest(request_of(model, common), (200,), (50.0,), 1)
-        return run_needle(prepare_needle(asked, SILENT.say), SILENT)
+        return run_plan(plan_needle(asked, SILENT.say), SILENT)
 
     makers: dict[str, Callable[[Path], Run]] = {
         "suite": lambda model: evaluate(
@@ -215,9 +216,7 @@ def again(
     def run(**options: Any) -> Run:
         asked = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa", "boolq"), "log_samples": True}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "evalkit.benchmarks.multiple_choice.evaluation.load_model", lambda *_: pytest.fail("a model was loaded")
-            )
+            patch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
             return evaluate(str(small[0]), output=tmp_path / "runs", progress=SILENT, **(asked | options))
 
     return run

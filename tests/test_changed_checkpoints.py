@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import evalkit.benchmarks.request as asking
-from evalkit.benchmarks.longbench.session import load_generations
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
-from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
-from evalkit.benchmarks.needle.session import load_needles, run_needle
+from evalkit.benchmarks.longbench.benchmark import load_generations
+from evalkit.benchmarks.needle.benchmark import load_needles
+from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
+from evalkit.benchmarks.run import evaluate
+from evalkit.benchmarks.session import run_plan
 from evalkit.errors import CheckpointError
 from evalkit.models import gguf as gguf_reading
 from evalkit.models import load as loading
@@ -89,7 +90,7 @@ def commands(inputs: dict[str, Path]) -> dict[str, Command]:
 
     def needle(model: Path, runs: Path) -> Numbers:
         asked = NeedleRequest(request_of(model, {"output": runs}), (200,), (50.0,), 1)
-        run = run_needle(prepare_needle(asked, lambda _: None), Silent(live=False))
+        run = run_plan(plan_needle(asked, lambda _: None), Silent(live=False))
         return load_needles(run)["answer"].tolist()
 
     return {"run": suite, "lm-eval": lm_eval, "longbench": longbench, "needle": needle}

@@ -11,7 +11,7 @@ import pytest
 import evalkit
 from evalkit.benchmarks.lm_eval.answers import Answer, Row
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.runs.folder import JOURNAL, Run

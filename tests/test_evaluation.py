@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
@@ -204,7 +204,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     first = small()
     before = (first.folder / absent).read_bytes()
     (first.folder / absent).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", None)  # nothing is left to score
     again = small()
     assert again.complete
     assert (again.folder / absent).read_bytes() == before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.progress import Progress
 from evalkit.resources import resource

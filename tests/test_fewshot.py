@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
+from evalkit.benchmarks.run import evaluate
 from evalkit.data import Documents, Library
 from evalkit.errors import DataError
 from evalkit.progress import Progress

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.progress import Progress
 from evalkit.runs.folder import load_run
 from evalkit.runs.journal import Journal
@@ -28,7 +28,7 @@ TASKS = ("arc_easy", "piqa", "boolq")
 BUDGET = 128
 """Small, so that every document is a batch."""
 PRELOADED = [
-    "evalkit.benchmarks.multiple_choice.evaluation",
+    "evalkit.benchmarks.run",
     "evalkit.models.load",
     "evalkit.export.lm_eval",
     "evalkit.scoring.engine",

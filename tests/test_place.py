@@ -103,7 +103,7 @@ def test_a_run_of_another_machine_is_its_own(small: Evaluate) -> None:
 
 
 def test_requests_of_lm_evals_say_how_the_model_attended(checkpoint: Path, tmp_path: Path) -> None:
-    from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+    from evalkit.benchmarks.run import evaluate
     from tests.lmeval.made import made_tasks
 
     options: dict[str, Any] = {"tasks": ("made_choice", "made_answers"), "include_path": made_tasks(tmp_path / "tasks")}

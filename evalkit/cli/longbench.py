@@ -105,16 +105,16 @@ def longbench(
             raise UsageError("--model is missing: a checkpoint folder, a hub name, a .gguf file, or demo")
         click.echo(ctx.get_help())
         return
-    from evalkit.benchmarks.longbench.request import LongBenchRequest, prepare_longbench
-    from evalkit.benchmarks.longbench.session import run_longbench
+    from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
     from evalkit.benchmarks.request import request_of
+    from evalkit.benchmarks.session import run_plan
     from evalkit.errors import DataError
     from evalkit.progress import Progress
 
     with Progress() as progress:
         request = LongBenchRequest(request_of(model, options), suite, tasks, window, chat)
-        prepared = prepare_longbench(request, progress.say)
-        finished = run_longbench(prepared, progress)
+        prepared = plan_longbench(request, progress.say)
+        finished = run_plan(prepared, progress)
     _print(finished, edit_similarity, plot, form)
     if prepared.left_out:
         # What could be evaluated is saved and printed; the exit status tells of the rest
@@ -162,8 +162,8 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
 
 
 def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
-    from evalkit.benchmarks.longbench.session import load_generations, results_of
-    from evalkit.generation.run import about_run
+    from evalkit.benchmarks.generated_plan import about_run
+    from evalkit.benchmarks.longbench.benchmark import load_generations, results_of
 
     _show(results_of(finished, edit_similarity), about_run(finished), form)
     if plot is not None:

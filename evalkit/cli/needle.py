@@ -62,16 +62,16 @@ def needle(
     """
     import json
 
-    from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
-    from evalkit.benchmarks.needle.session import run_needle
+    from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
     from evalkit.benchmarks.needle.view import needle_table
     from evalkit.benchmarks.request import request_of
+    from evalkit.benchmarks.session import run_plan
     from evalkit.progress import Progress
 
     whole = tuple(int(length) for length in _numbers("--lengths", lengths, whole=True))
     asked = NeedleRequest(request_of(model, options), whole, _numbers("--depths", depths), repeats, text, chat)
     with Progress() as progress:
-        finished = run_needle(prepare_needle(asked, progress.say), progress)
+        finished = run_plan(plan_needle(asked, progress.say), progress)
     if form == "json":
         about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
         click.echo(json.dumps(about | finished.stored, indent=2))

@@ -26,7 +26,8 @@ from evalkit.reporting.escape import printable
 from evalkit.runs.finding import find_run
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.request import Prepared, Request
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.progress import Progress
     from evalkit.runs.folder import Run
 
@@ -70,21 +71,26 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
-    from evalkit.benchmarks.multiple_choice.evaluation import run_prepared
-    from evalkit.benchmarks.request import asks_lm_eval, prepare, request_of
+    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
+    from evalkit.benchmarks.request import request_of
+    from evalkit.benchmarks.run import planned
+    from evalkit.benchmarks.session import run_plan
     from evalkit.progress import Progress
 
     with Progress() as progress:
         request = request_of(options.pop("model"), options | {"tasks": options["tasks"] or None})
-        if asks_lm_eval(request, progress.say):
-            _run_lm_eval(request, show_prompts, form, progress)
-            return
-        prepared = prepare(request, progress.say)
+        plan = planned(request, progress.say)
         if show_prompts:
-            _print_prompts(prepared, show_prompts, progress)
+            if isinstance(plan, ChoicePlan):
+                _print_prompts(plan, show_prompts, progress)
+            else:
+                _print_requests(plan, show_prompts)
             return
-        finished = run_prepared(prepared, progress)
-    _print_results(finished, prepared.rule.name, detail, form)
+        finished = run_plan(plan, progress)
+    if isinstance(plan, ChoicePlan):
+        _print_results(finished, plan.rule.name, detail, form)
+    else:
+        _print_metrics(finished, form)
 
 
 @click.command()
@@ -107,32 +113,32 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     _print_results(opened, rule or opened.manifest["rule"], detail, form)
 
 
-def _print_prompts(prepared: Prepared, count: int, progress: Progress) -> None:
-    from evalkit.benchmarks.multiple_choice.evaluation import load_model
+def _print_prompts(plan: ChoicePlan, count: int, progress: Progress) -> None:
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.view import prompt_text
+    from evalkit.benchmarks.session import load_model
 
-    loaded = load_model(prepared.checkpoint, prepared.request, prepared.manifest["specification"], progress)
-    prompter = Prompter(prepared.template, loaded.tokenizer, loaded.window, progress.say)
-    for questions in load_questions(prepared.suite, prepared.library, count).values():
-        for encoded in prompter.encode(questions, prepared.unconditional):
+    loaded = load_model(plan.checkpoint, plan.common, plan.manifest["specification"], progress)
+    prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, progress.say)
+    for questions in load_questions(plan.suite, plan.library, count).values():
+        for encoded in prompter.encode(questions, plan.unconditional):
             click.echo(prompt_text(encoded, loaded.tokenizer))
 
 
-def _run_lm_eval(request: Request, show_prompts: int, form: str, progress: Progress) -> None:
+def _print_requests(plan: TaskPlan, count: int) -> None:
+    from evalkit.benchmarks.lm_eval.plan import first_requests
+    from evalkit.benchmarks.lm_eval.view import requests_text
+
+    for task in plan.tasks.tasks.values():
+        click.echo(requests_text(first_requests(task, count)))
+
+
+def _print_metrics(finished: Run, form: str) -> None:
     import json
 
-    from evalkit.benchmarks.lm_eval.preparation import first_requests, prepare_tasks
-    from evalkit.benchmarks.lm_eval.session import run_tasks
-    from evalkit.benchmarks.lm_eval.view import metric_table, requests_text
+    from evalkit.benchmarks.lm_eval.view import metric_table
 
-    prepared = prepare_tasks(request, progress.say)
-    if show_prompts:
-        for task in prepared.tasks.tasks.values():
-            click.echo(requests_text(first_requests(task, show_prompts)))
-        return
-    finished = run_tasks(prepared, progress)
     if form == "json":
         about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
         click.echo(json.dumps(about | {"documents": finished.manifest["documents"]} | finished.stored, indent=2))

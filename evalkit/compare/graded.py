@@ -82,7 +82,7 @@ class Generated:
     @cached_property
     def documents(self) -> pd.DataFrame:
         """One row a document: task, subtask (the same), doc_id, answers, score, cluster."""
-        from evalkit.benchmarks.longbench.session import SOURCE, load_generations
+        from evalkit.benchmarks.longbench.benchmark import SOURCE, load_generations
 
         table = load_generations(self.run, ("task", "id", "answers", "score", SOURCE))
         found = table[["task", "answers", "score"]].assign(subtask=table["task"], doc_id=table["id"])

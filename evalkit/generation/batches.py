@@ -28,8 +28,10 @@ class Prompt:
     """Token ids that end the text."""
     barred_first: frozenset[int] = frozenset()
     """Token ids that may not come first."""
-    enough: Callable[[list[int]], bool] | None = None
-    """Told all generated ids after each; True where no more is needed."""
+    enough: Callable[[str], bool] | None = None
+    """Given the text so far after each token; True where no more is needed. Of a kind that can be pickled."""
+    held_back: int = 0
+    """Last tokens of the text that it is not given."""
 
     @property
     def columns(self) -> int:

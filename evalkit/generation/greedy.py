@@ -57,13 +57,14 @@ class Generator:
     Args:
         model: a Hugging Face causal language model in evaluation mode, with a cache of keys and values.
         chunk: tokens of a prompt at a time.
+        tokenizer: of the model; needed by prompts that say when it is `enough`.
 
     Raises:
         CheckpointError: the model keeps a state in place of keys and values, does not run on a cache of them, gives no
             numbers, or does more after its base model than its output head.
     """
 
-    def __init__(self, model: Any, chunk: int = CHUNK) -> None:
+    def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
         if getattr(model, "_is_stateful", False):
             raise CheckpointError(
                 f"{type(model).__name__} keeps a state in place of each token's keys and values (as Mamba does), and "
@@ -74,6 +75,7 @@ class Generator:
         self.alone = bool(trained)
         """Whether prompts go through the model one by one and in one piece."""
         self.chunk = sys.maxsize if self.alone else chunk
+        self._tokenizer = tokenizer
         self._model = model
         self._base = base_of(model)
         self._layers = int(model.config.get_text_config().num_hidden_layers)
@@ -151,7 +153,7 @@ class Generator:
         for number, prompt in enumerate(prompts):
             started = time.perf_counter()
             reused, logits = self._prefill(batch, prompts, number)
-            row = _Row(number, prompt, reused)
+            row = _Row(number, prompt, reused, self._tokenizer)
             row.take(_first(logits, prompt))
             row.seconds = row.prompt_seconds = time.perf_counter() - started
             rows.append(row)
@@ -216,13 +218,14 @@ class Generator:
 class _Row:
     """A prompt that is being continued."""
 
-    def __init__(self, number: int, prompt: Prompt, reused: int) -> None:
+    def __init__(self, number: int, prompt: Prompt, reused: int, tokenizer: Any) -> None:
         self.place = number
         self.prompt = prompt
         self.tokens: list[int] = []
         self.ended = ""
         self.prompt_seconds = self.seconds = 0.0
         self._reused = reused
+        self._tokenizer = tokenizer
 
     @property
     def length(self) -> int:
@@ -238,10 +241,15 @@ class _Row:
         self.tokens.append(token)
         if token in self.prompt.ends:
             self.ended = "end"
-        elif self.prompt.enough is not None and self.prompt.enough(self.tokens):
+        elif self.prompt.enough is not None and self.prompt.enough(self._text()):
             self.ended = "enough"
         elif len(self.tokens) >= self.prompt.max_new_tokens:
             self.ended = "length"
+
+    def _text(self) -> str:
+        """What was generated, less what is held back."""
+        kept = self.tokens[: len(self.tokens) - self.prompt.held_back]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
     def generation(self) -> Generation:
         return Generation(self.tokens, self.ended, self._reused, self.prompt_seconds, self.seconds)

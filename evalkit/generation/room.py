@@ -6,12 +6,14 @@ In: a model and its generator. Out: the most tokens of a batch, and an estimate 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
-from evalkit.generation.batches import Ints, Prompt
+from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import CHUNK, Generator
 
 _SHARE = 0.5
@@ -22,64 +24,84 @@ _STEPS = 4
 """Generated tokens whose time is taken."""
 
 
+@dataclass(frozen=True)
 class Room:
-    """What a machine can hold of a model's keys and values.
+    """What a machine can hold of a model's keys and values, and how long it takes. See `room_of`."""
 
-    Args:
-        model: the loaded model.
-        generator: of the model.
-        budget: most tokens of a batch; None: what half of the free memory holds.
-    """
-
-    def __init__(self, model: Any, generator: Generator, budget: int | None) -> None:
-        self._generator = generator
-        self._bytes = generator.token_bytes
-        on_gpu = model.get_output_embeddings().weight.device.type == "cuda"
-        free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
-        self.tokens = budget or max(1, int(free * _SHARE / self._bytes))
-        """Most tokens of keys and values at a time."""
-        self.most_rows = 1 if generator.alone else _GPU_ROWS if on_gpu else _CPU_ROWS
-        config = model.config.get_text_config()
-        embedding = model.get_input_embeddings().weight
-        total = sum(p.numel() for p in model.parameters())
-        # Of each prompt token: two for every weight that it meets, and four for every channel of every earlier token
-        self._linear = 2 * (total - embedding.numel())
-        self._square = 4 * config.num_hidden_layers * config.hidden_size
-        # What a generated one has read from memory: the weights, once for all rows, and its own keys and values
-        untied = model.get_output_embeddings().weight is not embedding
-        self._weights = (total - untied * embedding.numel()) * embedding.element_size()
-        self._operations_a_second = self._bytes_a_second = 1.0
+    tokens: int
+    """Most tokens of keys and values at a time."""
+    most_rows: int
+    """Of a batch."""
+    chunk: int
+    """Tokens of a prompt at a time."""
+    token_bytes: int
+    """Bytes of a token's keys and values, in all layers."""
+    linear: float
+    """Operations of each prompt token: two for every weight that it meets."""
+    square: float
+    """Four for every channel of every earlier token."""
+    weights: float
+    """Bytes that a generated token has read from memory, once for all rows; its own keys and values come to them."""
+    operations_a_second: float
+    bytes_a_second: float
 
     def work(self, prompt: Prompt) -> float:
-        """Seconds of a prompt and of as many tokens as it may be given; once `estimate` has measured."""
-        return self._operations(len(prompt.tokens)) / self._operations_a_second + (
-            prompt.max_new_tokens * self._read(prompt.columns) / self._bytes_a_second
+        """Seconds of a prompt and of as many tokens as it may be given."""
+        return _operations(self.linear, self.square, len(prompt.tokens)) / self.operations_a_second + (
+            prompt.max_new_tokens * self._read(prompt.columns) / self.bytes_a_second
         )
 
     def estimate(self, prompts: Sequence[Prompt]) -> str:
         """One line: how much there is to do, how long that takes at most, what it needs."""
-        longest = max(prompts, key=lambda prompt: len(prompt.tokens))
-        # No further than it will be taken: a model may have no more positions
-        self._measure(longest.tokens[: max(1, min(CHUNK, longest.columns - 1 - _STEPS))])
         tokens, new = sum(len(prompt.tokens) for prompt in prompts), sum(prompt.max_new_tokens for prompt in prompts)
         most = max(prompt.columns for prompt in prompts)
-        held = max(most, min(self.tokens, most * self.most_rows)) * self._bytes / 2**30
+        held = max(most, min(self.tokens, most * self.most_rows)) * self.token_bytes / 2**30
         return (
             f"{tokens:,} prompt tokens and up to {new:,} generated ones: about "
             f"{max(1, round(sum(map(self.work, prompts)) / 60))} min, and up to {held:.1f} GiB beside the model"
         )
 
-    def _measure(self, tokens: Ints) -> None:
-        """Time a chunk and a few tokens after it, as fast as the model is where it has been run before."""
-        found = [self._generator.generate([Prompt(-1, tokens, 1 + _STEPS)])[0] for _ in range(2)][-1]
-        self._operations_a_second = self._operations(len(tokens)) / max(found.prompt_seconds, 1e-9)
-        steps = max(found.seconds - found.prompt_seconds, 1e-9) / _STEPS
-        self._bytes_a_second = (self._weights + len(tokens) * self._bytes) / steps
-
-    def _operations(self, tokens: int) -> float:
-        return float(self._linear * tokens + self._square * tokens**2 / 2)
-
     def _read(self, columns: int) -> float:
         """Bytes for one generated token of a row, in a batch of as many rows of this length as there is room for."""
         rows = max(1, min(self.most_rows, self.tokens // columns))
-        return float(self._weights / rows + columns * self._bytes)
+        return float(self.weights / rows + columns * self.token_bytes)
+
+
+def room_of(model: Any, generator: Generator, budget: int | None, context: int) -> Room:
+    """Find out what a machine can hold, and time a chunk and a few tokens after it.
+
+    Args:
+        model: the loaded model.
+        generator: of the model.
+        budget: most tokens of a batch; None: what half of the free memory holds.
+        context: tokens that the model takes at once.
+    """
+    size, embedding = generator.token_bytes, model.get_input_embeddings().weight
+    device = model.get_output_embeddings().weight.device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    config = model.config.get_text_config()
+    total = sum(p.numel() for p in model.parameters())
+    linear = 2 * (total - embedding.numel())
+    square = 4 * config.num_hidden_layers * config.hidden_size
+    untied = model.get_output_embeddings().weight is not embedding
+    weights = (total - untied * embedding.numel()) * embedding.element_size()
+    length = max(1, min(CHUNK, context - 1 - _STEPS))
+    prompt = Prompt(-1, np.arange(length, dtype=np.int64) % embedding.shape[0], 1 + _STEPS)
+    # Twice: a model that has been run before is faster
+    found = [generator.generate([prompt])[0] for _ in range(2)][-1]
+    steps = max(found.seconds - found.prompt_seconds, 1e-9) / _STEPS
+    return Room(
+        tokens=budget or max(1, int(free * _SHARE / size)),
+        most_rows=1 if generator.alone else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
+        chunk=generator.chunk,
+        token_bytes=size,
+        linear=linear,
+        square=square,
+        weights=weights,
+        operations_a_second=_operations(linear, square, length) / max(found.prompt_seconds, 1e-9),
+        bytes_a_second=(weights + length * size) / steps,
+    )
+
+
+def _operations(linear: float, square: float, tokens: int) -> float:
+    return float(linear * tokens + square * tokens**2 / 2)

@@ -80,14 +80,22 @@ class Run:
         return (self.folder / RESULTS).is_file() and scored
 
     @property
+    def kind(self) -> str:
+        """Name of the benchmark that made it."""
+        # Manifests of evalkit before 0.2 do not say
+        older = self.manifest["rule"] if self.manifest["rule"] in GENERATED else ""
+        older = older or (LM_EVAL if self.manifest["specification"]["suite"] == LM_EVAL else "multiple_choice")
+        return str(self.manifest.get("kind", older))
+
+    @property
     def of_lm_eval(self) -> bool:
         """Whether it is a run of lm-eval's tasks; its own results are in `stored`, its score table may be absent."""
-        return bool(self.manifest["specification"]["suite"] == LM_EVAL)
+        return self.kind == LM_EVAL
 
     @property
     def of_longbench(self) -> bool:
         """Whether it is a run of LongBench: generated answers with a score each, no score table and no rules."""
-        return bool(self.manifest["rule"] == LONGBENCH)
+        return self.kind == LONGBENCH
 
     @property
     def template(self) -> str:

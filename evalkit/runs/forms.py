@@ -27,6 +27,7 @@ _SHAPE = {
 
 _MANIFEST = {
     "id": str,
+    "kind": Optional(str),
     "specification": {
         "suite": str,
         "dtype": str,

@@ -80,7 +80,7 @@ class RunWriter:
         self.folder = folder
         self.manifest = manifest
         self.journal = Journal(folder / JOURNAL, manifest["id"], say)
-        self._say = say
+        self.say = say
         self._entries: list[Entry] = []
         self._files: dict[str, str] = {}
         """Name → digest of what has been written."""
@@ -116,7 +116,7 @@ class RunWriter:
         """Say so where earlier batches were computed on another kind of device."""
         kinds = [" ".join(entry.place.kind) for entry in self._entries]
         if others := [kind for kind in dict.fromkeys(kinds) if kind != " ".join(place.kind)]:
-            self._say(
+            self.say(
                 f"warning: this run was begun on {' and '.join(others)}; what is computed on {' '.join(place.kind)} "
                 f"may differ in its last digits, and texts from there on; {MANIFEST} will say which batches"
             )

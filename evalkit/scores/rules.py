@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS
 from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.scores.table import SEGMENTS
 
 Floats = NDArray[np.float64]
 

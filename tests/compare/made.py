@@ -121,7 +121,7 @@ def make_longbench(
     suite: str = "longbench",
     **specification: Any,
 ) -> Path:
-    """Write a finished run of LongBench, as `evalkit.benchmarks.longbench.session` does.
+    """Write a finished run of LongBench, as `evalkit.benchmarks.longbench.benchmark` does.
 
     Args:
         root: folder of runs.

@@ -161,8 +161,8 @@ def write_mapping(folder: Path, rows: dict[str, str]) -> Path:
 
 def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two questions about one document, answered by a model of random weights in two precisions."""
-    from evalkit.benchmarks.longbench.request import LongBenchRequest
-    from evalkit.benchmarks.longbench.session import load_generations
+    from evalkit.benchmarks.longbench.benchmark import load_generations
+    from evalkit.benchmarks.longbench.plan import LongBenchRequest
 
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -180,5 +180,5 @@ def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: py
     assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
     for name in (RESULTS, "generations.parquet"):
         (one.folder / name).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", None)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", None)
     assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.compare.comparison import Comparison, compare
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side

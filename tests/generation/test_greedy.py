@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -148,17 +150,23 @@ def test_enough_is_asked_after_every_token() -> None:
     model = model_of("qwen2", VANILLA)
     many = tokens(9, 30, 12)
     seen: list[list[int]] = []
+    # "5 7 9" is the text of tokens 5, 7 and 9
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
 
-    def third(ids: list[int]) -> bool:
-        seen.append(list(ids))
-        return len(ids) == 3
+    def third(text: str) -> bool:
+        seen.append(list(map(int, text.split())))
+        return len(seen[-1]) == 3
 
     batch = [Prompt(0, many[0], NEW), Prompt(1, many[1], NEW, enough=third), Prompt(2, many[2], NEW)]
-    found = Generator(model).generate(batch)
+    found = Generator(model, tokenizer=tokenizer).generate(batch)
     full = [by_transformers(model, ids) for ids in many]
     assert ids_of(found) == [full[0], full[1][:3], full[2]]
     assert [one.ended for one in found] == ["length", "enough", "length"]
     assert seen == [full[1][:length] for length in (1, 2, 3)]
+    seen.clear()
+    held = [replace(batch[1], held_back=2)]
+    assert ids_of(Generator(model, tokenizer=tokenizer).generate(held)) == [full[1][:5]]
+    assert seen == [full[1][:length] for length in (0, 0, 1, 2, 3)]
 
 
 class Narrow(Generator):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
 
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generator
-from evalkit.generation.room import Room
+from evalkit.generation.room import Room, room_of
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 
@@ -17,21 +19,25 @@ BYTES = 2 * 3 * 4 * 16 * 4
 """Of a token: keys and values, three layers, four heads of 16, float32."""
 
 
+def made(model: Any, budget: int | None = None) -> Room:
+    return room_of(model, Generator(model), budget, 2048)
+
+
 def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama", VANILLA)
     free = psutil.virtual_memory()._replace(available=2000 * BYTES + 1)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    room = Room(model, Generator(model), None)
+    room = made(model)
     assert (room.tokens, room.most_rows) == (1000, 16)
-    assert Room(model, Generator(model), 77).tokens == 77
+    assert made(model, 77).tokens == 77
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
-    """A prompt's operations and the bytes that its new tokens have read, at one of each a second until measured."""
+    """A prompt's operations and the bytes that its new tokens have read, here at one of each a second."""
     model = model_of("llama", VANILLA, tie_word_embeddings=tied)
     weights, embedding = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
-    room = Room(model, Generator(model), 250)
+    room = replace(made(model, 250), operations_a_second=1.0, bytes_a_second=1.0)
     operations = 2 * (weights - embedding) * 90 + 4 * 3 * model.config.hidden_size * 90**2 / 2
     read = 4 * (weights - (0 if tied else embedding)) / 2 + 100 * BYTES  # two rows of 100 tokens in 250
     assert room.work(Prompt(0, tokens(90)[0], 10)) == operations + 10 * read
@@ -40,8 +46,7 @@ def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
 def test_the_estimate_is_of_the_machine() -> None:
     """Twice the prompts and new tokens take twice as long; longer ones more than that."""
     model = model_of("llama", VANILLA)
-    room = Room(model, Generator(model), None)
-    room.estimate(prompts(tokens(60), most=5))
+    room = made(model)
     one = room.work(Prompt(0, tokens(60)[0], 5))
     assert 0 < one < 5
     assert room.work(Prompt(0, tokens(120)[0], 10)) > 2 * one
@@ -49,7 +54,7 @@ def test_the_estimate_is_of_the_machine() -> None:
 
 def test_the_estimate_says_what_there_is_to_do() -> None:
     model = model_of("llama", VANILLA)
-    room = Room(model, Generator(model), None)
+    room = made(model)
     said = room.estimate(prompts(tokens(700, 20, 9), most=5))
     found = re.fullmatch(r"(\d+) prompt tokens and up to (\d+) generated ones: about 1 min, and up to ([\d.]+) GiB "
                          r"beside the model", said)  # fmt: skip
@@ -62,4 +67,4 @@ def test_prompts_shorter_than_a_chunk_are_not_stretched_for_it() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=64)).eval()
-    Room(model, Generator(model), None).estimate(prompts(tokens(20, 9), most=5))
+    room_of(model, Generator(model), None, 32)

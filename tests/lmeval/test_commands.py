@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
 from evalkit.progress import Progress
 from tests.lmeval.made import made_tasks

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.subjects import SUBJECTS
 from evalkit.progress import Progress

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.lm_eval.answers import Row
-from evalkit.benchmarks.multiple_choice.evaluation import evaluate
+from evalkit.benchmarks.run import evaluate
 from evalkit.errors import ScoringError, UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
@@ -298,9 +298,7 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
 
 def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known before anything is scored."""
-    monkeypatch.setattr(
-        "evalkit.benchmarks.lm_eval.session._Session._load", lambda _: pytest.fail("a model was loaded")
-    )
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda _: pytest.fail("a model was loaded"))
     path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
     long = "made_" + "x" * 230
     path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
@@ -325,7 +323,7 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
     [results] = tmp_path.glob("3/*/results.json")
     results.unlink()
-    monkeypatch.setattr("evalkit.benchmarks.lm_eval.session._Session._load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", None)  # nothing is left to score
     assert measured("The river rose.", "", "Rice") == with_empty
 
 
@@ -333,7 +331,7 @@ def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pyte
     first = run(tasks=("made_choice", "made_texts", "made_answers"))
     before = (first.folder / "results.json").read_bytes()
     (first.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.lm_eval.session._Session._load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", None)  # nothing is left to score
     assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest, plan_longbench, window_of
 from evalkit.benchmarks.longbench.protocol import suite_tasks
-from evalkit.benchmarks.longbench.request import LongBenchRequest, PreparedLongBench, prepare_longbench, window_of
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.locate import silent
@@ -31,12 +31,12 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows"
 
 
-def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> PreparedLongBench:
+def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> LongBenchPlan:
     own = {name: asked.pop(name) for name in ("window", "chat", "suite") if name in asked}
     say = asked.pop("say", silent)
     # As it is, so that numbers are this checkpoint's, unless a test is about the context
     common = request_of(model, {"data_dir": rows, "context": "none"} | asked)
-    return prepare_longbench(LongBenchRequest(common, tasks=tasks, **own), say)
+    return plan_longbench(LongBenchRequest(common, tasks=tasks, **own), say)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_no_hub_and_no_folder(model: Path) -> None:
     with pytest.raises(
         DataError, match=r"no documents for qasper: the hub does not serve .*give its folder with --data"
     ):
-        prepare_longbench(LongBenchRequest(common, tasks=("qasper",)), silent)
+        plan_longbench(LongBenchRequest(common, tasks=("qasper",)), silent)
 
 
 def test_unknown_names(model: Path, rows: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_folder_that_is_none_is_told_once(model: Path, tmp_path: Path) -> None
     said: list[str] = []
     common = request_of(model, {"data_dir": tmp_path / "none"})
     with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
-        prepare_longbench(LongBenchRequest(common), said.append)
+        plan_longbench(LongBenchRequest(common), said.append)
     assert said == []
 
 

@@ -13,15 +13,16 @@ import pandas as pd
 import pytest
 import torch
 
+from evalkit.benchmarks.generated_plan import about_run
+from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
 from evalkit.benchmarks.longbench.metrics import score_prediction
+from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 from evalkit.benchmarks.longbench.prompts import prompt
 from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.request import LongBenchRequest, prepare_longbench
-from evalkit.benchmarks.longbench.session import GENERATIONS, load_generations, results_of, run_longbench
 from evalkit.benchmarks.request import request_of
+from evalkit.benchmarks.session import run_plan
 from evalkit.errors import RunError, ScoringError, UsageError
 from evalkit.generation.greedy import Generator
-from evalkit.generation.run import about_run
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal
@@ -74,7 +75,7 @@ def test_every_row_is_what_transformers_generates(generated: Run, model: Path, r
     table = load_generations(generated)
     loaded = load_folder(model, dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    prepared = prepare_longbench(request(model, rows, Path("none")), silent)
+    prepared = plan_longbench(request(model, rows, Path("none")), silent)
     assert list(table["task"].unique()) == ["qasper", "trec", "samsum", "lcc"]
     for task, found in prepared.rows.items():
         own = table[table["task"] == task.name]
@@ -184,16 +185,16 @@ def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_pat
 def test_a_finished_run_needs_no_model(
     generated: Run, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", pytest.fail)
     asked = request(model, rows, generated.folder.parent)
-    assert run_longbench(prepare_longbench(asked, silent), Lines()).folder == generated.folder
+    assert run_plan(plan_longbench(asked, silent), Lines()).folder == generated.folder
 
 
 @pytest.mark.parametrize("lost", [GENERATIONS, RESULTS])
 def test_files_are_made_anew_from_the_journal(
     generated: Run, model: Path, rows: Path, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", pytest.fail)
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     (folder / lost).unlink()
     again = evaluate_longbench(request(model, rows, tmp_path), Lines())
@@ -295,7 +296,7 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
     asked = request(model, tmp_path / "rows", tmp_path / "runs", "qasper")
     run = evaluate_longbench(asked, Lines())
     [row] = load_generations(run).to_dict("records")
-    text = prompt(TASKS["qasper"], prepare_longbench(asked, silent).rows[TASKS["qasper"]].rows[0])
+    text = prompt(TASKS["qasper"], plan_longbench(asked, silent).rows[TASKS["qasper"]].rows[0])
     assert context in text
     assert row["prompt_sha256"] == hashlib.sha256(text.encode()).hexdigest()
     assert json.loads(row["answers"]) == ["桥 ✓"]

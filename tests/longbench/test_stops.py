@@ -19,6 +19,7 @@ from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.benchmarks.longbench.stops import has_code_line, has_first_line, stops_of
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generator
+from evalkit.generation.tokens import end_tokens
 from tests.generation.made import by_transformers, tokens
 from tests.models.variants.building import VANILLA, model_of
 from tests.tiny import tiny_tokenizer
@@ -44,16 +45,20 @@ def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
 @pytest.mark.parametrize("name", CUT)
 def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokenizer: Any) -> None:
     task = TASKS[name]
-    enough = stops_of(task, model_with(1), tokenizer).enough
+    enough = stops_of(task, frozenset({1}), tokenizer).enough
     assert enough is not None
     has_all = has_first_line if task.first_line_only else has_code_line
     saved = 0
+
+    def text_of(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
     for line in (golden / f"{name}.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n"):
         row = json.loads(line)
         whole = row["pred"]
         by_letter = "".join(cut(list(whole), lambda letters: has_all("".join(letters))))
         ids = tokenizer(whole, add_special_tokens=False).input_ids
-        by_token = tokenizer.decode(cut(ids, enough), skip_special_tokens=True)
+        by_token = text_of(cut(ids, lambda some: enough(text_of(some))))
         scores = {
             score_prediction(task, text, row["answers"], row["all_classes"] or ())
             for text in (whole, by_letter, by_token)
@@ -83,7 +88,7 @@ def test_nothing_is_waited_for_once_it_is_there(text: str) -> None:
 
 
 def test_other_tasks_are_read_to_their_end(tokenizer: Any) -> None:
-    assert {name for name, task in TASKS.items() if stops_of(task, model_with(1), tokenizer).enough} == set(CUT)
+    assert {name for name, task in TASKS.items() if stops_of(task, frozenset({1}), tokenizer).enough} == set(CUT)
 
 
 @pytest.mark.parametrize(("named", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, {1})])
@@ -91,20 +96,20 @@ def test_end_tokens_are_the_generation_configs_else_the_tokenizers(
     named: int | list[int] | None, ends: set[int], tokenizer: Any
 ) -> None:
     assert tokenizer.eos_token_id == 1
-    stops = stops_of(TASKS["qasper"], model_with(named), tokenizer)
+    stops = stops_of(TASKS["qasper"], end_tokens(model_with(named), tokenizer), tokenizer)
     assert (stops.ends, stops.barred_first) == (ends, frozenset())
 
 
 def test_a_tokenizer_without_an_end_token(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path, eos=None))
-    assert stops_of(TASKS["qasper"], model_with(None), tokenizer).ends == frozenset()
+    assert stops_of(TASKS["qasper"], end_tokens(model_with(None), tokenizer), tokenizer).ends == frozenset()
     newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    assert stops_of(TASKS["samsum"], model_with(None), tokenizer).ends == {newline}
+    assert stops_of(TASKS["samsum"], end_tokens(model_with(None), tokenizer), tokenizer).ends == {newline}
 
 
 def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> None:
     """`eos_token_id=[eos, newline]` with a least length of one token, as the official code asks for."""
-    stops = stops_of(TASKS["samsum"], model_with([7, 9]), tokenizer)
+    stops = stops_of(TASKS["samsum"], frozenset({7, 9}), tokenizer)
     newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
     assert stops.ends == stops.barred_first == {tokenizer.eos_token_id, newline}
     model = model_of("llama", VANILLA, vocab_size=512)
@@ -116,7 +121,7 @@ def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> 
     common = np.bincount(np.concatenate([one[1:] for one in free])).argmax()
     head[with_newlines] = head[[free[0][0], common]] * 1.01
     batch = [Prompt(n, ids, 14, stops.ends, stops.barred_first, stops.enough) for n, ids in enumerate(many)]
-    found = [one.tokens for one in Generator(model, chunk=16).generate(batch)]
+    found = [one.tokens for one in Generator(model, 16, tokenizer).generate(batch)]
     assert found == [by_transformers(model, ids, ends=with_newlines, barred=True) for ids in many]
     assert sum(one[-1] in stops.ends for one in found) > 2
     assert any(by_transformers(model, ids, ends=with_newlines)[0] in stops.ends for ids in many)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.generated_plan import context_of
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.generation.run import context_of
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of

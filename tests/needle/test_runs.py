@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.needle.request import NeedleRequest, prepare_needle
-from evalkit.benchmarks.needle.session import NEEDLES, load_needles
+from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
+from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generation, Generator
@@ -69,7 +69,7 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
     table = load_needles(load_run(needle().out.splitlines()[-1]))
     assert len(table) == 12
     assert (table["tokens"] <= table["length"]).all()
-    prepared = prepare_needle(NeedleRequest(request_of(model, {}), (400,), (0.0, 50.0, 90.0), 2), lambda _: None)
+    prepared = plan_needle(NeedleRequest(request_of(model, {}), (400,), (0.0, 50.0, 90.0), 2), lambda _: None)
     loaded = load_folder(model)
 
     def size(text: str) -> int:
@@ -94,7 +94,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     def answer(prompt: Prompt) -> list[int]:
         secret = "".join(re.findall(r"is (\d{7})\.", tokenizer.decode(prompt.tokens)))
         said = tokenizer(f" {secret if len(prompt.tokens) <= 400 else secret[:-1]}. And so on").input_ids
-        ends = (end for end in range(1, len(said)) if prompt.enough and prompt.enough(said[:end]))
+        ends = (n for n in range(1, len(said)) if prompt.enough and prompt.enough(tokenizer.decode(said[: n - 1])))
         return list(said[: next(ends, len(said))])
 
     monkeypatch.setattr(Generator, "_generate", read)
@@ -163,7 +163,7 @@ def test_files_are_made_anew(needle: Command, lost: str, monkeypatch: pytest.Mon
     folder = Path(first.out.splitlines()[-1])
     kept = load_needles(load_run(folder))
     (folder / lost).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.multiple_choice.evaluation.load_model", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", pytest.fail)
     assert needle().out == first.out
     pd.testing.assert_frame_equal(load_needles(load_run(folder)), kept)
 
@@ -176,7 +176,7 @@ def test_an_answer_of_no_cell_stands_for_none(needle: Command) -> None:
     *kept, last = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     content = json.loads(last.partition(b" ")[2])
     for row in content[-1]:
-        row[0] += 99
+        row[0] = str(int(row[0]) + 99)
     payload = json.dumps(content).encode()
     (folder / JOURNAL).write_bytes(b"".join(kept) + b"%08x %s\n" % (zlib.crc32(payload), payload))
     (folder / RESULTS).unlink()

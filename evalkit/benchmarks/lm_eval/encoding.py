@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from evalkit.errors import ScoringError
@@ -15,6 +16,22 @@ from evalkit.inputs.texts import check_text, in_calls
 
 _AT_ONCE = 20_000
 """Texts in one call of the tokenizer, so that memory does not grow with the task."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What turning texts to token ids needs of an `HFLM`."""
+
+    tokenizer: Any
+    prefix_token_id: int
+    prefix_text: str
+    max_length: int
+    add_bos_token: bool | None = None
+
+    def length(self, text: str) -> int:
+        """Tokens of a text."""
+        key = (text, _adds_special(self, text))
+        return len(encode_texts(self.tokenizer, {key: None})[key])
 
 
 class Pair(NamedTuple):
@@ -40,7 +57,7 @@ def encode_pairs(
     white space only counts as empty.
 
     Args:
-        model: an `HFLM`, for its tokenizer, prefix token, BOS setting and window.
+        model: an `Encoding` or an `HFLM`, for its tokenizer, prefix token, BOS setting and window.
         texts: the requests.
         label: how messages name the request of that index.
         say: told once of continuations that were encoded by themselves.
@@ -89,6 +106,23 @@ def encode_texts(tokenizer: Any, wanted: dict[tuple[str, bool], None]) -> dict[t
                 ids = tokenizer(part, add_special_tokens=special, return_attention_mask=False, verbose=False)
                 found.update(zip(((text, special) for text in part), ids["input_ids"], strict=True))
     return found
+
+
+def windows(encoding: Any, text: str, label: str) -> list[tuple[list[int], list[int]]]:
+    """(context, continuation) token ids of the disjoint windows in which lm-eval takes a text apart.
+
+    Args:
+        encoding: an `Encoding`, or an `HFLM`.
+        text: of a `loglikelihood_rolling` request.
+        label: how messages name it.
+    """
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    check_text(text, label)
+    key = (text, _adds_special(encoding, text))
+    ids = encode_texts(encoding.tokenizer, {key: None})[key]
+    found = get_rolling_token_windows(ids, encoding.prefix_token_id, max_seq_len=encoding.max_length, context_len=1)
+    return [make_disjoint_window(window) for window in found]
 
 
 def _moved(context: str, continuation: str) -> tuple[str, str]:

@@ -15,11 +15,10 @@ from typing import Any, Literal
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
-from evalkit.benchmarks.lm_eval.preparation import GENERATION_BATCH
-from evalkit.benchmarks.lm_eval.scoring import Wanted, score_batches
+from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
+from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
 from evalkit.benchmarks.request import checked
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, ScoringError, UsageError
@@ -170,13 +169,6 @@ class Harness(HFLM):  # type: ignore[misc]
         """
         return encode_pairs(self, [r.args for r in requests], lambda index: label_of(requests[index]), self._say)
 
-    def windows(self, request: Any) -> list[tuple[list[int], list[int]]]:
-        """(context, continuation) token ids of the disjoint windows in which lm-eval takes a request's text apart."""
-        check_text(request.args[0], label_of(request))
-        ids = self.tok_encode(request.args[0])
-        found = get_rolling_token_windows(ids, self.prefix_token_id, max_seq_len=self.max_length, context_len=1)
-        return [make_disjoint_window(window) for window in found]
-
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """lm-eval's (log-likelihood, greedy?) of each request, in order."""
         pairs = self.encode(requests)
@@ -236,11 +228,10 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def _answers(self, wanted: list[Wanted], keys: list[Any]) -> list[tuple[float, bool]]:
         found: dict[int, tuple[float, bool]] = {}
-        for _, scored in score_batches(self.engine, wanted, asked=self.asked_budget):
-            for place, likelihood, greedy in scored:
-                found[place] = (likelihood, greedy)
-                if keys[place] is not None:  # windows of a longer text are not lm-eval's to cache
-                    self.cache_hook.add_partial("loglikelihood", keys[place], found[place])
+        for place, likelihood, greedy in score_all(self.engine, wanted, self.asked_budget):
+            found[place] = (likelihood, greedy)
+            if keys[place] is not None:  # windows of a longer text are not lm-eval's to cache
+                self.cache_hook.add_partial("loglikelihood", keys[place], found[place])
         return [found[place] for place in range(len(wanted))]
 
     def get_model_info(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ log-likelihoods. One document is never parted, and the batches are the same howe
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -30,55 +30,44 @@ class Wanted(NamedTuple):
     """Such as its task: what is in a group is likely to begin alike."""
 
 
-class Scored(NamedTuple):
-    """One continuation's score."""
-
-    place: int
-    """Which of the wanted ones it is."""
-    likelihood: float
-    """Log-likelihood in nats, summed in float64."""
-    greedy: bool
-    """Whether greedy decoding gives exactly this continuation."""
-
-
-def score_batches(
-    engine: Engine, wanted: Sequence[Wanted], done: Container[int] = (), asked: int | None = None
-) -> Iterator[tuple[int, list[Scored]]]:
-    """Score continuations, leaving out batches of which everything is done.
+def score_all(engine: Engine, wanted: Sequence[Wanted], asked: int | None = None) -> Iterator[tuple[int, float, bool]]:
+    """Score continuations.
 
     Args:
         engine: made with `greedy=True`.
         wanted: what to score, in an order of its own.
-        done: indices that need no score; a batch that holds another one is scored whole.
         asked: the token budget that the user gave, if any.
 
     Yields:
-        A batch's number and its scores, when it is finished.
+        Which of the wanted ones it is, and as `likelihoods`; batch by batch.
 
     Raises:
         EvalkitError: whatever the engine finds wrong with the model, its memory or a score.
     """
-    items, members = _items(wanted)
+    items, members = items_of(wanted)
     if not items:
         return
     if not engine.checked:
         engine.check(items)
     if engine.shares and asked == engine.budget:
         refuse_small_budget(items, asked)
-
-    def is_done(batch: Batch) -> bool:
-        return all(index in done for item in batch.items for index in members[item.index])
-
-    for number, batch in in_turn(plan(items, engine.budget), is_done):
-        found = []
-        for item, sequences in engine.score(batch):
-            for index, places, scores in zip(members[item.index], item.wanted, sequences, strict=True):
-                likelihood = float(scores.logprobs[places].astype(np.float64).sum())
-                found.append(Scored(index, likelihood, bool(scores.greedy[places].all())))
-        yield number, found
+    for _, batch in in_turn(plan(items, engine.budget), lambda _: False):
+        for item, found in likelihoods(engine, batch):
+            for index, (likelihood, greedy) in zip(members[item.index], found, strict=True):
+                yield index, likelihood, greedy
 
 
-def _items(wanted: Sequence[Wanted]) -> tuple[list[Item], list[list[int]]]:
+def likelihoods(engine: Engine, batch: Batch) -> Iterator[tuple[Item, list[tuple[float, bool]]]]:
+    """(log-likelihood in nats, summed in float64; whether greedy decoding gives it) of an item's continuations."""
+    for item, sequences in engine.score(batch):
+        pairs = zip(item.wanted, sequences, strict=True)
+        yield (
+            item,
+            [(float(s.logprobs[w].astype(np.float64).sum()), bool(s.greedy[w].all())) for w, s in pairs],
+        )
+
+
+def items_of(wanted: Sequence[Wanted]) -> tuple[list[Item], list[list[int]]]:
     """One item for each stretch of the same owner, and the indices that are in it."""
     items: list[Item] = []
     members: list[list[int]] = []

@@ -13,7 +13,6 @@ from typing import Any
 
 from evalkit.benchmarks.longbench.metrics import code_line, first_line
 from evalkit.benchmarks.longbench.protocol import Task
-from evalkit.generation.tokens import end_tokens
 
 
 @dataclass(frozen=True)
@@ -24,34 +23,27 @@ class Stops:
     """Token ids after which nothing comes."""
     barred_first: frozenset[int]
     """Token ids that may not come first."""
-    enough: Callable[[list[int]], bool] | None
-    """Whether the ids so far hold all that will be read; None where everything is."""
+    enough: Callable[[str], bool] | None
+    """Whether a text holds all that will be read; None where everything is."""
 
 
-def stops_of(task: Task, model: Any, tokenizer: Any) -> Stops:
+def stops_of(task: Task, ends: frozenset[int], tokenizer: Any) -> Stops:
     """What ends the predictions of a task.
 
     Args:
         task: samsum ends at a newline too, and may begin neither with that nor with the end token.
-        model: whose generation config names its end tokens.
+        ends: the model's end tokens (`generation.tokens.end_tokens`).
         tokenizer: of the model.
     """
-    ends = end_tokens(model, tokenizer)
     barred: frozenset[int] = frozenset()
     if task.newline_ends:
         # The official code names the tokenizer's end token here, in place of those that the model names
         own = ends if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
         ends = barred = own | frozenset(tokenizer("\n", add_special_tokens=False).input_ids[-1:])
 
-    def read(tokens: list[int]) -> str:
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
-
-    enough: Callable[[list[int]], bool] | None = None
     if task.first_line_only:
-        enough = lambda tokens: has_first_line(read(tokens))  # noqa: E731
-    elif task.metric == "edit_similarity":
-        enough = lambda tokens: has_code_line(read(tokens))  # noqa: E731
-    return Stops(ends, barred, enough)
+        return Stops(ends, barred, has_first_line)
+    return Stops(ends, barred, has_code_line if task.metric == "edit_similarity" else None)
 
 
 def has_first_line(text: str) -> bool:

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.tasks import Question
-from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template
+from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.texts import check_text, in_calls
+from evalkit.scores.table import SEGMENTS
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 

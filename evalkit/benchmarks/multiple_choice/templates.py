@@ -25,9 +25,7 @@ from typing import Any
 from evalkit.errors import TemplateError, UnknownNameError
 from evalkit.inputs.reading import read_yaml
 from evalkit.resources import resource
-
-SEGMENTS: tuple[str, ...] = ("special", "instruction", "context", "continuation", "end")
-"""The kinds of segment, in the order of the score table's columns."""
+from evalkit.scores.table import SEGMENTS
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 """What a part's text may refer to. `gap` is one space, or what WinoGrande's own sentence has there;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalkit.generation.run import about_run
+from evalkit.benchmarks.generated_plan import about_run
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
 from evalkit.runs.folder import Run

@@ -1,6 +1,6 @@
 """What was asked of a LongBench run, made into what the run is.
 
-In: a `LongBenchRequest`. Out: a `PreparedLongBench` with documents and manifest. Nothing here needs torch, so a run
+In: a `LongBenchRequest`. Out: a `LongBenchPlan` with documents and manifest. Nothing here needs torch, so a run
 that is already finished is found at once.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
 from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import Request, context_extension, locate_checkpoint, numerics
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
-from evalkit.generation.run import context_of, generated_folder, generated_manifest
 from evalkit.models.context import configured_window
 from evalkit.models.context_settings import config_of, context_settings
 from evalkit.models.locate import Checkpoint, Say
@@ -46,7 +46,7 @@ class LongBenchRequest:
 
 
 @dataclass(frozen=True)
-class PreparedLongBench:
+class LongBenchPlan:
     """A request with everything found that does not need torch."""
 
     request: LongBenchRequest
@@ -57,12 +57,17 @@ class PreparedLongBench:
     manifest: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def common(self) -> Request:
+        """What every run is asked."""
+        return self.request.common
+
+    @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.request.common.output, self.checkpoint, self.manifest)
+        return generated_folder(self.common.output, self.checkpoint, self.manifest)
 
 
-def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
+def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     """Find out what a run is, and refuse what cannot be.
 
     Raises:
@@ -100,7 +105,7 @@ def prepare_longbench(request: LongBenchRequest, say: Say) -> PreparedLongBench:
     }
     manifest = generated_manifest(LONGBENCH, common, checkpoint, specification, request.chat, documents)
     manifest["context"] = context
-    return PreparedLongBench(request, checkpoint, rows, left_out, manifest)
+    return LongBenchPlan(request, checkpoint, rows, left_out, manifest)
 
 
 def together(trouble: Mapping[str, DataError]) -> list[str]:

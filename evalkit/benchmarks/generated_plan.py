@@ -63,6 +63,7 @@ def generated_manifest(
     specification = {**specification, "chat": chat, "device": request.device, "end": _named_ends(checkpoint)}
     return {
         "id": specification_id(specification),
+        "kind": rule,
         "specification": specification,
         "rule": rule,
         "groups": {},

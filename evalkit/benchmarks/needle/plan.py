@@ -1,6 +1,6 @@
 """What was asked of a needle test, made into what the run is.
 
-In: a `NeedleRequest`. Out: a `PreparedNeedle` with its manifest. Nothing here needs torch, so a run that is already
+In: a `NeedleRequest`. Out: a `NeedlePlan` with its manifest. Nothing here needs torch, so a run that is already
 finished is found at once.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
 from evalkit.benchmarks.needle.text import Cell, Haystack
 from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
 from evalkit.errors import UsageError
-from evalkit.generation.run import context_of, generated_folder, generated_manifest
 from evalkit.models.locate import Checkpoint, Say
 
 NEEDLE = "needle"
@@ -43,7 +43,7 @@ class NeedleRequest:
 
 
 @dataclass(frozen=True)
-class PreparedNeedle:
+class NeedlePlan:
     """A request with everything found that does not need torch."""
 
     request: NeedleRequest
@@ -54,12 +54,17 @@ class PreparedNeedle:
     manifest: dict[str, Any]
 
     @property
+    def common(self) -> Request:
+        """What every run is asked."""
+        return self.request.common
+
+    @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.request.common.output, self.checkpoint, self.manifest)
+        return generated_folder(self.common.output, self.checkpoint, self.manifest)
 
 
-def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
+def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
     """Find out what a run is, and refuse what cannot be.
 
     Raises:
@@ -68,7 +73,8 @@ def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
     common = request.common
     haystack = Haystack(request.text)
     checkpoint = locate_checkpoint(common, say)
-    lengths = _lengths(request.lengths, context_of(common, checkpoint, NEEDLE))
+    context = context_of(common, checkpoint, NEEDLE)
+    lengths = _lengths(request.lengths, context)
     depths = sorted(set(request.depths))
     if not depths or not all(0 <= depth <= 100 for depth in depths):
         raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percents from 0 to 100")
@@ -87,7 +93,8 @@ def prepare_needle(request: NeedleRequest, say: Say) -> PreparedNeedle:
     }
     documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cells)}}
     manifest = generated_manifest(NEEDLE, common, checkpoint, specification, request.chat, documents)
-    return PreparedNeedle(request, checkpoint, haystack, tuple(cells), manifest)
+    manifest["context"] = context
+    return NeedlePlan(request, checkpoint, haystack, tuple(cells), manifest)
 
 
 def _lengths(asked: tuple[int, ...], context: int) -> list[int]:

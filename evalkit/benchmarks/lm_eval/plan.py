@@ -1,14 +1,17 @@
 """What was asked of lm-eval's tasks, made into what a run is: its specification.
 
-In: a `Request`. Out: `PreparedTasks` with a manifest. Nothing here needs torch, so a finished run is found without it.
+In: a `Request`. Out: `TaskPlan` with a manifest. Nothing here needs torch, so a finished run is found without it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +35,44 @@ SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where Python says in which place of memory a function lies, which is another one every time."""
 
+_LONGEST_NAME = 200
+"""Bytes of a task's name: file systems take 255, of which the rest of a sample file's name needs some."""
+
 GENERATION_BATCH = 8
 """Texts generated at once. Padding may change the last bits of a logit, so it is part of what a run is."""
 
 
 @dataclass(frozen=True)
-class PreparedTasks:
+class TaskPlan:
     """A request with everything found that does not need torch."""
 
-    request: Request
+    common: Request
     checkpoint: Checkpoint
     tasks: TaskSet
     manifest: dict[str, Any]
+
+    @cached_property
+    def requests(self) -> Sequence[Any]:
+        """All that lm-eval asks of a model."""
+        for task in self.tasks.tasks.values():
+            _name_errors(task)
+            # Anew, since the sampler moves with every document that is asked for
+            task.set_fewshot_seed(SEEDS["fewshot"])
+        with quiet_lm_eval():
+            for task in self.tasks.tasks.values():
+                task.build_all_requests(limit=self.common.limit, rank=0, world_size=1)
+                # lm-eval's `evaluate` would build them anew
+                task.build_all_requests = _already_built
+        return [request for task in self.tasks.tasks.values() for request in task.instances]
 
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
         named = "+".join(self.tasks.names)
-        return run_folder(self.request.output, self.checkpoint, LM_EVAL, named, self.manifest)
+        return run_folder(self.common.output, self.checkpoint, LM_EVAL, named, self.manifest)
 
 
-def prepare_tasks(request: Request, say: Say) -> PreparedTasks:
+def plan_tasks(request: Request, say: Say) -> TaskPlan:
     """Find out what a run is, and refuse what cannot be.
 
     Raises:
@@ -70,10 +90,13 @@ def prepare_tasks(request: Request, say: Say) -> PreparedTasks:
     for task in tasks.tasks.values():
         _set_fewshot(task, request.num_fewshot)
         check_first_request(task)
+    if request.log_samples:
+        _refuse_long_names(tasks)
     checkpoint = locate_checkpoint(request, say)
     specification = _specification(request, tasks, checkpoint, say)
     manifest = {
         "id": specification_id(specification),
+        "kind": LM_EVAL,
         "specification": specification,
         "rule": "acc",
         # Filled with the multiple-choice tasks when their score table is written
@@ -84,7 +107,7 @@ def prepare_tasks(request: Request, say: Say) -> PreparedTasks:
         "include_path": str(request.include_path) if request.include_path else None,
         **circumstances(request, checkpoint),
     }
-    return PreparedTasks(request, checkpoint, tasks, manifest)
+    return TaskPlan(request, checkpoint, tasks, manifest)
 
 
 def first_requests(task: Any, count: int) -> list[Any]:
@@ -257,3 +280,37 @@ def _source(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
 def _file_names(files: Any) -> str:
     values = files.values() if isinstance(files, dict) else [files] if files else []
     return ", ".join(str(value) for value in values)
+
+
+def _refuse_long_names(tasks: TaskSet) -> None:
+    """Raise a `UsageError` where a sample file could not be named after its task, as lm-eval names it."""
+    for name in tasks.tasks:
+        if (size := len(os.fsencode(name))) > _LONGEST_NAME:
+            raise UsageError(
+                f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
+                f"{_LONGEST_NAME} to name files after; give it a shorter one in its task file"
+            )
+
+
+def _already_built(**_: Any) -> None:
+    """In place of a task's `build_all_requests`."""
+
+
+def _name_errors(task: Any) -> None:
+    """Let what goes wrong inside a task name it."""
+
+    def named(step: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            try:
+                return step(*arguments, **options)
+            except EvalkitError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"task {task.task_name}: lm-eval cannot {what} ({type(error).__name__}: {first_line(error)})"
+                ) from error
+
+        return run
+
+    task.build_all_requests = named(task.build_all_requests, "build its requests")
+    task.process_results = named(task.process_results, "measure a document")

@@ -1,0 +1,194 @@
+"""lm-eval's requests as batches: what is scored shares its prefixes, what is generated goes in lm-eval's own batches.
+
+The batches are the same whatever the journal holds, less those that are done: after any number of kills the answers
+are those of an undisturbed run, bit for bit on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.benchmarks.base import Batch, Batches, Held, Say
+from evalkit.benchmarks.lm_eval.answers import Place, Row, digest_of, is_held, places
+from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
+from evalkit.benchmarks.lm_eval.harness import label_of, owner_of
+from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
+from evalkit.scoring import pack
+from evalkit.scoring.ahead import in_turn
+
+EMPTY = -1
+"""Number of the batch of a task's empty texts, which have no token to score."""
+_PER_TEXT = 2000
+"""Work of generating one text, in characters that are scored."""
+
+Asked = tuple[Place, Any]
+"""A request of lm-eval and its place."""
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What planning needs to know of a model that lm-eval asks."""
+
+    token_budget: int
+    """Most tokens of a batch that is scored."""
+    shares: bool
+    """Whether sequences share their prefixes."""
+    window: int
+    prefix_id: int
+    """The token in front of a text without context."""
+    prefix_text: str
+    generation_batch: int
+    """Texts generated at once."""
+
+
+@dataclass(frozen=True)
+class ToScore:
+    """Content of a batch that is scored."""
+
+    batch: pack.Batch
+    rows: dict[int, list[Row]]
+    """Item → a row for each of its sequences, without the scores."""
+
+
+@dataclass(frozen=True)
+class ToGenerate:
+    """Content of a batch of texts."""
+
+    arguments: list[tuple[str, dict[str, Any]]]
+    """Context and settings of each, as lm-eval has them."""
+    labels: list[tuple[str, int]]
+    """Task and document."""
+    rows: list[Row]
+    """Without the texts."""
+    seed: int
+    """Added to the run's own: anew for each batch, so that a resumed run samples the same texts."""
+
+
+def asked_of(requests: Sequence[Any]) -> dict[str, list[Asked]]:
+    """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
+    found: dict[str, dict[Place, Any]] = {}
+    repeated = [request for request in requests for _ in range(request.repeats or 1)]
+    for kind in dict.fromkeys(request.request_type for request in requests):
+        for place, request in places([one for one in repeated if one.request_type == kind]):
+            found.setdefault(place.journal, {})[place] = request
+    return {journal: list(members.items()) for journal, members in found.items()}
+
+
+def work_of(request: Any) -> float:
+    """Characters, or what generating takes as long as: near enough to a request's share of the time."""
+    return _PER_TEXT if request.request_type == "generate_until" else sum(map(len, request.args))
+
+
+def batches_of(
+    asked: dict[str, list[Asked]], facts: RequestFacts, tokenizer: Any, held: Held, budget: int | None, say: Say
+) -> Batches:
+    """The batches of all requests that are not answered.
+
+    Args:
+        asked: see `asked_of`.
+        facts: of the model.
+        tokenizer: of the model.
+        held: what the journal holds.
+        budget: that the user gave, if any.
+        say: told once of continuations that were encoded by themselves.
+    """
+    encoding = Encoding(tokenizer, facts.prefix_id, facts.prefix_text, facts.window)
+    for members in asked.values():
+        if all(is_held(held, place, request) for place, request in members):
+            continue
+        if members[0][0].kind == "generate_until":
+            yield from _to_generate(members, facts, encoding, held)
+        else:
+            yield from _to_score(members, facts, encoding, held, budget, say)
+
+
+def wanted_of(members: Sequence[Asked], encoding: Encoding, say: Say) -> Iterator[tuple[Place, Wanted, Row]]:
+    """(place, what the engine is asked, the row but for its score) of each request or window."""
+    if members[0][0].kind == "loglikelihood":
+        texts = [request.args for _, request in members]
+        pairs = encode_pairs(encoding, texts, lambda index: label_of(members[index][1]), say)
+        for (place, request), pair in zip(members, pairs, strict=True):
+            wanted = Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), place.task)
+            yield place, wanted, _row(place, request, 1, len(pair.context), len(pair.continuation), pair.cut)
+        return
+    for place, request in members:
+        label = label_of(request)
+        found = windows(encoding, request.args[0], label)
+        for part, (context, continuation) in enumerate(found):
+            own = place._replace(part=part)
+            row = _row(own, request, len(found), len(context), len(continuation))
+            yield own, Wanted(context, continuation, f"{label}, window {part}", own), row
+
+
+def _to_score(
+    members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held, budget: int | None, say: Say
+) -> Iterator[Batch]:
+    """What is missing of a task, and with it what shares its batches."""
+    task, journal = members[0][0].task, members[0][0].journal
+    found = list(wanted_of(members, encoding, say))
+    scored = {_whole(place) for place, _, _ in found}
+    if empty := [(place, request) for place, request in members if place not in scored]:
+        rows = [_row(place, request, 0)._replace(likelihood=0.0) for place, request in empty]
+        if not all(is_held(held, place, request) for place, request in empty):
+            yield Batch(task, EMPTY, rows, _work(empty), len({place.doc_id for place, _ in empty}), journal)
+    items, numbers = items_of([wanted for _, wanted, _ in found])
+    if items and facts.shares and budget == facts.token_budget:
+        pack.refuse_small_budget(items, budget)
+    work = {_whole(place): work_of(request) for place, request in members}
+
+    def done(batch: pack.Batch) -> bool:
+        return all((found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
+
+    for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
+        rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
+        fresh = [
+            (place, row)
+            for item in batch.items
+            for place, _, row in (found[n] for n in numbers[item.index])
+            if (place, row.digest) not in held
+        ]
+        amount = sum(work[_whole(place)] / max(row.parts, 1) for place, row in fresh)
+        documents = len({place.doc_id for place, _ in fresh})
+        yield Batch(task, number, ToScore(batch, rows_of), amount, documents, journal)
+
+
+def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held) -> Iterator[Batch]:
+    """lm-eval's own batches: of the same settings, the longest first."""
+    task, journal = members[0][0].task, members[0][0].journal
+    lengths = {place: encoding.length(request.args[0]) for place, request in members}
+    by_settings: dict[str, list[Asked]] = {}
+    for place, request in members:
+        settings = json.dumps(request.args[1], sort_keys=True, default=str)
+        by_settings.setdefault(settings, []).append((place, request))
+    number = 0
+    for group in by_settings.values():
+        group.sort(key=lambda one: (-lengths[one[0]], one[1].args[0]))
+        for start in range(0, len(group), facts.generation_batch):
+            batch = group[start : start + facts.generation_batch]
+            if not all(is_held(held, place, request) for place, request in batch):
+                content = ToGenerate(
+                    [request.args for _, request in batch],
+                    [(place.task, place.doc_id) for place, _ in batch],
+                    [_row(place, request, 1) for place, request in batch],
+                    number,
+                )
+                fresh = [one for one in batch if not is_held(held, *one)]
+                yield Batch(task, number, content, _work(fresh), len({p.doc_id for p, _ in fresh}), journal)
+            number += 1
+
+
+def _row(place: Place, request: Any, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> Row:
+    where = (place.doc_id, place.number, place.part)
+    return Row(*where, digest_of(request), parts, None, None, context, continuation, cut, None)
+
+
+def _whole(place: Place) -> Place:
+    """The request that a window belongs to."""
+    return place._replace(part=0) if place.kind == "loglikelihood_rolling" else place
+
+
+def _work(members: Sequence[Asked]) -> float:
+    return sum(work_of(request) for _, request in members)

@@ -1,0 +1,152 @@
+"""LongBench: answers over long documents, scored as the benchmark's own code scores them.
+
+generations.parquet   a row for each (task, document): prompt hash, tokens, prediction, score,
+                      seconds, and which document it is of
+results.json          scores of tasks, groups and means
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
+from evalkit.benchmarks.longbench.metrics import EditVariant
+from evalkit.benchmarks.longbench.plan import LongBenchPlan
+from evalkit.benchmarks.longbench.protocol import Task
+from evalkit.benchmarks.longbench.rows import Row
+from evalkit.errors import RunError
+from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.writing import RunWriter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.benchmarks.longbench.scores import LongBenchResults
+
+GENERATIONS = "generations.parquet"
+SOURCE = "source"
+"""The generations table's column that is equal for rows of one document: a hash of their context."""
+
+_READ = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
+"""Columns of the generations table without which there is nothing to score."""
+
+
+class LongBench(GeneratedBenchmark):
+    """See the module."""
+
+    kind = LONGBENCH
+
+    def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
+        """See `GeneratedBenchmark`."""
+        return {task.name: [row.id for row in found.rows] for task, found in plan.rows.items()}
+
+    def asked(self, plan: LongBenchPlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
+        """See `GeneratedBenchmark`."""
+        window, context = plan.manifest["specification"]["window"], plan.manifest["context"]
+        return {
+            task.name: asked_rows(task, found.rows, tokenizer, facts.ends, window, context, plan.request.chat)
+            for task, found in plan.rows.items()
+        }
+
+    def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+        """See `GeneratedBenchmark`."""
+        from evalkit.benchmarks.longbench.scores import score_generations
+
+        table = _table(plan, answers)
+        writer.save_table(GENERATIONS, table)
+        official = {task.name: found.official for task, found in plan.rows.items()}
+        results = score_generations(table, plan.request.suite, "difflib", official)
+        averages = [
+            {"name": mean.name, "accuracy": (mean.all.score or 0.0) / 100, "stderr": None}
+            for mean in (results.plain_mean, results.mean_of_groups)
+        ]
+        writer.save_results(results.to_json() | {"averages": averages})
+
+    def serves(self, plan: LongBenchPlan, run: Run) -> bool:
+        """Whether the table is there."""
+        return (run.folder / GENERATIONS).is_file()
+
+
+def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
+    """The generations table of a finished LongBench run, which has these columns.
+
+    Raises:
+        RunError: it is no LongBench run, not finished, or its table is damaged.
+    """
+    if not run.of_longbench:
+        raise RunError(f"{run.folder} is not a LongBench run")
+    return run.table(GENERATIONS, columns)
+
+
+def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
+    """Scores of a finished LongBench run; no model is needed."""
+    from evalkit.benchmarks.longbench.scores import score_generations
+
+    official = {task: about["official"] for task, about in run.manifest["documents"].items()}
+    return score_generations(load_generations(run, _READ), run.manifest["specification"]["suite"], variant, official)
+
+
+def asked_rows(
+    task: Task,
+    rows: Sequence[Row],
+    tokenizer: Any,
+    ends: Collection[int],
+    window: int,
+    context: int,
+    chat: bool = False,
+) -> list[Asked]:
+    """A task's rows as they are put to the model, in their order.
+
+    Args:
+        task: of the rows.
+        rows: documents.
+        tokenizer: of the model.
+        ends: the model's end tokens.
+        window: tokens above which a prompt is cut.
+        context: tokens that the model takes at once, the answer's included.
+        chat: whether prompts go into the chat template, where the task's do.
+    """
+    from evalkit.benchmarks.longbench.prompts import prompt
+    from evalkit.benchmarks.longbench.stops import stops_of
+    from evalkit.benchmarks.longbench.truncation import fit
+    from evalkit.generation.batches import Prompt
+
+    stops = stops_of(task, frozenset(ends), tokenizer)
+    room, wrapped = context - task.max_new_tokens, chat and task.chat
+    found = []
+    for row in rows:
+        one = fit(tokenizer, prompt(task, row), window, room, chat=wrapped, label=f"{task.name} row {row.id}")
+        put = Prompt(row.index, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
+        found.append(Asked(row.id, put, one.text_sha256, one.before, one.truncated))
+    return found
+
+
+def _table(plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]]) -> pd.DataFrame:
+    """A row for each document, in the tasks' and the files' order."""
+    import pandas as pd
+
+    from evalkit.benchmarks.longbench.scores import score_rows
+
+    parts = []
+    for task, found in plan.rows.items():
+        pairs = zip(found.rows, answers[task.name], strict=True)
+        part = pd.DataFrame([_table_row(task, row, answer) for row, answer in pairs])
+        part["score"] = score_rows(task, part)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _table_row(task: Task, row: Row, answer: Answer) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "index": row.index,
+        **{"prediction" if name == "text" else name: value for name, value in answer._asdict().items()},
+        "length": row.length,
+        # Rows of one document, of which several questions are asked, are no independent draws
+        SOURCE: hashlib.sha256(row.context.encode()).hexdigest()[:16],
+        "answers": json.dumps(row.answers, ensure_ascii=False),
+        "all_classes": json.dumps(row.all_classes, ensure_ascii=False),
+    }

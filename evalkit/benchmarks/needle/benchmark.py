@@ -1,0 +1,118 @@
+"""A needle in a haystack: is a number found wherever it lies in a long text?
+
+needles.parquet   a row for each length, depth and repeat
+results.json      the share of needles found
+heatmap.png, .pdf
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
+from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS, NEEDLE, NeedlePlan
+from evalkit.benchmarks.needle.text import Cell, is_found
+from evalkit.errors import RunError
+from evalkit.runs.folder import Run
+from evalkit.runs.writing import RunWriter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NEEDLES = "needles.parquet"
+PICTURES = ("heatmap.png", "heatmap.pdf")
+_KEPT = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
+"""Of an answer, in the table."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Whether a cell's secret stands in a text."""
+
+    cell: Cell
+
+    def __call__(self, text: str) -> bool:
+        return is_found(self.cell, text)
+
+
+class Needle(GeneratedBenchmark):
+    """See the module."""
+
+    kind = NEEDLE
+
+    def documents(self, plan: NeedlePlan) -> dict[str, list[str]]:
+        """See `GeneratedBenchmark`: a cell's number is its id."""
+        return {NEEDLE: [str(number) for number in range(len(plan.cells))]}
+
+    def asked(self, plan: NeedlePlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
+        """See `GeneratedBenchmark`."""
+        from evalkit.generation.batches import Prompt
+        from evalkit.generation.tokens import as_message
+
+        chat, ends = plan.request.chat, frozenset(facts.ends)
+        size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))
+
+        def encode(text: str) -> list[int]:
+            return as_message(tokenizer, text) if chat else list(tokenizer(text, verbose=False).input_ids)
+
+        found = []
+        for number, cell in enumerate(plan.cells):
+            tokens = plan.haystack.prompt(cell, encode, size, cue=not chat)
+            # A digit may still follow the last token
+            prompt = Prompt(number, tokens, MAX_NEW_TOKENS, ends, enough=_Found(cell), held_back=1)
+            sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
+            found.append(Asked(str(number), prompt, sha, len(tokens), False))
+        return {NEEDLE: found}
+
+    def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+        """See `GeneratedBenchmark`."""
+        from evalkit.benchmarks.longbench.plots import needle_heatmap
+
+        table = _table(plan, answers[NEEDLE])
+        writer.save_table(NEEDLES, table)
+        found = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
+        depths, lengths = [float(depth) for depth in found.index], [int(length) for length in found.columns]
+        for name in PICTURES:
+            needle_heatmap(found.to_numpy(float), depths, lengths, writer.folder / name)
+        share = float(table["found"].mean())
+        writer.save_results(
+            {
+                "tasks": [{"task": NEEDLE, "n": len(table), "found": int(table["found"].sum())}],
+                "averages": [{"name": "needles found", "accuracy": share, "stderr": None}],
+                "depths": depths,
+                "lengths": lengths,
+                "repeats": plan.request.repeats,
+                "found": found.to_numpy(float).tolist(),
+            },
+        )
+
+    def serves(self, plan: NeedlePlan, run: Run) -> bool:
+        """Whether table and pictures are there."""
+        return all((run.folder / name).is_file() for name in (NEEDLES, *PICTURES))
+
+
+def load_needles(run: Run) -> pd.DataFrame:
+    """The table of a finished needle test.
+
+    Raises:
+        RunError: it is no needle test, not finished, or its table is damaged.
+    """
+    if run.manifest["rule"] != NEEDLE:
+        raise RunError(f"{run.folder} is not a needle test")
+    return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
+
+
+def _table(plan: NeedlePlan, answers: Sequence[Answer]) -> pd.DataFrame:
+    """A row for each cell."""
+    import pandas as pd
+
+    rows = []
+    for cell, answer in zip(plan.cells, answers, strict=True):
+        about = {"length": cell.length, "depth": cell.depth, "repeat": cell.repeat, "secret": cell.secret}
+        kept = {"answer" if name == "text" else name: getattr(answer, name) for name in _KEPT}
+        rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(cell, answer.text)})
+    return pd.DataFrame(rows)

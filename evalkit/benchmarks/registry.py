@@ -1,0 +1,59 @@
+"""Which benchmarks there are: evalkit's own, and those of installed packages.
+
+A package adds one by an entry point of the group `evalkit.benchmarks`, whose name is the kind and whose object is a
+`Benchmark` class. Nothing of it is imported before one of its runs is made or read.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from evalkit.benchmarks.base import Benchmark
+from evalkit.errors import RunError, UnknownNameError
+from evalkit.runs.folder import Run
+
+GROUP = "evalkit.benchmarks"
+_OWN = {
+    "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
+    "lm_eval": "lm_eval.benchmark:LMEval",
+    "longbench": "longbench.benchmark:LongBench",
+    "needle": "needle.benchmark:Needle",
+}
+
+
+def kinds() -> list[str]:
+    """Names of all benchmarks."""
+    return list(dict.fromkeys([*_OWN, *(entry.name for entry in entry_points(group=GROUP))]))
+
+
+@cache
+def benchmark(kind: str) -> Benchmark:
+    """The benchmark of a kind.
+
+    Raises:
+        UnknownNameError: there is none of that name.
+    """
+    if kind in _OWN:
+        module, _, name = _OWN[kind].partition(":")
+        found = getattr(import_module(f"evalkit.benchmarks.{module}"), name)
+    else:
+        entries = [entry for entry in entry_points(group=GROUP) if entry.name == kind]
+        if not entries:
+            raise UnknownNameError("benchmark", kind, kinds())
+        found = entries[0].load()
+    made: Benchmark = found()
+    return made
+
+
+def benchmark_of(run: Run) -> Benchmark:
+    """The benchmark that made a run.
+
+    Raises:
+        RunError: it is of a package that is not installed.
+    """
+    try:
+        return benchmark(run.kind)
+    except UnknownNameError as error:
+        raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
