@@ -81,17 +81,17 @@ def pairs(
 def printed(folder: Path, out: Path) -> str:
     """Everything that any command prints or writes of the numbers of a run."""
     run = load_run(folder)
-    forms = () if run.manifest["rule"] in ("longbench", "needle") else ("lm_eval",) if run.of_lm_eval else FORMS
+    forms = {"lm_eval": ("lm_eval",), "multiple_choice": FORMS}.get(run.kind, ("every_eval_ever",))
     shown = [path.read_text(encoding="utf-8") for form in forms for path in export_run(run, form, output=out)]
     shown.append(runs_json(list_found(folder.parent)))
     if "damaged" in shown[-1]:
         raise RunError("damaged")
-    if run.of_longbench:
+    if run.kind == "longbench":
         shown += [render(results_of(run), "json", []), load_generations(run).to_csv(), str(accuracies(run, None))]
-    elif run.manifest["rule"] == "needle":
+    elif run.kind == "needle":
         shown += [needle_table(run), load_needles(run).to_csv()]
     else:
-        if run.of_lm_eval:
+        if run.kind == "lm_eval":
             shown += [metric_table(run.stored, run.manifest)]
         else:
             shown += [result_table(run.results(), run.manifest, run.seconds), str(accuracies(run, None))]

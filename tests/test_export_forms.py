@@ -178,7 +178,7 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="every rule at once"):
         export_run(finished, "lm_eval", "acc")
     with pytest.raises(UsageError, match="--to lm_eval"):
-        export_run(load_run(altered(finished, tmp_path / "theirs", suite=LM_EVAL)), "hub")
+        export_run(load_run(altered(finished, tmp_path / "theirs", manifest={"kind": LM_EVAL})), "hub")
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match="begun is not finished"):

@@ -18,8 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from evalkit.reporting.decimals import percent
+
 if TYPE_CHECKING:
+    from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request
+    from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
     from evalkit.runs.folder import Run
@@ -174,3 +178,45 @@ class Benchmark(ABC):
     def serves(self, plan: Any, run: Run) -> bool:
         """Whether a finished run has all that is asked for."""
         return run.complete
+
+    @abstractmethod
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """A finished run's numbers; of a task that has several, the most important first.
+
+        Args:
+            run: of this benchmark.
+            rule: by which answers are chosen; None: the run's own. Generated answers have none.
+
+        Raises:
+            UnknownNameError: the run was not scored for that rule.
+        """
+
+    @abstractmethod
+    def comparable(self, run: Run) -> Comparable:
+        """A finished run's documents and their scores.
+
+        Raises:
+            EvalkitError: it has none that could be paired, or a table is damaged.
+        """
+
+    def headline(self, run: Run) -> tuple[float | None, str]:
+        """What a finished run is sorted by in lists, and what is printed of it: its last average."""
+        if not run.stored["averages"]:
+            return None, "finished"
+        average = run.stored["averages"][-1]
+        name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
+        error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
+        rule = f" ({run.rule})" if run.rule else ""
+        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
+
+    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Suite → average → its tasks, for tables; the last average is "Average", over all of the suite's tasks."""
+        return {}
+
+    def dataset(self, run: Run, task: str) -> HubSplit | None:
+        """Where the documents of a task are published; None where that is not known.
+
+        Raises:
+            UsageError: runs of this kind are exported in a form of their own; says which.
+        """
+        return None

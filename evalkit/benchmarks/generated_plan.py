@@ -44,7 +44,7 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
 
 
 def generated_manifest(
-    rule: str,
+    kind: str,
     request: Request,
     checkpoint: Checkpoint,
     specification: Mapping[str, Any],
@@ -54,7 +54,7 @@ def generated_manifest(
     """The manifest of a run whose texts are generated.
 
     Args:
-        rule: what stands for a rule in such runs: one of `runs.GENERATED`.
+        kind: the benchmark, which stands for a rule too.
         specification: all that determines the texts, but for the chat template and the device.
         chat: whether prompts go into the chat template.
         documents: of each task the source, whether it is official, and how many.
@@ -63,9 +63,9 @@ def generated_manifest(
     specification = {**specification, "chat": chat, "device": request.device, "end": _named_ends(checkpoint)}
     return {
         "id": specification_id(specification),
-        "kind": rule,
+        "kind": kind,
         "specification": specification,
-        "rule": rule,
+        "rule": kind,
         "groups": {},
         "group_sizes": {},
         "template": {"name": "chat" if chat else "plain"},

@@ -47,6 +47,11 @@ def benchmark(kind: str) -> Benchmark:
     return made
 
 
+def suite_averages() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Suites of all benchmarks → average → its tasks."""
+    return {suite: averages for kind in kinds() for suite, averages in benchmark(kind).averages().items()}
+
+
 def benchmark_of(run: Run) -> Benchmark:
     """The benchmark that made a run.
 

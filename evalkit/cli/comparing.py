@@ -56,13 +56,13 @@ def compare(
     if curve:
         _curves(runs, groups, rule, form, plot, output)
         return 0
+    from evalkit.benchmarks.outcomes import Comparable
     from evalkit.compare.comparison import compare as compare_sides
     from evalkit.compare.decision import exit_code
-    from evalkit.compare.graded import Generated, Graded
     from evalkit.compare.pairing import pair
 
     baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Graded | Generated] = {}
+    graded: dict[str, Comparable] = {}
     found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
     _print(found, form)
     if plot:

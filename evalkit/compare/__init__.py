@@ -1,7 +1,6 @@
 """`evalkit compare`: is B better than A, on the same documents?
 
     sides.py         what was named on the command line → `Side`s: a name and its runs
-    graded.py        a run → its documents, and its score of each
     pairing.py       two sides → scores of the same documents, side by side; refuses what cannot be paired
     comparison.py    paired scores → a `Comparison`: every difference with its error, tests, verdicts
     claim.py         what two sides are to each other, and so what a difference between them says

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from evalkit.benchmarks.outcomes import Measure
 from evalkit.compare.claim import Claim, claim_of
 from evalkit.compare.pairing import PairedTask, Pairing
 from evalkit.errors import UsageError
@@ -108,6 +109,7 @@ class Comparison:
     """Folders."""
     runs_b: tuple[str, ...]
     rule: str
+    measure: Measure
     tasks: tuple[TaskDifference, ...]
     averages: tuple[AverageDifference, ...]
     """Of the suite's groups, then of all tasks."""
@@ -148,6 +150,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         runs_a=tuple(str(run.folder) for run in pairing.a.runs),
         runs_b=tuple(str(run.folder) for run in pairing.b.runs),
         rule=rule,
+        measure=pairing.graded[0].measure(rule),
         tasks=tasks,
         averages=averages,
         rules=tuple(

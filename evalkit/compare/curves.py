@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.compare.claim import refuse_mixture
-from evalkit.compare.graded import Generated, Graded
 from evalkit.compare.pairing import PairedTask, Pairing, pair
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
@@ -49,6 +49,7 @@ class Curve:
 
     name: str
     rule: str
+    measure: Measure
     runs: tuple[str, ...]
     """Folders, by step."""
     tasks: dict[str, tuple[Point, ...]]
@@ -81,7 +82,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
         raise UsageError("a curve needs two checkpoints or more")
     steps = sorted(by_step)
     first, *later = (by_step[step] for step in steps)
-    graded: dict[str, Graded | Generated] = {}
+    graded: dict[str, Comparable] = {}
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
     refuse_mixture(side, besides=("limit",))  # only documents that all runs have count
     rules = {run.manifest["rule"] for run in by_step.values()}
@@ -101,6 +102,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     return Curve(
         name=side.name,
         rule=chosen,
+        measure=pairing.graded[0].measure(chosen),
         runs=tuple(str(by_step[step].folder) for step in steps),
         tasks={task: _points(steps, estimates) for task, estimates in found.items()},
         documents={task.task: task.n for task in pairing.tasks},

@@ -1,6 +1,6 @@
 """Two sides, document by document.
 
-In: two `Side`s of a zero-shot suite, of lm-eval's tasks or of LongBench. Out: a `Pairing`, which gives the scores of
+In: two `Side`s of runs of one benchmark. Out: a `Pairing`, which gives the scores of
 both on the same documents under any rule. What cannot be paired is refused by name, what is left out is counted.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evalkit.compare.graded import Generated, Graded, graded_run
+from evalkit.benchmarks.outcomes import Comparable
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
@@ -60,7 +61,7 @@ class Pairing:
     tasks: tuple[PairedTask, ...]
     left_out: Mapping[str, str]
     """Tasks that are not compared, and why."""
-    graded: tuple[Graded | Generated, ...]
+    graded: tuple[Comparable, ...]
     """The runs of A, then of B."""
 
     @property
@@ -75,7 +76,7 @@ class Pairing:
         return np.stack(found[:count]), np.stack(found[count:])
 
 
-def pair(a: Side, b: Side, graded: dict[str, Graded | Generated]) -> Pairing:
+def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     """Put two sides' runs beside each other.
 
     Args:
@@ -89,7 +90,10 @@ def pair(a: Side, b: Side, graded: dict[str, Graded | Generated]) -> Pairing:
     """
     runs = (*a.runs, *b.runs)
     _refuse_other_suites(runs)
-    found = tuple(graded.setdefault(str(run.folder), graded_run(run)) for run in runs)
+    for run in runs:
+        if str(run.folder) not in graded:
+            graded[str(run.folder)] = benchmark_of(run).comparable(run)
+    found = tuple(graded[str(run.folder)] for run in runs)
     held = [list(dict.fromkeys(one.documents["task"])) for one in found]
     shared = [task for task in held[0] if all(task in tasks for tasks in held)]
     left_out = {task: "not in every run" for task in dict.fromkeys(chain(*held)) if task not in shared}
@@ -100,7 +104,7 @@ def pair(a: Side, b: Side, graded: dict[str, Graded | Generated]) -> Pairing:
         listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, held, strict=True))
         raise UsageError(f"the runs have no task in common ({listed})")
     for task in shared:
-        _refuse_other_documents(task, runs)
+        _refuse_other_documents(task, found)
     return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
 
 
@@ -114,8 +118,9 @@ def _refuse_other_suites(runs: tuple[Run, ...]) -> None:
             )
 
 
-def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
-    first, *others = (_content(task, run) for run in runs)
+def _refuse_other_documents(task: str, graded: tuple[Comparable, ...]) -> None:
+    first, *others = (one.must_agree(task) for one in graded)
+    runs = [one.run for one in graded]
     for run, content in zip(runs[1:], others, strict=True):
         for what, mine in first.items():
             if content[what] != mine:
@@ -126,28 +131,7 @@ def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
                 )
 
 
-def _content(task: str, run: Run) -> dict[str, Any]:
-    """What must be equal for documents to be the same, by what messages call it."""
-    specification = run.manifest["specification"]
-    if run.of_longbench:
-        # Of more or less of each document, the same questions are others
-        return {
-            "window": specification["window"],
-            "content hash of the documents": specification["documents"].get(task),
-        }
-    if not run.of_lm_eval:
-        return {"content hash of the documents": specification["documents"].get(task)}
-    # lm-eval's hash is of the documents up to the limit, and its configuration holds the number of examples
-    about = specification["tasks"][task]
-    return {
-        "limit": specification["limit"],
-        "number of examples": about["num_fewshot"],
-        "content hash of the documents": about["documents"],
-        "hash of the task's definition": about["config"],
-    }
-
-
-def _paired(graded: tuple[Graded | Generated, ...], tasks: list[str]) -> Iterator[PairedTask]:
+def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [_of_task(one.documents, task) for one in graded]
         places, dropped = _places(tables)
@@ -183,7 +167,7 @@ def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
     return documents[documents["task"] == task]
 
 
-def _refuse_other_answers(task: str, graded: tuple[Graded | Generated, ...], chosen: list[pd.DataFrame]) -> None:
+def _refuse_other_answers(task: str, graded: tuple[Comparable, ...], chosen: list[pd.DataFrame]) -> None:
     """Documents of equal hashes have equal answers, unless a table was changed since."""
     first = chosen[0]
     for one, table in zip(graded[1:], chosen[1:], strict=True):

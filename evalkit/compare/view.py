@@ -24,9 +24,7 @@ from evalkit.compare.comparison import (
 from evalkit.compare.curves import Curve
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.page import Page, Table
-from evalkit.runs.folder import LONGBENCH
 from evalkit.scores.results import LABELS
-from evalkit.scores.rules import RULES
 from evalkit.stats.significance import DRAWS
 
 
@@ -111,7 +109,7 @@ def curve_page(curves: Sequence[Curve]) -> Page:
         )
         headers = ("step", *(SHORT.get(task) or label(task) for task in one.tasks), "Avg.", "± SE")
         tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
-    return Page(tuple(lead), (), tuple(tables), (_measured_by(curves[0].rule),))
+    return Page(tuple(lead), (), tuple(tables), (curves[0].measure.words,))
 
 
 def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
@@ -220,14 +218,14 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
-    yield f"{_measured_by(found.rule)}; differences in points"
+    yield f"{found.measure.words}; differences in points"
     if any(task.test == SEEDS for task in found.tasks):
         yield (
             "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
             "less one), so the test holds for unequal groups and spreads; Holm over the tasks, averages as they are"
         )
     else:
-        if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.rule == LONGBENCH]:
+        if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.measure.graded]:
             every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
             test = (
                 f"the larger of sign flips' ({DRAWS:,} drawn where there are more patterns than can be counted) and "
@@ -239,7 +237,7 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     yield f"won, lost: documents that {b} scores higher on, and {a}; intervals are each row's own, not corrected"
     if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(task.name)} {task.sources:,}" for task in clustered)
-        exact = "exact " * (found.rule != LONGBENCH)
+        exact = "exact " * (not found.measure.graded)
         larger = f", p the larger of {exact}sign flips of whole sources and the interval's t"
         tested = "" if clustered[0].test == SEEDS else larger
         yield f"†: documents share sources ({listed}): clustered error{tested}"
@@ -258,12 +256,6 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         yield f"not compared ({reason}): {', '.join(tasks)}"
     if any(not task.official for task in found.tasks):
         yield "*: not the official documents of the task"
-
-
-def _measured_by(rule: str) -> str:
-    if rule == LONGBENCH:
-        return "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-    return f"rule {rule}: {RULES[rule].description}; accuracy in %"
 
 
 def _root(variance: float) -> float:

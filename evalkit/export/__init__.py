@@ -26,12 +26,13 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     """
     if form not in FORMS:
         raise UnknownNameError("export", form, FORMS)
-    run.refuse_generated()
     folder = output or run.folder / form
     if form == "lm_eval":
         if rule is not None:
             raise UsageError("lm-eval's form holds every rule at once; leave out --rule")
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
+        if not files:
+            raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's form; use every_eval_ever")
     else:
         files = {name: text.encode() for name, text in _made(run, form, rule).items()}
     return [_write(folder / name, content) for name, content in files.items()]

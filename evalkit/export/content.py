@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from evalkit.benchmarks.multiple_choice.suites import load_suite
-from evalkit.data.schema import TASKS, HubSplit
-from evalkit.errors import UsageError
-from evalkit.runs.folder import Run, stored_under
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.data import HubSplit
+from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats, traits
 
 
@@ -17,27 +16,34 @@ from evalkit.runs.traits import caveats, traits
 class TaskScore:
     """One task under one rule."""
 
-    task: str
-    dataset: HubSplit
-    """Where its documents are published."""
+    metric: Metric
+    dataset: HubSplit | None
+    """Where its documents are published, where that is known."""
     documents: int
     """How many it has."""
     caveats: tuple[str, ...]
     """Why this is no score of the published documents, all of them; beside its name wherever a form has one."""
-    official: bool
-    """Whether the documents are the published ones."""
     source: str
     """Where they came from."""
-    n: int
-    accuracy: float
-    """A fraction."""
-    stderr: float | None
-    chance: float
 
     @property
     def named(self) -> str:
         """The task with what sets its documents apart from the published ones."""
-        return f"{self.task} ({'; '.join(self.caveats)})" if self.caveats else self.task
+        return f"{self.metric.task} ({'; '.join(self.caveats)})" if self.caveats else self.metric.task
+
+    @property
+    def fraction(self) -> float:
+        """The value between 0 and 1, where it has bounds."""
+        return float(self.metric.value or 0.0) / self._scale
+
+    @property
+    def stderr(self) -> float | None:
+        """Of the fraction."""
+        return None if self.metric.stderr is None else self.metric.stderr / self._scale
+
+    @property
+    def _scale(self) -> float:
+        return self.metric.bounds[1] if self.metric.bounds else 1.0
 
 
 @dataclass(frozen=True)
@@ -66,39 +72,27 @@ def content_of(run: Run, rule: str | None) -> Content:
     """Collect what is exported.
 
     Raises:
-        UsageError: it is a run of lm-eval's own tasks, whose data sets evalkit does not know.
+        UsageError: its benchmark has another form for exports.
         UnknownNameError: the run was not scored for that rule.
     """
-    if run.of_lm_eval:
-        raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
-    found = stored_under(run, rule)
+    benchmark = benchmark_of(run)
+    datasets = {task: benchmark.dataset(run, task) for task in run.manifest["documents"]}
     own = traits(run, rule)
     protocol = {
-        "rule": own["rule"].value,
+        **({"rule": own["rule"].value} if run.rule else {"benchmark": run.kind}),
         "template": own["template"].value,
-        "num_fewshot": own["solved examples"].value,
+        **({"num_fewshot": own["solved examples"].value} if run.rule else {}),
         "limit": own["limit"].words,
         "dtype": own["dtype"].value,
         "context_extension": own["context extension"].value,
         "suite": str(run.manifest["specification"]["suite"]),
     }
-    documents = load_suite(protocol["suite"]).documents
-    scores = tuple(_score(run, task, documents.get(task["task"], task["task"])) for task in found["tasks"])
-    return Content(run, own["rule"].value, scores, protocol)
+    metrics = benchmark.metrics(run, rule)
+    scores = tuple(_score(run, metric, datasets[metric.task]) for metric in metrics if metric.value is not None)
+    return Content(run, protocol.get("rule", run.kind), scores, protocol)
 
 
-def _score(run: Run, found: dict[str, Any], documents: str) -> TaskScore:
-    source = run.manifest["documents"][found["task"]]
-    some = [f"{found['n']:,} of {source['count']:,} documents"] if found["n"] < source["count"] else []
-    return TaskScore(
-        task=found["task"],
-        dataset=TASKS[documents].hub,
-        documents=source["count"],
-        caveats=(*caveats(run.manifest, found["task"]), *some),
-        official=source["official"],
-        source=source["source"],
-        n=found["n"],
-        accuracy=found["accuracy"],
-        stderr=found["stderr"],
-        chance=found["chance"],
-    )
+def _score(run: Run, metric: Metric, dataset: HubSplit | None) -> TaskScore:
+    source = run.manifest["documents"][metric.task]
+    some = [f"{metric.n:,} of {source['count']:,} documents"] if metric.n < source["count"] else []
+    return TaskScore(metric, dataset, source["count"], (*caveats(run.manifest, metric.task), *some), source["source"])

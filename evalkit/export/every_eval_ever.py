@@ -68,39 +68,47 @@ def _model(content: Content) -> dict[str, Any]:
 
 
 def _result(content: Content, score: TaskScore) -> dict[str, Any]:
-    uncertainty: dict[str, Any] = {"num_samples": score.n}
+    metric = score.metric
+    uncertainty: dict[str, Any] = {"num_samples": metric.n}
     if score.stderr is not None:
         uncertainty["standard_error"] = {"value": score.stderr, "method": "analytic"}
     return {
-        "evaluation_result_id": f"{score.task}/{content.rule}",
-        "evaluation_name": score.task,
+        "evaluation_result_id": f"{metric.task}/{content.rule}",
+        "evaluation_name": metric.task,
         "source_data": _source(score),
         "evaluation_timestamp": content.created.isoformat(),
         "metric_config": {
-            "evaluation_description": f"share of questions whose right answer has the best score under {content.rule}",
-            "metric_id": "accuracy",
-            "metric_name": f"accuracy ({content.rule})",
-            "metric_kind": "accuracy",
+            "evaluation_description": _description(content, score),
+            "metric_id": metric.name,
+            "metric_name": f"{metric.name} ({content.rule})",
+            "metric_kind": metric.name,
             "metric_unit": "proportion",
             "metric_parameters": {"rule": content.rule},
-            "lower_is_better": False,
+            "lower_is_better": not metric.higher_is_better,
             "score_type": "continuous",
             "min_score": 0,
             "max_score": 1,
         },
         "score_details": {
-            "score": score.accuracy,
-            "details": {"chance": str(score.chance)},
+            "score": score.fraction,
+            **({} if metric.chance is None else {"details": {"chance": str(metric.chance)}}),
             "uncertainty": uncertainty,
         },
         "generation_config": {"additional_details": content.protocol},
     }
 
 
+def _description(content: Content, score: TaskScore) -> str:
+    if content.run.rule is None:
+        return f"mean {score.metric.name} of the generated answers"
+    return f"share of questions whose right answer has the best score under {content.rule}"
+
+
 def _source(score: TaskScore) -> dict[str, Any]:
     """The published data set; documents that are not its own are of no repository."""
-    details = {"obtained_from": score.source, "official_documents": "yes" if score.official else "no"}
-    if not score.official:
+    official = {True: "yes", False: "no", None: "none are published"}[score.metric.official]
+    details = {"obtained_from": score.source, "official_documents": official}
+    if not score.metric.official or score.dataset is None:
         counted = {"samples_number": str(score.documents)}
         return {"dataset_name": score.named, "source_type": "other", "additional_details": details | counted}
     config = {"config": score.dataset.config} if score.dataset.config else {}

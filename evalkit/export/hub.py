@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from evalkit.data import HubSplit
+from evalkit.errors import UsageError
 from evalkit.export.content import Content, TaskScore
 
 
@@ -20,7 +22,7 @@ def files(content: Content) -> dict[str, str]:
     return {
         "model_card.md": f"---\n{_model_index(content)}\n---\n",
         ".eval_results/evalkit.yaml": yaml.safe_dump(
-            [_entry(content, score) for score in content.scores], sort_keys=False, allow_unicode=True
+            [_entry(content, *one) for one in _published(content)], sort_keys=False, allow_unicode=True
         ),
     }
 
@@ -31,32 +33,49 @@ def _model_index(content: Content) -> str:
     results = [
         EvalResult(
             task_type="text-generation",
-            task_name="multiple choice, zero-shot" if content.protocol["num_fewshot"] == "0" else "multiple choice",
-            dataset_type=score.dataset.path,
+            task_name=_task_name(content),
+            dataset_type=dataset.path,
             dataset_name=score.named,
-            dataset_config=score.dataset.config,
-            dataset_split=score.dataset.split,
-            metric_type="accuracy",
-            metric_name=f"accuracy ({content.rule})",
-            metric_value=_percent(score.accuracy),
-            metric_args=content.protocol | {"n": score.n, "stderr": score.stderr and _percent(score.stderr)},
+            dataset_config=dataset.config,
+            dataset_split=dataset.split,
+            metric_type=score.metric.name,
+            metric_name=f"{score.metric.name} ({content.rule})",
+            metric_value=_percent(score.fraction),
+            metric_args=content.protocol | {"n": score.metric.n, "stderr": score.stderr and _percent(score.stderr)},
         )
-        for score in content.scores
+        for score, dataset in _published(content)
     ]
     # The hub wants the repository's own name here; a folder's or a file's is what there is until then
     name = content.model.rstrip("/").rsplit("/", 1)[-1]
     return ModelCardData(model_name=name, eval_results=results).to_yaml().strip()
 
 
-def _entry(content: Content, score: TaskScore) -> dict[str, Any]:
+def _published(content: Content) -> list[tuple[TaskScore, HubSplit]]:
+    """The scores with their data sets; the hub has no place for one without."""
+    for score in content.scores:
+        if score.dataset is None:
+            raise UsageError(
+                f"task {score.metric.task} of run {content.run.folder} has no data set on the hub, which its form "
+                "needs; export it with --to every_eval_ever"
+            )
+    return [(score, score.dataset) for score in content.scores if score.dataset is not None]
+
+
+def _task_name(content: Content) -> str:
+    if content.run.rule is None:
+        return content.run.kind
+    return "multiple choice, zero-shot" if content.protocol["num_fewshot"] == "0" else "multiple choice"
+
+
+def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, Any]:
     how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
     caveats = "".join(f"{caveat}; " for caveat in score.caveats)
     error = "" if score.stderr is None else f" ± {_percent(score.stderr)}"
     return {
-        "dataset": {"id": score.dataset.path, "task_id": score.task},
-        "value": _percent(score.accuracy),
+        "dataset": {"id": dataset.path, "task_id": score.metric.task},
+        "value": _percent(score.fraction),
         "date": content.created.isoformat(),
-        "notes": f"{caveats}evalkit: accuracy in %{error}, n {score.n}, {how}",
+        "notes": f"{caveats}evalkit: {score.metric.name} in %{error}, n {score.metric.n}, {how}",
     }
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
+from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.runs.forms import manifest_trouble, results_trouble
@@ -40,9 +40,7 @@ LM_EVAL = "lm_eval"
 """The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
 
 LONGBENCH = "longbench"
-"""What stands for a rule in runs of LongBench, whose tasks each have a metric of their own."""
-GENERATED = (LONGBENCH, "needle")
-"""The same of all runs whose texts are generated: also the commands that made them."""
+"""LongBench's runs. Where answers are generated, the kind stands for a rule too."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
@@ -66,6 +64,15 @@ def folder_name(model: str, suite: str, template: str, dtype: str, identity: str
     return f"{safe}-{identity}"
 
 
+def kind_of(manifest: Mapping[str, Any]) -> str:
+    """Name of the benchmark that made a run; the first version's manifests do not say."""
+    if "kind" in manifest:
+        return str(manifest["kind"])
+    if manifest["rule"] in (LONGBENCH, "needle"):
+        return str(manifest["rule"])
+    return LM_EVAL if manifest["specification"]["suite"] == LM_EVAL else "multiple_choice"
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder, opened to be read."""
@@ -82,20 +89,13 @@ class Run:
     @property
     def kind(self) -> str:
         """Name of the benchmark that made it."""
-        # Manifests of evalkit before 0.2 do not say
-        older = self.manifest["rule"] if self.manifest["rule"] in GENERATED else ""
-        older = older or (LM_EVAL if self.manifest["specification"]["suite"] == LM_EVAL else "multiple_choice")
-        return str(self.manifest.get("kind", older))
+        return kind_of(self.manifest)
 
     @property
-    def of_lm_eval(self) -> bool:
-        """Whether it is a run of lm-eval's tasks; its own results are in `stored`, its score table may be absent."""
-        return self.kind == LM_EVAL
-
-    @property
-    def of_longbench(self) -> bool:
-        """Whether it is a run of LongBench: generated answers with a score each, no score table and no rules."""
-        return self.kind == LONGBENCH
+    def rule(self) -> str | None:
+        """The rule by which its answers are chosen; None where they are generated, so that there is none to choose."""
+        rule = str(self.manifest["rule"])
+        return None if rule == self.kind else rule
 
     @property
     def template(self) -> str:
@@ -115,10 +115,10 @@ class Run:
 
     def refuse_generated(self) -> None:
         """Raise a `UsageError` where the run's texts are generated, so that there is nothing to choose between."""
-        if self.manifest["rule"] in GENERATED:
+        if self.rule is None:
             raise UsageError(
-                f"run {self.folder} holds generated texts, which are no choices between answers; "
-                f"see evalkit {self.manifest['rule']} --help"
+                f"run {self.folder} holds generated texts, which are no choices between answers; benchmark {self.kind} "
+                "scores them by metrics of its own"
             )
 
     def serves(self, samples: bool) -> bool:
@@ -206,7 +206,7 @@ class Run:
                 raise ValueError(f"it is of run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            if trouble := results_trouble(content, self.manifest):
+            if trouble := results_trouble(content, self.kind):
                 raise ValueError(trouble)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
@@ -215,21 +215,6 @@ class Run:
     @property
     def _remedy(self) -> str:
         return _remedy(self.folder, f"delete {RESULTS} and run its command again, which makes it anew from the journal")
-
-
-def stored_under(run: Run, rule: str | None) -> dict[str, Any]:
-    """What results.json holds under a rule (the run's own if none is named).
-
-    Raises:
-        UnknownNameError: the run was not scored for that rule.
-        RunError: the file is damaged.
-    """
-    name = rule or run.manifest["rule"]
-    by_rule = {LONGBENCH: run.stored} if run.of_longbench else run.stored.get("rules", {})
-    if name not in by_rule:
-        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
-    found: dict[str, Any] = by_rule[name]
-    return found
 
 
 def load_run(folder: Path | str) -> Run:

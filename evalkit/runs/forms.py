@@ -79,8 +79,9 @@ _NEEDLE = {
     "repeats": int,
     "found": [[float]],
 }
-_RESULTS = {"lm_eval": _LM_EVAL, "longbench": _LONGBENCH, "needle": _NEEDLE}
-"""By suite of lm-eval's tasks, or by what stands for a rule; of all others they are a suite's."""
+_RESULTS = {"multiple_choice": _SUITE, "lm_eval": _LM_EVAL, "longbench": _LONGBENCH, "needle": _NEEDLE}
+"""By benchmark; of others what is read of all."""
+_ANY = {"tasks": [{"task": str}], "averages": _AVERAGES}
 
 
 def manifest_trouble(content: Any) -> str | None:
@@ -96,7 +97,6 @@ def manifest_trouble(content: Any) -> str | None:
     return None
 
 
-def results_trouble(content: Any, manifest: dict[str, Any]) -> str | None:
-    """What is wrong with the form of the results of a run with this manifest, in words; None where nothing is."""
-    kind = manifest["rule"] if manifest["rule"] in _RESULTS else manifest["specification"]["suite"]
-    return misfit(content, _RESULTS.get(kind, _SUITE))
+def results_trouble(content: Any, kind: str) -> str | None:
+    """What is wrong with the form of the results of a benchmark's run, in words; None where nothing is."""
+    return misfit(content, _RESULTS.get(kind, _ANY))

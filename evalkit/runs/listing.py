@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError
-from evalkit.reporting.decimals import percent
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned, json_text
 from evalkit.runs.finding import DamagedRun, scan
-from evalkit.runs.folder import GENERATED, JOURNAL, Run
+from evalkit.runs.folder import JOURNAL, Run
 from evalkit.runs.place import kinds, mixture
 from evalkit.runs.traits import unofficial_notes
 
@@ -161,7 +161,7 @@ def _listed(run: Run) -> ListedRun:
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)
     try:
-        score, result = _result(run)
+        score, result = benchmark_of(run).headline(run)
     except RunError as error:
         return ListedRun(state="damaged", **about | {"notes": (str(error), *about["notes"])})
     about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
@@ -170,22 +170,6 @@ def _listed(run: Run) -> ListedRun:
 
 def _damaged(folder: Path, why: str) -> ListedRun:
     return ListedRun(str(folder), "damaged", notes=(why,))
-
-
-def _result(run: Run) -> tuple[float | None, str]:
-    """What a finished run is sorted by, and what is printed of it."""
-    if run.of_lm_eval:
-        from evalkit.benchmarks.lm_eval.view import state
-
-        values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
-        return next((value for value in values if isinstance(value, float)), None), state(run.stored)
-    if not run.stored["averages"]:
-        return None, "finished"
-    average = run.stored["averages"][-1]
-    name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
-    error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
-    rule = "" if run.manifest["rule"] in GENERATED else f" ({run.manifest['rule']})"
-    return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
 
 
 def _described(run: ListedRun) -> str:

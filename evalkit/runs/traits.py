@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evalkit.runs.folder import GENERATED, Run
+from evalkit.runs.folder import Run
 from evalkit.runs.place import kinds
 
 _SUMMARY = ("limit", "template", "solved examples", "window", "rule", "dtype", "context extension")
@@ -53,7 +53,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     ]
     if window := specification.get("window"):
         found.append(Trait("window", f"{window:,} tokens", f"prompts of at most {window:,} tokens", True))
-    if run.manifest["rule"] not in GENERATED:
+    if run.rule is not None:
         found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
         found.append(_trait("rule", rule or str(run.manifest["rule"])))
     found += [

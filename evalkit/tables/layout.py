@@ -32,9 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.longbench.protocol import GROUPS, suite_tasks
-from evalkit.benchmarks.longbench.protocol import SUITES as LONGBENCH_SUITES
-from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.registry import suite_averages
 from evalkit.errors import TableError, UnknownNameError
 from evalkit.inputs.reading import read_yaml
 from evalkit.resources import resource
@@ -216,15 +214,10 @@ class _Reader:
                 f"layout {self.path}: suite {LM_EVAL} has no averages and no list of tasks; leave 'suite' out and give "
                 "the numbers as a CSV"
             )
-        if name in LONGBENCH_SUITES:
-            tasks = suite_tasks(name)
-            groups = {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
-            return {**groups, AVERAGE: tuple(task.name for task in tasks)}
-        try:
-            suite = load_suite(str(name))
-        except UnknownNameError as error:
-            raise TableError(f"layout {self.path}: {error}") from error
-        return {**suite.groups, AVERAGE: suite.tasks}
+        known = suite_averages()
+        if name not in known:
+            raise TableError(f"layout {self.path}: {UnknownNameError('suite', str(name), known)}")
+        return known[name]
 
     def _groups(self, raw: Mapping[str, Any], axis: str, facts: tuple[str, ...]) -> tuple[Group, ...]:
         given = raw.get(axis)

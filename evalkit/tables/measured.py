@@ -24,12 +24,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_yaml
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
-from evalkit.runs.folder import Run, stored_under
+from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, differences, model_differences, summary, unofficial_notes
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
@@ -160,14 +161,14 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     Raises:
         UnknownNameError: the run was not scored for that rule.
     """
-    tasks = stored_under(run, rule)["tasks"]
-    if run.of_longbench:
-        # Rounded to two decimals there, as LongBench's own code prints them; no standard error is among them
-        return {task["task"]: (of_float(task["all"]["score"]), None) for task in tasks}
-    return {
-        task["task"]: (PERCENT * of_float(task["accuracy"]), None if task["stderr"] is None else 100 * task["stderr"])
-        for task in tasks
-    }
+    found: dict[str, tuple[Fraction, float | None]] = {}
+    for metric in benchmark_of(run).metrics(run, rule):
+        if metric.task not in found and metric.value is not None:
+            # What is stored in percent is in percent already, so that its decimals stay
+            scale = PERCENT // int(metric.bounds[1]) if metric.bounds else 1
+            error = None if metric.stderr is None else scale * metric.stderr
+            found[metric.task] = (scale * of_float(metric.value), error)
+    return found
 
 
 def _open(folder: Path, model: str) -> Run:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import TableError, UsageError
 from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
@@ -161,7 +162,8 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
     if request.spreads and found.runs:
         seeds = {len(runs) > 1 for runs in found.runs.values()}
         one = next(iter(found.runs.values()))[0]
-        error = "not stored by single runs of LongBench" if one.of_longbench else "standard error over documents"
+        known = any(metric.stderr is not None for metric in benchmark_of(one).metrics(one, found.rule))
+        error = "standard error over documents" if known else f"not stored by single runs of {one.kind}"
         kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
         says.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
     if request.source == "both":

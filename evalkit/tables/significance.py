@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from evalkit.benchmarks.outcomes import Comparable
 from evalkit.compare.comparison import p_value
-from evalkit.compare.graded import Generated, Graded
 from evalkit.compare.pairing import Pairing, pair
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
@@ -37,7 +37,7 @@ def significant(layout: Layout, found: Measured, leads: Sequence[Lead]) -> froze
         raise UsageError(
             "--significance tests all rows under one rule, and the runs have several; name one with --rule"
         )
-    graded: dict[str, Graded | Generated] = {}
+    graded: dict[str, Comparable] = {}
 
     @cache
     def paired(best: str, runner_up: str) -> Pairing:

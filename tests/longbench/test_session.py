@@ -217,7 +217,7 @@ def test_a_run_of_something_else(own_run: Path) -> None:
 
 
 def test_no_choices_no_rules(generated: Run) -> None:
-    with pytest.raises(UsageError, match=r"holds generated texts, which are no choices .*see evalkit longbench --help"):
+    with pytest.raises(UsageError, match=r"holds generated texts, which are no choices .* benchmark longbench scores"):
         generated.results("acc")
 
 

@@ -61,7 +61,9 @@ def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
     line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
     assert line.startswith(run.manifest["id"][:7])
     assert "needles found 0.0  " in line
-    complains(evalkit("rescore", run.folder), 2, "holds generated texts", "see evalkit needle --help")
+    complains(
+        evalkit("rescore", run.folder), 2, "holds generated texts", "benchmark needle scores them by metrics of its own"
+    )
     complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
 
 

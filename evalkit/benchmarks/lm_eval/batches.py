@@ -12,20 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalkit.benchmarks.base import Batch, Batches, Held, Say
-from evalkit.benchmarks.lm_eval.answers import Place, Row, digest_of, is_held, places
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
-from evalkit.benchmarks.lm_eval.harness import label_of, owner_of
+from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, digest_of, is_held, label_of, owner_of, work_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
 
 EMPTY = -1
 """Number of the batch of a task's empty texts, which have no token to score."""
-_PER_TEXT = 2000
-"""Work of generating one text, in characters that are scored."""
-
-Asked = tuple[Place, Any]
-"""A request of lm-eval and its place."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +59,6 @@ class ToGenerate:
     """Without the texts."""
     seed: int
     """Added to the run's own: anew for each batch, so that a resumed run samples the same texts."""
-
-
-def asked_of(requests: Sequence[Any]) -> dict[str, list[Asked]]:
-    """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
-    found: dict[str, dict[Place, Any]] = {}
-    repeated = [request for request in requests for _ in range(request.repeats or 1)]
-    for kind in dict.fromkeys(request.request_type for request in requests):
-        for place, request in places([one for one in repeated if one.request_type == kind]):
-            found.setdefault(place.journal, {})[place] = request
-    return {journal: list(members.items()) for journal, members in found.items()}
-
-
-def work_of(request: Any) -> float:
-    """Characters, or what generating takes as long as: near enough to a request's share of the time."""
-    return _PER_TEXT if request.request_type == "generate_until" else sum(map(len, request.args))
 
 
 def batches_of(

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Batch, Benchmark, Held, Planned, Say
-from evalkit.benchmarks.lm_eval.answers import Answers, Row, is_held, key_of
-from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, asked_of, batches_of, work_of
-from evalkit.benchmarks.lm_eval.plan import SEEDS, TaskPlan
-from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
-from evalkit.benchmarks.lm_eval.results import write_results
-from evalkit.benchmarks.lm_eval.scoring import likelihoods
-from evalkit.errors import EvalkitError, RunError, first_line
-from evalkit.models.locate import silent
+from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
+from evalkit.benchmarks.lm_eval.requests import Row, asked_of, is_held, key_of, work_of
+from evalkit.benchmarks.lm_eval.view import state
+from evalkit.benchmarks.multiple_choice.outcomes import Choices
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.answering import Answering
+    from evalkit.benchmarks.lm_eval.batches import RequestFacts
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
 
 
@@ -41,12 +41,16 @@ class LMEval(Benchmark):
         """Whether a request has no answer."""
         return any(not is_held(held, *one) for members in asked_of(plan.requests).values() for one in members)
 
-    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> _Answering:
+    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Answering:
         """See `Benchmark`."""
-        return _Answering(plan, loaded, budget, say)
+        from evalkit.benchmarks.lm_eval.answering import Answering
+
+        return Answering(plan, loaded, budget, say)
 
     def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
         """See `Benchmark`."""
+        from evalkit.benchmarks.lm_eval.batches import batches_of
+
         asked = asked_of(plan.requests)
         every = [one for members in asked.values() for one in members]
         return Planned(
@@ -58,6 +62,10 @@ class LMEval(Benchmark):
     def finish(self, plan: TaskPlan, held: Held, writer: RunWriter) -> None:
         """Have lm-eval measure every task, and write what comes out."""
         import lm_eval.evaluator
+
+        from evalkit.benchmarks.lm_eval.answers import Answers
+        from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+        from evalkit.benchmarks.lm_eval.results import write_results
 
         request, tasks, answers = plan.common, plan.tasks, Answers(held)
         with quiet_lm_eval(writer.say):
@@ -77,71 +85,57 @@ class LMEval(Benchmark):
         """Whether a finished run has the sample files, if they are asked for."""
         return run.serves(plan.common.log_samples)
 
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """Every metric that is a number, as lm-eval computed it.
 
-class _Answering:
-    """A model that answers lm-eval's requests."""
-
-    def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
-        from evalkit.benchmarks.lm_eval.batches import wanted_of
-        from evalkit.benchmarks.lm_eval.encoding import Encoding
-        from evalkit.benchmarks.lm_eval.harness import Harness
-        from evalkit.benchmarks.lm_eval.scoring import items_of
-
-        self._harness = harness = Harness(loaded, token_budget=budget, say=say)
-        harness.remembers = True
-        asked = asked_of(plan.requests)
-        # All before anything is scored, not when their turn comes
-        harness.check_generation([r for members in asked.values() for p, r in members if p.kind == "generate_until"])
-        encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
-        # The start-up check takes a real sequence, of the first task that has any
-        for members in asked.values():
-            scored = members[0][0].kind != "generate_until"
-            if scored and (first := [wanted for _, wanted, _ in wanted_of(members[:1], encoding, silent)]):
-                harness.engine.check(items_of(first)[0])
-                break
-        engine = harness.engine
-        self.facts = RequestFacts(
-            engine.budget,
-            engine.shares,
-            harness.max_length,
-            harness.prefix_token_id,
-            harness.prefix_text,
-            harness.batch_size,
-        )
-        self.about = {
-            "token_budget": engine.budget,
-            "generation_batch": harness.batch_size,
-            "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
-            **({"sharing": engine.describe()} if engine.checked else {}),
-        }
-
-    def place(self, batch: Batch | None = None) -> Place:
-        """See `Computer`."""
-        loaded = self._harness.loaded
-        generates = batch is None or isinstance(batch.content, ToGenerate)
-        return place_of(loaded.device, self._harness.kernel("generate_until" if generates else "loglikelihood"))
-
-    def compute(self, batch: Batch) -> list[Row]:
-        """See `Computer`."""
-        content = batch.content
-        if batch.number == EMPTY:
-            return list(content)
-        if isinstance(content, ToGenerate):
-            return self._generate(content)
-        rows = []
-        for item, found in likelihoods(self._harness.engine, content.batch):
-            for row, (likelihood, greedy) in zip(content.rows[item.index], found, strict=True):
-                rows.append(row._replace(likelihood=likelihood, greedy=greedy))
-        return rows
-
-    def _generate(self, content: ToGenerate) -> list[Row]:
-        import torch
-        from lm_eval.api.instance import Instance
-
-        torch.manual_seed(SEEDS["torch"] + content.seed)
-        requests = [
-            Instance("generate_until", {}, arguments, 0, (task, doc_id, 1))
-            for arguments, (task, doc_id) in zip(content.arguments, content.labels, strict=True)
+        Raises:
+            UsageError: a rule is asked for: lm-eval's tasks have metrics of their own.
+        """
+        if rule is not None:
+            raise UsageError(
+                f"run {run.folder} is of lm-eval's tasks, which are measured by their own metrics; leave out --rule"
+            )
+        documents = run.manifest["documents"]
+        return [
+            Metric(
+                task=task["task"],
+                name=metric["metric"],
+                n=task["n"],
+                value=float(metric["value"]),
+                stderr=metric["stderr"],
+                higher_is_better=metric["higher_is_better"] is not False,
+                bounds=(0.0, 1.0) if metric["metric"].startswith("acc") else None,
+                official=documents[task["task"]]["official"],
+            )
+            for task in run.stored["tasks"]
+            for metric in task["metrics"]
+            if isinstance(metric["value"], (int, float))
         ]
-        texts = self._harness.generate_until(requests)
-        return [row._replace(text=text) for row, text in zip(content.rows, texts, strict=True)]
+
+    def comparable(self, run: Run) -> TaskChoices:
+        """See `Benchmark`: of the multiple-choice tasks with one gold answer."""
+        return TaskChoices(run)
+
+    def headline(self, run: Run) -> tuple[float | None, str]:
+        """Its first metric; lm-eval's groups say themselves how they aggregate."""
+        values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
+        return next((value for value in values if isinstance(value, float)), None), state(run.stored)
+
+    def dataset(self, run: Run, task: str) -> HubSplit | None:
+        """Raises a `UsageError`: evalkit does not know the data sets of lm-eval's tasks."""
+        raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
+
+
+class TaskChoices(Choices):
+    """See `Choices`."""
+
+    def must_agree(self, task: str) -> dict[str, Any]:
+        """See `Comparable`: lm-eval's hash is of the documents up to the limit, and its configuration has the shots."""
+        specification = self.run.manifest["specification"]
+        about = specification["tasks"][task]
+        return {
+            "limit": specification["limit"],
+            "number of examples": about["num_fewshot"],
+            "content hash of the documents": about["documents"],
+            "hash of the task's definition": about["config"],
+        }

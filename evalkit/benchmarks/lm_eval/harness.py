@@ -8,7 +8,7 @@ first scores its windows here too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
 from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
+from evalkit.benchmarks.lm_eval.requests import label_of, owner_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
 from evalkit.benchmarks.request import checked
 from evalkit.data.wheels import say_on_stderr
@@ -242,18 +243,6 @@ class Harness(HFLM):  # type: ignore[misc]
             "model_revision": "",
             "model_sha": "",
         }
-
-
-def label_of(request: Any) -> str:
-    """How messages name an lm-eval request."""
-    if request.task_name is None:
-        return "a request"
-    return f"{request.task_name} document {request.doc_id}"
-
-
-def owner_of(request: Any) -> Hashable:
-    """What keeps requests together: the document, or the request itself where lm-eval does not say."""
-    return id(request) if request.task_name is None else (request.task_name, request.doc_id)
 
 
 def _budget(asked: int | str | None, model: Any) -> int:

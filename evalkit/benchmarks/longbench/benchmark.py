@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.plan import LongBenchPlan
-from evalkit.benchmarks.longbench.protocol import Task
+from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.longbench.rows import Row
-from evalkit.errors import RunError
+from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.writing import RunWriter
 
@@ -69,6 +70,54 @@ class LongBench(GeneratedBenchmark):
         """Whether the table is there."""
         return (run.folder / GENERATIONS).is_file()
 
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """LongBench's scores in percent, rounded to two decimals as its own code prints them."""
+        if rule not in (None, LONGBENCH):
+            raise UnknownNameError(f"rule of run {run.folder}", rule, (LONGBENCH,))
+        return [
+            Metric(
+                task=task["task"],
+                name=find_task(task["task"]).metric,
+                n=task["all"]["n"],
+                value=task["all"]["score"],
+                # Not among what its own code prints
+                stderr=None,
+                bounds=(0.0, 100.0),
+                truncated=task.get("truncated"),
+                official=run.manifest["documents"][task["task"]]["official"],
+            )
+            for task in run.stored["tasks"]
+        ]
+
+    def comparable(self, run: Run) -> LongBenchAnswers:
+        """See `Benchmark`."""
+        return LongBenchAnswers(run)
+
+    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """See `Benchmark`."""
+        return {suite: _averages(suite) for suite in SUITES}
+
+
+def _averages(suite: str) -> dict[str, tuple[str, ...]]:
+    tasks = suite_tasks(suite)
+    groups = {group: tuple(task.name for task in tasks if task.group == group) for group in GROUPS}
+    return {**groups, "Average": tuple(task.name for task in tasks)}
+
+
+class LongBenchAnswers(GradedAnswers):
+    """See `GradedAnswers`."""
+
+    def __init__(self, run: Run) -> None:
+        averages = _averages(run.manifest["specification"]["suite"])
+        groups = {group: averages[group] for group in GROUPS}
+        table = load_generations(run, ("task", "id", "answers", "score", SOURCE))
+        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+        super().__init__(run, table, ("answers",), groups, words)
+
+    def must_agree(self, task: str) -> dict[str, Any]:
+        """See `Comparable`; of more or less of each document, the same questions are others."""
+        return {"window": self.run.manifest["specification"]["window"]} | super().must_agree(task)
+
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
     """The generations table of a finished LongBench run, which has these columns.
@@ -76,7 +125,7 @@ def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.
     Raises:
         RunError: it is no LongBench run, not finished, or its table is damaged.
     """
-    if not run.of_longbench:
+    if run.kind != LONGBENCH:
         raise RunError(f"{run.folder} is not a LongBench run")
     return run.table(GENERATIONS, columns)
 

@@ -15,7 +15,11 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
+from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
+from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_names
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.data import TASKS, HubSplit
 from evalkit.errors import RunError
 from evalkit.models.locate import silent
 from evalkit.runs.folder import SCORES, Run
@@ -98,6 +102,24 @@ class MultipleChoice(Benchmark):
     def serves(self, plan: ChoicePlan, run: Run) -> bool:
         """Whether a finished run has the sample files, if they are asked for."""
         return run.serves(plan.common.log_samples)
+
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """See `Benchmark`."""
+        return stored_metrics(run, rule)
+
+    def comparable(self, run: Run) -> Choices:
+        """See `Benchmark`."""
+        return Choices(run)
+
+    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """See `Benchmark`."""
+        suites = map(load_suite, suite_names())
+        return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
+
+    def dataset(self, run: Run, task: str) -> HubSplit:
+        """See `Benchmark`."""
+        documents = load_suite(run.manifest["specification"]["suite"]).documents
+        return TASKS[documents.get(task, task)].hub
 
 
 class _Scoring:

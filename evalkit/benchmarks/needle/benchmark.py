@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS, NEEDLE, NeedlePlan
 from evalkit.benchmarks.needle.text import Cell, is_found
-from evalkit.errors import RunError
+from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.folder import Run
 from evalkit.runs.writing import RunWriter
 
@@ -94,6 +95,31 @@ class Needle(GeneratedBenchmark):
         """Whether table and pictures are there."""
         return all((run.folder / name).is_file() for name in (NEEDLES, *PICTURES))
 
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """The share of needles found."""
+        if rule not in (None, NEEDLE):
+            raise UnknownNameError(f"rule of run {run.folder}", rule, (NEEDLE,))
+        [task] = run.stored["tasks"]
+        return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
+
+    def comparable(self, run: Run) -> Needles:
+        """See `Benchmark`."""
+        return Needles(run)
+
+
+class Needles(GradedAnswers):
+    """See `GradedAnswers`: 1 where a needle was found."""
+
+    def __init__(self, run: Run) -> None:
+        table = load_needles(run)
+        places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
+        found = table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
+        super().__init__(run, found, ("secret",), {"Average": [NEEDLE]}, "share of needles found, in %")
+
+    def must_agree(self, task: str) -> dict[str, Any]:
+        """See `Comparable`."""
+        return {"text": self.run.manifest["specification"]["text"]}
+
 
 def load_needles(run: Run) -> pd.DataFrame:
     """The table of a finished needle test.
@@ -101,7 +127,7 @@ def load_needles(run: Run) -> pd.DataFrame:
     Raises:
         RunError: it is no needle test, not finished, or its table is damaged.
     """
-    if run.manifest["rule"] != NEEDLE:
+    if run.kind != NEEDLE:
         raise RunError(f"{run.folder} is not a needle test")
     return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 

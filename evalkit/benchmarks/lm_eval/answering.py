@@ -1,0 +1,78 @@
+"""A loaded model that answers lm-eval's requests, batch by batch."""
+
+from __future__ import annotations
+
+import torch
+from lm_eval.api.instance import Instance
+
+from evalkit.benchmarks.base import Batch, Say
+from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, wanted_of
+from evalkit.benchmarks.lm_eval.encoding import Encoding
+from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.lm_eval.plan import SEEDS, TaskPlan
+from evalkit.benchmarks.lm_eval.requests import Row, asked_of
+from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
+from evalkit.models.load import LoadedModel
+from evalkit.models.locate import silent
+from evalkit.runs.place import Place, place_of
+
+
+class Answering:
+    """A model that answers lm-eval's requests."""
+
+    def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+        self._harness = harness = Harness(loaded, token_budget=budget, say=say)
+        harness.remembers = True
+        asked = asked_of(plan.requests)
+        # All before anything is scored, not when their turn comes
+        harness.check_generation([r for members in asked.values() for p, r in members if p.kind == "generate_until"])
+        encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
+        # The start-up check takes a real sequence, of the first task that has any
+        for members in asked.values():
+            scored = members[0][0].kind != "generate_until"
+            if scored and (first := [wanted for _, wanted, _ in wanted_of(members[:1], encoding, silent)]):
+                harness.engine.check(items_of(first)[0])
+                break
+        engine = harness.engine
+        self.facts = RequestFacts(
+            engine.budget,
+            engine.shares,
+            harness.max_length,
+            harness.prefix_token_id,
+            harness.prefix_text,
+            harness.batch_size,
+        )
+        self.about = {
+            "token_budget": engine.budget,
+            "generation_batch": harness.batch_size,
+            "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
+            **({"sharing": engine.describe()} if engine.checked else {}),
+        }
+
+    def place(self, batch: Batch | None = None) -> Place:
+        """See `Computer`."""
+        loaded = self._harness.loaded
+        generates = batch is None or isinstance(batch.content, ToGenerate)
+        return place_of(loaded.device, self._harness.kernel("generate_until" if generates else "loglikelihood"))
+
+    def compute(self, batch: Batch) -> list[Row]:
+        """See `Computer`."""
+        content = batch.content
+        if batch.number == EMPTY:
+            return list(content)
+        if isinstance(content, ToGenerate):
+            return self._generate(content)
+        rows = []
+        for item, found in likelihoods(self._harness.engine, content.batch):
+            for row, (likelihood, greedy) in zip(content.rows[item.index], found, strict=True):
+                rows.append(row._replace(likelihood=likelihood, greedy=greedy))
+        return rows
+
+    def _generate(self, content: ToGenerate) -> list[Row]:
+        torch.manual_seed(SEEDS["torch"] + content.seed)
+        requests = [
+            Instance("generate_until", {}, arguments, 0, (task, doc_id, 1))
+            for arguments, (task, doc_id) in zip(content.arguments, content.labels, strict=True)
+        ]
+        texts = self._harness.generate_until(requests)
+        return [row._replace(text=text) for row, text in zip(content.rows, texts, strict=True)]

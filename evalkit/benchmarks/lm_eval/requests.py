@@ -1,0 +1,123 @@
+"""lm-eval's requests and their answers, as the journal of a run of lm-eval's tasks holds them.
+
+Each request has a place (which request of which document), and each answer is kept with a digest of the request's
+text, so that an answer to another question is never taken. lm-eval itself is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from evalkit.benchmarks.base import Held
+
+_PER_TEXT = 2000
+"""Work of generating one text, in characters that are scored."""
+
+
+class Place(NamedTuple):
+    """Which request of a run, or which part of one."""
+
+    kind: str
+    """lm-eval's name of it: "loglikelihood", "loglikelihood_rolling" or "generate_until"."""
+    task: str
+    doc_id: int
+    number: int
+    """Which of the document's requests."""
+    part: int
+    """Which window of a text, or which of several samples of the same request."""
+
+    @property
+    def journal(self) -> str:
+        """What the journal calls its task."""
+        return f"{self.kind} {self.task}"
+
+
+class Row(NamedTuple):
+    """What the journal holds of a place: where in its task it is, and the answer."""
+
+    doc_id: int
+    number: int
+    part: int
+    digest: str
+    """Of the request's text."""
+    parts: int
+    """How many windows the text has; 1 where the request is not taken apart, 0 where it has no token."""
+    likelihood: float | None
+    greedy: bool | None
+    context_tokens: int
+    continuation_tokens: int
+    cut: int
+    """Context tokens cut on the left to fit the window."""
+    text: str | None
+    """What was generated."""
+
+
+Asked = tuple[Place, Any]
+"""A request of lm-eval and its place."""
+Key = tuple[Place, str]
+"""A place and the digest of what was asked there."""
+
+
+def key_of(journal: str, row: Row) -> Key:
+    """What a row of the journal is the answer to."""
+    kind, _, task = journal.partition(" ")
+    return Place(kind, task, row.doc_id, row.number, row.part), row.digest
+
+
+def places(requests: Sequence[Any]) -> Iterator[tuple[Place, Any]]:
+    """Requests with their places; a request that is repeated is a sample of its own only where text is generated."""
+    seen: dict[Place, int] = {}
+    for request in requests:
+        place = Place(request.request_type, request.task_name, request.doc_id, request.idx, 0)
+        if place.kind == "generate_until":
+            sample = seen.get(place, 0)
+            seen[place] = sample + 1
+            place = place._replace(part=sample)
+        yield place, request
+
+
+def digest_of(request: Any) -> str:
+    """Of what a request asks."""
+    text = json.dumps(list(request.args), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_held(held: Held, place: Place, request: Any) -> bool:
+    """Whether the journal has all parts of a request's answer."""
+    digest = digest_of(request)
+    if (place, digest) not in held:
+        return False
+    if place.kind != "loglikelihood_rolling":
+        return True
+    parts = held.rows[place, digest][0].parts
+    return all((place._replace(part=part), digest) in held for part in range(1, parts))
+
+
+def label_of(request: Any) -> str:
+    """How messages name an lm-eval request."""
+    if request.task_name is None:
+        return "a request"
+    return f"{request.task_name} document {request.doc_id}"
+
+
+def owner_of(request: Any) -> Hashable:
+    """What keeps requests together: the document, or the request itself where lm-eval does not say."""
+    return id(request) if request.task_name is None else (request.task_name, request.doc_id)
+
+
+def asked_of(requests: Sequence[Any]) -> dict[str, list[Asked]]:
+    """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
+    found: dict[str, dict[Place, Any]] = {}
+    repeated = [request for request in requests for _ in range(request.repeats or 1)]
+    for kind in dict.fromkeys(request.request_type for request in requests):
+        for place, request in places([one for one in repeated if one.request_type == kind]):
+            found.setdefault(place.journal, {})[place] = request
+    return {journal: list(members.items()) for journal, members in found.items()}
+
+
+def work_of(request: Any) -> float:
+    """Characters, or what generating takes as long as: near enough to a request's share of the time."""
+    return _PER_TEXT if request.request_type == "generate_until" else sum(map(len, request.args))

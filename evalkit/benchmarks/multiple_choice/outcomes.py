@@ -1,0 +1,86 @@
+"""A run with a score table, of which each rule makes right and wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.folder import Run
+from evalkit.scores.results import available_rules
+from evalkit.scores.rules import RULES, choose, find_rule
+from evalkit.scores.table import CLUSTER
+from evalkit.stats.estimates import Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Choices(Comparable):
+    """A run's documents and, by rule, which of them it gets right."""
+
+    checked = ("gold", "choices")
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.by_rule = lru_cache(maxsize=None)(self._grade)  # type: ignore[method-assign]
+        self.groups = run.manifest["groups"]
+        self.group_sizes = run.manifest["group_sizes"]
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """In the score table's order."""
+        scores = self.run.scores
+        columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
+        return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
+
+    @cached_property
+    def rules(self) -> Sequence[str]:
+        """See `Comparable`."""
+        return available_rules(self.run.scores)
+
+    def by_rule(self, rule: str) -> Floats:
+        """1 where the rule chooses the right answer, else 0."""
+        return self._grade(rule)
+
+    def measure(self, rule: str) -> Measure:
+        """See `Comparable`."""
+        return Measure(f"rule {rule}: {RULES[rule].description}; accuracy in %", False)
+
+    def _grade(self, rule: str) -> Floats:
+        try:
+            chosen = choose(self.run.scores, find_rule(rule)).prediction
+        except UsageError as error:
+            raise UsageError(f"run {self.run.folder.name}: {error}") from error
+        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype(np.float64)
+        return right
+
+
+def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
+    """Accuracies as results.json has them under a rule (the run's own if none is named).
+
+    Raises:
+        UnknownNameError: the run was not scored for that rule.
+        RunError: the file is damaged.
+    """
+    name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
+    if name not in by_rule:
+        raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
+    return [_metric(run, task) for task in by_rule[name]["tasks"]]
+
+
+def _metric(run: Run, found: dict[str, Any]) -> Metric:
+    return Metric(
+        task=found["task"],
+        name="accuracy",
+        n=found["n"],
+        value=found["accuracy"],
+        stderr=found["stderr"],
+        chance=found["chance"],
+        truncated=found.get("truncated"),
+        official=run.manifest["documents"][found["task"]]["official"],
+    )
