@@ -50,13 +50,13 @@ def parse() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """(documents, seconds, bytes) of one size."""
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
+    from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.data import Library
     from evalkit.models.load import load
     from evalkit.models.locate import locate
-    from evalkit.scores.table import question_item, question_rows
     from evalkit.scoring.budget import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import plan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.benchmarks.lm_eval.answers import Answer, Row
+from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
@@ -110,7 +110,7 @@ def test_lm_evals_tasks_take_longer_texts(model: Path, tmp_path: Path) -> None:
     assert run.manifest["specification"]["context_extension"]["factor"] == 4.0
     assert run.manifest["loaded"]["window"] == 96
     entries = Journal(run.folder / JOURNAL, run.manifest["id"], lines.said.append).read(Row)
-    answers = [Answer(*answer) for entry in entries for _, _, _, *answer in entry.rows]
+    answers = [Row(*row) for entry in entries for row in entry.rows]
     assert 24 < max(answer.continuation_tokens for answer in answers) <= 96
 
 

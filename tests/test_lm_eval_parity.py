@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -24,7 +25,7 @@ from evalkit.errors import EvalkitError
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from evalkit.scores.rules import decide, find_rule
-from evalkit.scores.table import ScoreRow, question_item, question_rows
+from evalkit.scores.table import ScoreRow
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan

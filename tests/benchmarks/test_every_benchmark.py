@@ -257,7 +257,7 @@ def test_it_fills_a_table(kind: str, runs: dict[tuple[str, int], Run], tmp_path:
     printed = [line.split(",") for line in out.splitlines()]
     assert [row[0] for row in printed[1:3]] == ["a", "b"]
     for row, seed in zip(printed[1:3], (0, 1), strict=True):
-        assert float(row[1]) == pytest.approx(float(accuracies(runs[kind, seed], None)[task][0]), abs=0.051)
+        assert float(row[-1]) == pytest.approx(float(accuracies(runs[kind, seed], None)[task][0]), abs=0.051)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter, TokenSequence
+from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.load import LoadedModel
-from evalkit.scores.table import ScoreRow, question_item, question_rows
+from evalkit.scores.table import ScoreRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import Item, plan
 from tests.models.loading import load_folder

@@ -24,7 +24,7 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.scoring.budget import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
-from evalkit.scores.table import question_item
+from evalkit.benchmarks.multiple_choice.rows import question_item
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
