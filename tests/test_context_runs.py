@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
