@@ -6,7 +6,6 @@ In: items and batches from `pack`, a loaded model. Out: the scores of their sequ
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -70,8 +69,6 @@ class Engine:
         self._asked = budget
         self.budget = self._fitting_budget()
         """Most tokens of the batches that it is to be given; fixed once `check` has been passed."""
-        self._limit: int | None = None
-        """What has been learnt of the memory."""
         self.dropped: list[str] = []
         """Ways to attend that do not work with this model, and why."""
         self.shares = True
@@ -83,8 +80,10 @@ class Engine:
         self._own_head = True
         self._checked = Lengths(0, 0)
         """Up to which lengths sharing has been compared."""
-        self._refused: Lengths | None = None
-        """Lengths at which it did not agree, or could not be compared, after it had at lesser ones."""
+        self._troubles: dict[Lengths, str] = {}
+        """Greater lengths → why prefixes cannot be shared there, or nothing. What is found at one says nothing of
+        another, so that a batch's scores do not depend on those before it."""
+        self._told: set[str] = set()
 
     @property
     def kernel(self) -> str:
@@ -212,38 +211,40 @@ class Engine:
         # Longer ones the model does not treat, token by token, as it would alone
         if self._longest is not None and longest > self._longest:
             return False
-        return self._is_checked(Lengths(len(batch.trunk) + len(batch.tree.tokens), longest))
+        return not self._trouble_at(Lengths(len(batch.trunk) + len(batch.tree.tokens), longest))
 
-    def _is_checked(self, lengths: Lengths) -> bool:
-        """Whether sharing agrees at these lengths, compared now where it has not been before."""
+    def _trouble_at(self, lengths: Lengths) -> str:
+        """Why prefixes cannot be shared at these lengths, or nothing; compared now where it has not been before."""
         if lengths.row <= self._checked.row and lengths.longest <= self._checked.longest:
-            return True
-        if self._refused is not None and (lengths.row >= self._refused.row or lengths.longest >= self._refused.longest):
-            return False
+            return ""
         # Rounded up, so that a few comparisons serve for all
         row = max(_rounded_up(lengths.row), self._checked.row, _LEAST_ROW)
         longest = min(max(_rounded_up(lengths.longest), _LEAST_LONGEST), self._window())
         asked = Lengths(row, max(longest, lengths.longest, self._checked.longest))
-        try:
-            trouble = self._compare(SharingCheck(self._model), asked)
-        except _TooManyTokens:
-            trouble = "memory holds no comparison of that length"
-        if not trouble:
-            self._checked = asked
-            return True
-        row, longest = lengths.row > self._checked.row, lengths.longest > self._checked.longest
-        self._refused = Lengths(lengths.row if row else sys.maxsize, lengths.longest if longest else sys.maxsize)
-        places = [f"{lengths.row} tokens a batch"] * row + [f"{lengths.longest + 1} tokens a sequence"] * longest
-        self._say(
-            f"warning: from {' or '.join(places)}, prefixes are not shared ({trouble}); such sequences are scored by "
-            "themselves, which is several times slower"
-        )
-        return False
+        if asked not in self._troubles:
+            try:
+                self._troubles[asked] = self._compare(SharingCheck(self._model), asked)
+            except _TooManyTokens:
+                self._troubles[asked] = "memory holds no comparison of that length"
+        if trouble := self._troubles[asked]:
+            row_too, longest_too = lengths.row > self._checked.row, lengths.longest > self._checked.longest
+            places = [f"{lengths.row} tokens a batch"] * row_too
+            places += [f"{lengths.longest + 1} tokens a sequence"] * longest_too
+            self._tell(
+                "lengths",
+                f"warning: from {' or '.join(places)}, prefixes are not shared ({trouble}); such sequences are scored "
+                "by themselves, which is several times slower",
+            )
+        return trouble
+
+    def _tell(self, what: str, line: str) -> None:
+        """Say a line, the first time that there is one of its kind."""
+        if what not in self._told:
+            self._told.add(what)
+            self._say(line)
 
     def _shared_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
         tree, single = batch.tree, len(batch.items) == 1
-        if self._limit is not None and len(tree.tokens) > self._limit and not single:
-            return self._halves_scores(batch)
         try:
             with _memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
                 trunk = self._forward.trunk(batch.trunk)
@@ -256,8 +257,7 @@ class Engine:
         # Outside the handler, so that the traceback no longer holds the tensors
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        self._limit = max(1, len(tree.tokens) // 2)
-        self._say(f"out of memory at {len(tree.tokens)} tokens a batch: going on with {self._limit}")
+        self._tell("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         return self._halves_scores(batch)
 
     def _halves_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:

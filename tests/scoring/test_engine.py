@@ -170,12 +170,16 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: py
     memory = Scarce(monkeypatch, widest)
     said: list[str] = []
     engine = Engine(loaded.model, 8 * widest, said.append)
-    assert largest_between(plenty, score(engine, encoded)) <= RELATIVE
-    assert memory.refused == len(said) > 0
-    assert re.fullmatch(r"out of memory at \d+ tokens a batch: going on with \d+", said[-1])
-    # What has been learnt is kept: the same again meets no lack of memory. The plan stays what it was
-    score(engine, encoded)
-    assert memory.refused == len(said)
+    first = score(engine, encoded)
+    assert largest_between(plenty, first) <= RELATIVE
+    refused = memory.refused
+    assert refused > 0
+    assert len(said) == 1
+    assert re.fullmatch(r"out of memory at \d+ tokens a batch: such batches are halved", said[0])
+    # No batch learns from another: the same again is parted alike, to the same bits, and the plan stays what it was
+    assert largest_between(first, score(engine, encoded)) == 0
+    assert memory.refused == 2 * refused
+    assert len(said) == 1
     assert engine.budget == 8 * widest
 
 

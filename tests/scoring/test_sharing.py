@@ -244,8 +244,11 @@ def test_longer_batches_than_were_checked_still_share_where_that_is_right() -> N
         patch.setattr(Forward, "score_unshared", counted)
         assert largest_difference(engine, model) <= RELATIVE
     assert not calls and not said
-    checked = engine.describe()["checked"]
-    assert checked["row"] > first["row"] and checked["longest"] >= 730
+    assert engine.describe()["checked"] == first
+    compared = engine._troubles
+    assert compared and not any(compared.values())
+    assert all(lengths.row > first["row"] or lengths.longest > first["longest"] for lengths in compared)
+    assert max(lengths.longest for lengths in compared) >= 730
 
 
 def test_a_check_that_cannot_tell_does_not_pass() -> None:
