@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.errors import UsageError
 from evalkit.scores.table import CLUSTER
-from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.runs.folder import Run
+    from evalkit.stats.estimates import Floats
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from evalkit.benchmarks.longbench.plan import LongBenchPlan
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.longbench.rows import Row
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.data import HubSplit
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.writing import RunWriter
@@ -92,6 +93,11 @@ class LongBench(GeneratedBenchmark):
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""
         return LongBenchAnswers(run)
+
+    def dataset(self, run: Run, task: str) -> HubSplit:
+        """See `Benchmark`."""
+        e = "_e" * (run.manifest["specification"]["suite"] == "longbench-e")
+        return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """See `Benchmark`."""

@@ -25,7 +25,6 @@ from evalkit.models.locate import silent
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
-from evalkit.scores.results import summarise_all
 from evalkit.scores.table import SEGMENTS, ScoreRow, score_table
 
 if TYPE_CHECKING:
@@ -85,6 +84,7 @@ class MultipleChoice(Benchmark):
     def finish(self, plan: ChoicePlan, held: Held, writer: RunWriter) -> None:
         """See `Benchmark`."""
         from evalkit.export.lm_eval import write_lm_eval
+        from evalkit.scores.results import summarise_all
 
         scores = _table(plan, held, writer)
         writer.save_table(SCORES, scores)
@@ -116,7 +116,7 @@ class MultipleChoice(Benchmark):
         suites = map(load_suite, suite_names())
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
 
-    def dataset(self, run: Run, task: str) -> HubSplit:
+    def dataset(self, run: Run, task: str) -> HubSplit | None:
         """See `Benchmark`."""
         documents = load_suite(run.manifest["specification"]["suite"]).documents
         return TASKS[documents.get(task, task)].hub

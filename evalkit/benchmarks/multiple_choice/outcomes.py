@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.scores.results import available_rules
-from evalkit.scores.rules import RULES, choose, find_rule
 from evalkit.scores.table import CLUSTER
-from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from evalkit.stats.estimates import Floats
 
 
 class Choices(Comparable):
@@ -41,6 +38,8 @@ class Choices(Comparable):
     @cached_property
     def rules(self) -> Sequence[str]:
         """See `Comparable`."""
+        from evalkit.scores.results import available_rules
+
         return available_rules(self.run.scores)
 
     def by_rule(self, rule: str) -> Floats:
@@ -49,14 +48,18 @@ class Choices(Comparable):
 
     def measure(self, rule: str) -> Measure:
         """See `Comparable`."""
+        from evalkit.scores.rules import RULES
+
         return Measure(f"rule {rule}: {RULES[rule].description}; accuracy in %", False)
 
     def _grade(self, rule: str) -> Floats:
+        from evalkit.scores.rules import choose, find_rule
+
         try:
             chosen = choose(self.run.scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
-        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype(np.float64)
+        right: Floats = (chosen == self.documents["gold"].to_numpy()).astype("float64")
         return right
 
 
