@@ -47,9 +47,21 @@ def benchmark(kind: str) -> Benchmark:
     return made
 
 
-def suite_averages() -> dict[str, dict[str, tuple[str, ...]]]:
-    """Suites of all benchmarks → average → its tasks."""
-    return {suite: averages for kind in kinds() for suite, averages in benchmark(kind).averages().items()}
+def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
+    """Average → its tasks, of a suite of any benchmark.
+
+    Raises:
+        UnknownNameError: no benchmark has such a suite.
+    """
+    known: list[str] = []
+    # Those of other packages are looked for last, since that takes a while
+    for others in (False, True):
+        for kind in kinds() if others else _OWN:
+            averages = benchmark(kind).averages()
+            if suite in averages:
+                return averages[suite]
+            known += [name for name in averages if name not in known]
+    raise UnknownNameError("suite", suite, known)
 
 
 def benchmark_of(run: Run) -> Benchmark:

@@ -214,10 +214,10 @@ class _Reader:
                 f"layout {self.path}: suite {LM_EVAL} has no averages and no list of tasks; leave 'suite' out and give "
                 "the numbers as a CSV"
             )
-        known = suite_averages()
-        if name not in known:
-            raise TableError(f"layout {self.path}: {UnknownNameError('suite', str(name), known)}")
-        return known[name]
+        try:
+            return suite_averages(str(name))
+        except UnknownNameError as error:
+            raise TableError(f"layout {self.path}: {error}") from error
 
     def _groups(self, raw: Mapping[str, Any], axis: str, facts: tuple[str, ...]) -> tuple[Group, ...]:
         given = raw.get(axis)

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import Row, asked_of, is_held, key_of, work_of
-from evalkit.benchmarks.lm_eval.view import state
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.runs.writing import RunWriter
 
 
 class LMEval(Benchmark):
@@ -118,6 +117,8 @@ class LMEval(Benchmark):
 
     def headline(self, run: Run) -> tuple[float | None, str]:
         """Its first metric; lm-eval's groups say themselves how they aggregate."""
+        from evalkit.benchmarks.lm_eval.view import state
+
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), state(run.stored)
 

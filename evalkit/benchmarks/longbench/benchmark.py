@@ -13,20 +13,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
-from evalkit.benchmarks.longbench.metrics import EditVariant
-from evalkit.benchmarks.longbench.plan import LongBenchPlan
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
-from evalkit.benchmarks.longbench.rows import Row
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
-from evalkit.data import HubSplit
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.longbench.metrics import EditVariant
+    from evalkit.benchmarks.longbench.plan import LongBenchPlan
+    from evalkit.benchmarks.longbench.rows import Row
     from evalkit.benchmarks.longbench.scores import LongBenchResults
+    from evalkit.data import HubSplit
+    from evalkit.runs.writing import RunWriter
 
 GENERATIONS = "generations.parquet"
 SOURCE = "source"
@@ -96,6 +96,8 @@ class LongBench(GeneratedBenchmark):
 
     def dataset(self, run: Run, task: str) -> HubSplit:
         """See `Benchmark`."""
+        from evalkit.data import HubSplit
+
         e = "_e" * (run.manifest["specification"]["suite"] == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 

@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_names
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.data import TASKS, HubSplit
 from evalkit.errors import RunError
-from evalkit.models.locate import silent
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.place import Place, place_of
-from evalkit.runs.writing import RunWriter
 from evalkit.scores.table import SEGMENTS, ScoreRow, score_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.runs.writing import RunWriter
     from evalkit.scoring import pack
 
 _CANDIDATES = 2
@@ -118,6 +117,8 @@ class MultipleChoice(Benchmark):
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """See `Benchmark`."""
+        from evalkit.data import TASKS
+
         documents = load_suite(run.manifest["specification"]["suite"]).documents
         return TASKS[documents.get(task, task)].hub
 
@@ -128,6 +129,7 @@ class _Scoring:
     def __init__(self, plan: ChoicePlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
         from evalkit.benchmarks.multiple_choice.prompts import Prompter
         from evalkit.benchmarks.multiple_choice.rows import question_item
+        from evalkit.models.locate import silent
         from evalkit.scoring.budget import auto_budget
         from evalkit.scoring.engine import Engine
 

@@ -14,15 +14,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
-from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS, NEEDLE, NeedlePlan
-from evalkit.benchmarks.needle.text import Cell, is_found
+from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.folder import Run
-from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from evalkit.benchmarks.needle.plan import NeedlePlan
+    from evalkit.benchmarks.needle.text import Cell
+    from evalkit.runs.writing import RunWriter
 
 NEEDLES = "needles.parquet"
 PICTURES = ("heatmap.png", "heatmap.pdf")
@@ -37,6 +39,8 @@ class _Found:
     cell: Cell
 
     def __call__(self, text: str) -> bool:
+        from evalkit.benchmarks.needle.text import is_found
+
         return is_found(self.cell, text)
 
 
@@ -51,6 +55,7 @@ class Needle(GeneratedBenchmark):
 
     def asked(self, plan: NeedlePlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
         """See `GeneratedBenchmark`."""
+        from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
         from evalkit.generation.batches import Prompt
         from evalkit.generation.tokens import as_message
 
@@ -135,6 +140,8 @@ def load_needles(run: Run) -> pd.DataFrame:
 def _table(plan: NeedlePlan, answers: Sequence[Answer]) -> pd.DataFrame:
     """A row for each cell."""
     import pandas as pd
+
+    from evalkit.benchmarks.needle.text import is_found
 
     rows = []
     for cell, answer in zip(plan.cells, answers, strict=True):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
+from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.needle.text import Cell, Haystack
 from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
 from evalkit.errors import UsageError
 from evalkit.models.locate import Checkpoint, Say
 
-NEEDLE = "needle"
 MAX_NEW_TOKENS = 32
 """Of an answer: a sentence with seven digits, each of which may be a token."""
 DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
