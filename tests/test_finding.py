@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.plan import plan_suite
 from evalkit.benchmarks.request import Request, circumstances, request_of
+from evalkit.benchmarks.run import planned
 from evalkit.compare.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.locate import Checkpoint, locate, silent
@@ -73,7 +73,7 @@ def test_checkpoints_and_dtypes_have_folders_that_tell_them_apart(
     for parent in "ab":
         shutil.copytree(checkpoint, tmp_path / parent / "checkpoint-1000")
     names = [
-        plan_suite(request_of(tmp_path / parent / "checkpoint-1000", options | {"dtype": dtype}), silent).folder.name
+        planned(request_of(tmp_path / parent / "checkpoint-1000", options | {"dtype": dtype}), silent).folder.name
         for parent in "ab"
         for dtype in ("float32", "bfloat16")
     ]

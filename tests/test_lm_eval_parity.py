@@ -16,7 +16,7 @@ import torch
 
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
-from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
@@ -24,6 +24,7 @@ from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
+from evalkit.resources import resource
 from evalkit.scores.rules import decide, find_rule
 from evalkit.scores.table import ScoreRow
 from evalkit.scoring.budget import auto_budget
@@ -64,7 +65,7 @@ def leaves(shared_data: Path) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
     library = Library(shared_data / "zeroshot8")
-    manager = TaskManager(include_path=str(SUITE.task_dir), include_defaults=False, metadata={"library": library})
+    manager = TaskManager(include_path=str(resource(*TASK_DIR)), include_defaults=False, metadata={"library": library})
     leaves: dict[str, Any] = manager.load(list(SUITE.tasks))["tasks"]
     return leaves
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, suite_names, with_fewshot
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, choose_tasks, load_suite, suite_names, with_fewshot
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.resources import resource
 
 
 def test_zeroshot8_is_the_papers() -> None:
@@ -15,7 +16,7 @@ def test_zeroshot8_is_the_papers() -> None:
         "Reasoning": ("winogrande", "arc_easy", "arc_challenge"),
         "Knowledge": ("hellaswag", "piqa", "openbookqa", "boolq", "mmlu"),
     }
-    assert suite.task_dir.is_dir()
+    assert resource(*TASK_DIR).is_dir()
 
 
 def test_every_suite_loads() -> None:

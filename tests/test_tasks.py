@@ -13,11 +13,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, share_limit
 from evalkit.data import Library
 from evalkit.data.subjects import SUBJECTS
 from evalkit.errors import DataError
+from evalkit.resources import resource
 from tests.documents import COUNTS
 
 BUILT_IN = {
@@ -120,7 +121,7 @@ def test_mmlu_questions_are_lm_evals(shared_data: Path, library: Library) -> Non
 
 def test_the_57_subjects_are_lm_evals() -> None:
     theirs = sorted((lm_eval_folder() / "mmlu" / "default").glob("mmlu_*.yaml"))
-    ours = suite_of("mmlu").task_dir / "mmlu"
+    ours = resource(*TASK_DIR) / "mmlu"
     assert [path.stem for path in theirs] == sorted(f"mmlu_{subject}" for subject in SUBJECTS)
     assert len(theirs) == 57
     for path in theirs:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, asks_lm_eval, plan_suite
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, asked_suite, plan_suite
 from evalkit.benchmarks.request import Request, request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.progress import Progress
@@ -41,8 +41,8 @@ def planned(request: Request, say: Say) -> ChoicePlan | TaskPlan:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
     """
-    if not asks_lm_eval(request, say):
-        return plan_suite(request, say)
+    if (suite := asked_suite(request, say)) is not None:
+        return plan_suite(request, suite, say)
     from evalkit.benchmarks.lm_eval.plan import plan_tasks
 
     return plan_tasks(request, say)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_names
+from evalkit.benchmarks.multiple_choice.suites import label, load_suite, suite_names
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
-from evalkit.scores.results import LABELS
 from evalkit.scores.rules import RULES
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.markup import plain
@@ -29,7 +28,7 @@ def suites() -> str:
 def tasks() -> str:
     """Tasks with their documents and where they come from on the hub."""
     rows = [
-        [name, LABELS.get(name, name), f"{task.count:,} documents", f"{task.hub.path} ({task.hub.split})"]
+        [name, label(name), f"{task.count:,} documents", f"{task.hub.path} ({task.hub.split})"]
         for name, task in TASKS.items()
     ]
     return _table(rows)

@@ -121,7 +121,7 @@ def _print_prompts(plan: ChoicePlan, count: int, progress: Progress) -> None:
 
     loaded = load_model(plan.checkpoint, plan.common, plan.manifest["specification"], progress)
     prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, progress.say)
-    for questions in load_questions(plan.suite, plan.library, count).values():
+    for questions in load_questions(plan.suite, plan.library, count, plan.others).values():
         for encoded in prompter.encode(questions, plan.unconditional):
             click.echo(prompt_text(encoded, loaded.tokenizer))
 

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from evalkit.benchmarks.longbench.protocol import LABELS as LONGBENCH_LABELS
-from evalkit.benchmarks.multiple_choice.view import SHORT
+from evalkit.benchmarks.multiple_choice.suites import label as suite_label
+from evalkit.benchmarks.multiple_choice.suites import short_label
 from evalkit.compare.comparison import (
     BETTER,
     SEEDS,
@@ -24,7 +25,6 @@ from evalkit.compare.comparison import (
 from evalkit.compare.curves import Curve
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.page import Page, Table
-from evalkit.scores.results import LABELS
 from evalkit.stats.significance import DRAWS
 
 
@@ -107,7 +107,7 @@ def curve_page(curves: Sequence[Curve]) -> Page:
             )
             for place, point in enumerate(one.average)
         )
-        headers = ("step", *(SHORT.get(task) or label(task) for task in one.tasks), "Avg.", "± SE")
+        headers = ("step", *(_short(task) for task in one.tasks), "Avg.", "± SE")
         tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
     return Page(tuple(lead), (), tuple(tables), (curves[0].measure.words,))
 
@@ -122,7 +122,7 @@ def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 def label(task: str) -> str:
     """How a task is printed."""
-    return LABELS.get(task) or LONGBENCH_LABELS.get(task, task)
+    return LONGBENCH_LABELS.get(task) or suite_label(task)
 
 
 def points(fraction: float) -> str:
@@ -264,3 +264,7 @@ def _root(variance: float) -> float:
 
 def _error(stderr: float | None) -> str:
     return "–" if stderr is None or math.isnan(stderr) else percent(stderr, 2)
+
+
+def _short(task: str) -> str:
+    return LONGBENCH_LABELS.get(task) or short_label(task)

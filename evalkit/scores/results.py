@@ -14,19 +14,6 @@ import pandas as pd
 
 from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
 
-LABELS = {
-    "winogrande": "WinoGrande",
-    "arc_easy": "ARC-Easy",
-    "arc_challenge": "ARC-Challenge",
-    "hellaswag": "HellaSwag",
-    "piqa": "PIQA",
-    "openbookqa": "OpenBookQA",
-    "boolq": "BoolQ",
-    "mmlu": "MMLU",
-    "mmlu_continuation": "MMLU (text)",
-}
-"""How tasks are printed; others by their own name."""
-
 
 @dataclass(frozen=True)
 class TaskResult:

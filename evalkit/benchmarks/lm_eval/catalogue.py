@@ -16,11 +16,11 @@ from unittest.mock import patch
 
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.task_files import check_task_files
-from evalkit.benchmarks.multiple_choice.suites import load_suite
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
 from evalkit.models.locate import Say
-from evalkit.resources import cache_dir, read_cached, write_cached
+from evalkit.resources import cache_dir, read_cached, resource, write_cached
 
 SERVED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Output types of tasks that evalkit can serve: all of lm-eval's that are text."""
@@ -72,7 +72,7 @@ def load_tasks(
         DataError: documents that cannot be loaded, or a task file that lm-eval cannot read.
     """
     with quiet_lm_eval():
-        own = _manager(load_suite("zeroshot8").task_dir, {"library": library, "num_fewshot": num_fewshot or 0})
+        own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
         users = _manager(include_path, None)
         if include_path is not None and not users.task_index:
             raise UsageError(f"--include-path {include_path}: holds no task file (*.yaml with a 'task' or 'group' key)")

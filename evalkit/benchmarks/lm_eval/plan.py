@@ -102,7 +102,7 @@ def plan_tasks(request: Request, say: Say) -> TaskPlan:
         # Filled with the multiple-choice tasks when their score table is written
         "groups": {},
         "group_sizes": {},
-        "documents": {name: _source(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
+        "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
         "template": asdict(load_template("plain")),
         "include_path": str(request.include_path) if request.include_path else None,
         **circumstances(request, checkpoint),
@@ -158,16 +158,6 @@ def _check_request(request: Request) -> None:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     if len(set(request.tasks)) != len(request.tasks):
         raise UsageError(f"a task is named twice: {', '.join(request.tasks)}")
-    if request.template not in (None, "plain"):
-        raise UsageError(
-            f"--template {request.template}: lm-eval's tasks write their own prompts (template plain); "
-            "leave out --template, or run a suite"
-        )
-    if request.rule is not None:
-        raise UsageError(
-            f"--rule {request.rule}: lm-eval's tasks are measured by their own metrics; leave out --rule, and apply a "
-            "rule to the multiple-choice ones afterwards with evalkit rescore"
-        )
 
 
 def _set_seeds() -> None:
@@ -201,8 +191,8 @@ def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say
         "generation": _generation(request, checkpoint) if generating else None,
         "groups": _group_specification(tasks),
         "names": list(tasks.names),
-        "tasks": {name: _task_specification(task, request.limit) for name, task in tasks.tasks.items()},
-        "code": None if request.include_path is None else _code_hash(request.include_path),
+        "tasks": {name: task_specification(task, request.limit) for name, task in tasks.tasks.items()},
+        "code": None if request.include_path is None else code_hash(request.include_path),
         "num_fewshot": request.num_fewshot,
         "seeds": SEEDS,
     }
@@ -222,7 +212,7 @@ def _group_specification(tasks: TaskSet) -> dict[str, str]:
     }
 
 
-def _task_specification(task: Any, limit: int | None) -> dict[str, Any]:
+def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
     with quiet_lm_eval():
         documents = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1)]
         config = task.dump_config()
@@ -248,7 +238,7 @@ def _hash(things: Any) -> str:
     return digest.hexdigest()
 
 
-def _code_hash(folder: Path) -> str:
+def code_hash(folder: Path) -> str:
     """Of the Python files beside the task files, of which a task's configuration shows only what it names itself."""
     files = sorted(path for path in folder.rglob("*.py") if path.is_file())
     try:
@@ -265,7 +255,7 @@ def _newlines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _source(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
+def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
     """Where a task's documents came from. Those that evalkit has not pinned are what the task's file names."""
     count = len(task.eval_docs)
     if pinned:

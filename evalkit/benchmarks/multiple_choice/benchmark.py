@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
-from evalkit.benchmarks.multiple_choice.suites import load_suite, suite_names
+from evalkit.benchmarks.multiple_choice.suites import load_suite, pinned_tasks, suite_names
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import SCORES, Run
@@ -119,8 +119,8 @@ class MultipleChoice(Benchmark):
         """See `Benchmark`."""
         from evalkit.data import TASKS
 
-        documents = load_suite(run.manifest["specification"]["suite"]).documents
-        return TASKS[documents.get(task, task)].hub
+        documents = pinned_tasks().get(task)
+        return None if documents is None else TASKS[documents].hub
 
 
 class _Scoring:

@@ -6,12 +6,15 @@ found at once.
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, with_fewshot
+from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.request import Request, circumstances, locate_checkpoint, numerics
 from evalkit.data import Documents, Library
@@ -24,6 +27,7 @@ from evalkit.scores.rules import Rule, find_rule
 from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
 
 DEFAULT_SUITE = "zeroshot8"
@@ -39,6 +43,8 @@ class ChoicePlan:
     rule: Rule
     checkpoint: Checkpoint
     library: Library
+    others: Mapping[str, TaskSet]
+    """Tasks of the suite that are not pinned, as lm-eval has loaded them."""
     manifest: dict[str, Any]
 
     @property
@@ -51,7 +57,7 @@ class ChoicePlan:
         """Task → its documents, up to the limit."""
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
-        return load_questions(self.suite, self.library, self.common.limit)
+        return load_questions(self.suite, self.library, self.common.limit, self.others)
 
     @property
     def folder(self) -> Path:
@@ -59,23 +65,28 @@ class ChoicePlan:
         return run_folder(self.common.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
 
 
-def plan_suite(request: Request, say: Say) -> ChoicePlan:
+def plan_suite(request: Request, suite: Suite, say: Say) -> ChoicePlan:
     """Find out what a run is, and refuse what cannot be.
+
+    Args:
+        request: whose template, rule and number of examples win over the suite's.
+        suite: see `asked_suite`.
+        say: called with what the user should know.
 
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
     """
     if request.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
-    suite = with_fewshot(
-        choose_tasks(load_suite(request.suite or DEFAULT_SUITE), request.tasks), request.num_fewshot or 0
-    )
-    template = load_template(request.template or "inst")
-    rule = _rule_of(request, template)
+    shots = suite.num_fewshot if request.num_fewshot is None else request.num_fewshot
+    suite = with_fewshot(suite, shots)
+    template = load_template(request.template or suite.template or "inst")
+    rule = _rule_of(request.rule or suite.rule, template)
     checkpoint = locate_checkpoint(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
-    specification, found = _specification(request, suite, template, rule, checkpoint, library, say)
+    others = _load_others(suite, library, say)
+    specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
     manifest = {
         "id": specification_id(specification),
         "kind": "multiple_choice",
@@ -84,35 +95,71 @@ def plan_suite(request: Request, say: Say) -> ChoicePlan:
         "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         **found,
+        **({"labels": suite.labels, "short": suite.short} if suite.own else {}),
         "template": asdict(template),
         **circumstances(request, checkpoint),
     }
-    return ChoicePlan(request, suite, template, rule, checkpoint, library, manifest)
+    return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest)
 
 
-def asks_lm_eval(request: Request, say: Say) -> bool:
-    """Whether a request is for lm-eval's tasks and not for a suite; says so where the user did not.
+def asked_suite(request: Request, say: Say) -> Suite | None:
+    """The suite that a request is of; None where it is for lm-eval's tasks by their own prompts and metrics.
+
+    Tasks outside of the default suite are lm-eval's, unless a template or a rule is asked for: these make a suite of
+    them. What the user did not say is said.
 
     Raises:
         UsageError: a folder of task files beside a suite, which has its own.
     """
-    if request.suite == LM_EVAL:
-        return True
-    if request.suite is not None:
+    chooses = request.template not in (None, "plain") or request.rule is not None
+    if request.suite not in (None, LM_EVAL):
         if request.include_path is not None:
-            raise UsageError(f"--include-path adds lm-eval tasks; suite {request.suite} has its own: leave out --suite")
-        return False
-    known = load_suite(DEFAULT_SUITE).tasks
-    if others := [task for task in request.tasks if task not in known]:
-        say(f"{', '.join(others)}: not in suite {DEFAULT_SUITE}, so this is a run of lm-eval's tasks, with its prompts")
-    elif request.include_path is not None:
-        say("--include-path: this is a run of lm-eval's tasks, with its prompts")
-    return bool(others) or request.include_path is not None
+            raise UsageError(
+                f"--include-path adds lm-eval tasks; suite {request.suite} has its own: leave out --suite, or name the "
+                "folder in a suite file of yours (task_files)"
+            )
+        return choose_tasks(load_suite(str(request.suite)), request.tasks)
+    default = load_suite(DEFAULT_SUITE)
+    others = [task for task in request.tasks if task not in default.tasks]
+    if request.suite is None and not others and request.include_path is None:
+        return choose_tasks(default, request.tasks)
+    if chooses:
+        if not request.tasks:
+            raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
+        if len(set(request.tasks)) != len(request.tasks):
+            raise UsageError(f"a task is named twice: {', '.join(request.tasks)}")
+        return suite_of("tasks", request.tasks, request.include_path)
+    if request.suite is None:
+        why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"
+        say(
+            f"{why}, so this is a run of lm-eval's tasks, with its prompts and metrics; --template inst or --rule make "
+            "it one of choices under evalkit's"
+        )
+    return None
+
+
+def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
+    """The tasks that evalkit has not pinned, each by itself, refused where they have no choices."""
+    if not suite.others:
+        return {}
+    from evalkit.benchmarks.lm_eval.catalogue import load_tasks
+    from evalkit.benchmarks.multiple_choice.tasks import refuse_without_choices
+
+    found = {}
+    for task in suite.others:
+        found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
+        refuse_without_choices(task, found[task].tasks)
+    return found
 
 
 def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:
     """A folder that holds none of the documents was meant to hold some."""
-    names = {suite.documents.get(task, task) for task in suite.tasks}
+    names = {suite.documents.get(task, task) for task in suite.pinned}
+    if request.data_dir is not None and not names:
+        raise UsageError(
+            f"--data-dir {request.data_dir}: serves evalkit's own tasks, and none of these is one "
+            f"({', '.join(suite.tasks)}); a task file names its documents itself"
+        )
     if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
         hint = did_you_mean(
             request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
@@ -123,10 +170,10 @@ def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:
         )
 
 
-def _rule_of(request: Request, template: Template) -> Rule:
+def _rule_of(asked: str | None, template: Template) -> Rule:
     """The rule asked for, or the template's: the paper's where whole sequences are scored, else lm-eval's."""
     whole = set(template.score) == set(SEGMENTS)
-    rule = find_rule(request.rule or ("ppl" if whole else "acc"))
+    rule = find_rule(asked or ("ppl" if whole else "acc"))
     absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
     # A template without an end token or an instruction has nothing to score there
     present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())
@@ -145,22 +192,49 @@ def _specification(
     rule: Rule,
     checkpoint: Checkpoint,
     library: Library,
+    others: Mapping[str, TaskSet],
     say: Say,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """All that determines the numbers, and where each task's documents and few-shot examples came from."""
-    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.tasks}}
+    found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.pinned}}
     if suite.num_fewshot:
-        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.tasks}
+        found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.pinned}
+    hashes = {kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()}
+    sources = {kind: {task: _source_of(loaded) for task, loaded in sets.items()} for kind, sets in found.items()}
+    for task, loaded in others.items():
+        hashes["documents"][task], sources["documents"][task] = _about(loaded, library)
+    sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
     specification = {
         **numerics(request, checkpoint, say),
         "suite": suite.name,
-        **{kind: {task: loaded.content_hash for task, loaded in sets.items()} for kind, sets in found.items()},
+        **hashes,
         "template": template.content_hash,
         "unconditional": "unconditional" in rule.segments,
         "num_fewshot": suite.num_fewshot,
     }
-    sources = {kind: {task: _source_of(loaded) for task, loaded in sets.items()} for kind, sets in found.items()}
+    if suite.own:
+        specification["groups"] = {group: list(tasks) for group, tasks in suite.groups.items()}
+    if suite.task_files is not None:
+        from evalkit.benchmarks.lm_eval.plan import code_hash
+
+        specification["code"] = code_hash(suite.task_files)
     return specification, sources
+
+
+def _about(loaded: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
+    """Hash of all that lm-eval makes of a task's documents, and where they are from."""
+    from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
+
+    leaves = loaded.tasks
+    said = [source_of(leaf, name in loaded.pinned, library) for name, leaf in leaves.items()]
+    contents = [[name, task_specification(leaf, None)] for name, leaf in leaves.items()]
+    text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
+    about = {
+        "source": "; ".join(dict.fromkeys(one["source"] for one in said)),
+        "official": all(one["official"] for one in said),
+        "count": sum(one["count"] for one in said),
+    }
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), about
 
 
 def _source_of(documents: Documents) -> dict[str, Any]:

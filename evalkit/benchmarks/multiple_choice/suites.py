@@ -1,16 +1,50 @@
-"""Suites: which tasks are run together and which averages are taken of them.
+"""Suites: which tasks are run together, how, and which averages are taken of them.
 
-In: `configs/suites/NAME.yaml`. Out: a `Suite`. Nothing heavy is imported: listing suites starts at once.
+In: `configs/suites/NAME.yaml`, or a user's own file. Out: a `Suite`. Nothing heavy is imported: listing suites starts
+at once.
+
+    description: what I care about
+    groups: {Science: [arc_easy, sciq], Language: [my_task]}      # average → its tasks
+    labels: {sciq: SciQ}                                          # how tasks are printed
+    short: {arc_easy: ARCe}                                       # the same in narrow tables
+    template: inst
+    rule: ppl
+    num_fewshot: 0
+    task_files: my_tasks                                          # a folder of lm-eval task files, beside this file
+
+A task is one that evalkit has pinned, or any of lm-eval's (its catalogue, or the task files) whose documents have
+choices and one right answer. Options of the command line win over what a suite says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs.form import Each, Optional, misfit
 from evalkit.inputs.reading import read_yaml
 from evalkit.resources import resource
+
+TASK_DIR = ("tasks", "zeroshot8")
+"""evalkit's own lm-eval task files, whose documents are pinned."""
+_NAMES = Optional(Each(str))
+_FORM = {
+    "description": Optional(str),
+    "groups": Each([str]),
+    "labels": _NAMES,
+    "short": _NAMES,
+    "template": Optional(str),
+    "rule": Optional(str),
+    "num_fewshot": Optional(int),
+    "task_files": Optional(str),
+    # Of evalkit's own alone
+    "documents": _NAMES,
+    "fewshot": Optional(Each({"documents": str, "most": int})),
+}
 
 
 @dataclass(frozen=True)
@@ -25,27 +59,45 @@ class Examples:
 
 @dataclass(frozen=True)
 class Suite:
-    """A named list of tasks with the averages the paper takes."""
+    """A named list of tasks with the averages that are taken of them."""
 
     name: str
     description: str
-    task_dir: Path
-    """Folder of the lm-eval task files."""
     groups: dict[str, tuple[str, ...]]
     """Average's name → its tasks, in the order they are printed."""
     sizes: dict[str, int]
     """Average's name → how many tasks it is over where none is left out."""
-    documents: dict[str, str]
-    """Task → name of its documents, where the two differ."""
-    fewshot: dict[str, Examples]
-    """Task → its few-shot examples, where there are pinned ones."""
+    documents: dict[str, str] = field(default_factory=dict)
+    """Pinned task → name of its documents, where the two differ."""
+    fewshot: dict[str, Examples] = field(default_factory=dict)
+    """Pinned task → its few-shot examples, where there are pinned ones."""
     num_fewshot: int = 0
     """How many of them stand before each question."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Task → how it is printed; by its own name where it has none."""
+    short: dict[str, str] = field(default_factory=dict)
+    """The same in narrow tables; the label where it has none."""
+    template: str | None = None
+    rule: str | None = None
+    task_files: Path | None = None
+    """The user's folder of lm-eval task files."""
+    own: bool = False
+    """Whether it is the user's, so that its groups are part of what a run is."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """All tasks, in the order they are run and printed."""
         return tuple(task for tasks in self.groups.values() for task in tasks)
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """Those whose documents evalkit has pinned."""
+        return tuple(task for task in self.tasks if task in pinned_tasks())
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Those that lm-eval loads."""
+        return tuple(task for task in self.tasks if task not in pinned_tasks())
 
 
 def suite_names() -> list[str]:
@@ -53,23 +105,96 @@ def suite_names() -> list[str]:
     return sorted(path.stem for path in resource("configs", "suites").glob("*.yaml"))
 
 
+@cache
+def pinned_tasks() -> dict[str, str]:
+    """Tasks whose documents evalkit has pinned → name of the documents."""
+    suites = map(load_suite, suite_names())
+    return {task: suite.documents.get(task, task) for suite in suites for task in suite.tasks}
+
+
+@cache
+def task_labels() -> dict[str, tuple[str, str]]:
+    """Tasks of evalkit's suites → (label, short label)."""
+    suites = map(load_suite, suite_names())
+    return {task: (name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
+
+
+def label(task: str, labels: dict[str, str] | None = None) -> str:
+    """How a task is printed: as a run's own suite has it, or evalkit's suites, or by its name."""
+    return (labels or {}).get(task) or task_labels().get(task, (task, task))[0]
+
+
+def short_label(task: str, short: dict[str, str] | None = None) -> str:
+    """The same in narrow tables."""
+    return (short or {}).get(task) or task_labels().get(task, (task, task))[1]
+
+
 def load_suite(name: str) -> Suite:
-    """Read one suite.
+    """Read one suite: of evalkit's own by its name, else from a file that ends in .yaml or .yml.
 
     Raises:
         UnknownNameError: there is no suite of that name.
+        UsageError: the file cannot be read, or is not of the form above; names the key.
     """
-    if name not in suite_names():
-        raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
-    raw = read_yaml(resource("configs", "suites", f"{name}.yaml"), UsageError, "suite")
+    if name in suite_names():
+        return _suite(name, resource("configs", "suites", f"{name}.yaml"))
+    if Path(name).suffix in (".yaml", ".yml"):
+        return _of_user(Path(name).expanduser())
+    raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
+
+
+def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
+    """A suite of tasks that were named one by one."""
+    suite = Suite(name, "", {"Average": tuple(tasks)}, {"Average": len(tasks)}, task_files=task_files, own=True)
+    return _with_pinned(suite)
+
+
+def _of_user(path: Path) -> Suite:
+    suite = _suite(path.stem, path)
+    where = f"suite {path}"
+    if twice := [task for task in suite.tasks if suite.tasks.count(task) > 1]:
+        raise UsageError(f"{where}: task {twice[0]} stands twice among its groups; leave one out")
+    if empty := [group for group, tasks in suite.groups.items() if not tasks]:
+        raise UsageError(f"{where}: group '{empty[0]}' has no task; name one, or leave the group out")
+    for kind in ("labels", "short"):
+        if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
+            raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
+    if suite.documents or suite.fewshot:
+        raise UsageError(f"{where}: 'documents' and 'fewshot' are for evalkit's own suites; leave them out")
+    files = suite.task_files and path.parent / suite.task_files
+    return _with_pinned(replace(suite, task_files=files, own=True))
+
+
+def _with_pinned(suite: Suite) -> Suite:
+    """With the documents and examples of evalkit's own tasks."""
+    shipped = list(map(load_suite, suite_names()))
+    documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
+    examples = {task: found for one in shipped for task, found in one.fewshot.items() if task in suite.tasks}
+    return replace(suite, documents=documents, fewshot=examples)
+
+
+def _suite(name: str, path: Path) -> Suite:
+    raw: Any = read_yaml(path, UsageError, "suite")
+    if isinstance(raw, dict) and (unknown := [key for key in raw if key not in _FORM]):
+        raise UsageError(f"suite {path}: {UnknownNameError('key', str(unknown[0]), _FORM)}")
+    if trouble := misfit(raw, _FORM):
+        raise UsageError(f"suite {path}: {trouble}")
+    groups = {group: tuple(tasks) for group, tasks in raw["groups"].items()}
+    if not groups:
+        raise UsageError(f"suite {path}: 'groups' names no task")
     return Suite(
         name=name,
-        description=raw["description"],
-        task_dir=resource(*Path(raw["tasks"]).parts),
-        groups={group: tuple(tasks) for group, tasks in raw["groups"].items()},
-        sizes={group: len(tasks) for group, tasks in raw["groups"].items()},
+        description=raw.get("description", ""),
+        groups=groups,
+        sizes={group: len(tasks) for group, tasks in groups.items()},
         documents=raw.get("documents", {}),
         fewshot={task: Examples(**examples) for task, examples in raw.get("fewshot", {}).items()},
+        num_fewshot=raw.get("num_fewshot", 0),
+        labels=raw.get("labels", {}),
+        short=raw.get("short", {}),
+        template=raw.get("template"),
+        rule=raw.get("rule"),
+        task_files=Path(raw["task_files"]) if "task_files" in raw else None,
     )
 
 
@@ -94,9 +219,9 @@ def with_fewshot(suite: Suite, shots: int) -> Suite:
     """The suite with solved examples before each question.
 
     Raises:
-        UsageError: a task has no examples, or not so many; it names the way that is open.
+        UsageError: a pinned task has no examples, or not so many; it names the way that is open.
     """
-    if shots and (without := [task for task in suite.tasks if task not in suite.fewshot]):
+    if shots and (without := [task for task in suite.pinned if task not in suite.fewshot]):
         raise UsageError(
             f"suite {suite.name} has no few-shot examples for {', '.join(without)}: they lie in splits that only the "
             f"Hugging Face hub has; leave such tasks out with --tasks, or take the examples from the hub with "

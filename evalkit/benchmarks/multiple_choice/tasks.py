@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.suites import Suite
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
 from evalkit.data.clusters import clusters_of
-from evalkit.errors import DataError
+from evalkit.errors import DataError, UsageError
+from evalkit.resources import resource
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.data import Library
 
 
@@ -69,14 +71,17 @@ class Question:
         return f"{self.subtask} document {self.doc_id}"
 
 
-def load_questions(suite: Suite, library: Library, limit: int | None = None) -> dict[str, list[Question]]:
+def load_questions(
+    suite: Suite, library: Library, limit: int | None = None, others: Mapping[str, TaskSet] | None = None
+) -> dict[str, list[Question]]:
     """All questions of a suite, by task, in the suite's order.
 
     Args:
-        suite: its tasks must exist under `suite.task_dir`; its `num_fewshot` examples become part of each context.
-        library: where the documents come from.
+        suite: its `num_fewshot` examples become part of each context.
+        library: where the documents of pinned tasks come from.
         limit: at most this many documents of each task. The first ones, as lm-eval takes them; of a task with
             subjects the first of every subject in turn, so that a small sample is not one subject alone.
+        others: the suite's other tasks, as lm-eval has loaded them.
 
     Raises:
         DataError: documents or examples are missing, malformed or none.
@@ -86,12 +91,16 @@ def load_questions(suite: Suite, library: Library, limit: int | None = None) -> 
 
         shots = suite.num_fewshot
         metadata = {"library": library, "num_fewshot": shots}
-        manager = TaskManager(include_path=str(suite.task_dir), include_defaults=False, metadata=metadata)
-        return {task: _task_questions(manager, task, shots, limit) for task in suite.tasks}
+        folder = str(resource(*TASK_DIR))
+        manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+        found = {}
+        for task in suite.tasks:
+            leaves = others[task].tasks if others and task in others else manager.load([task])["tasks"]
+            found[task] = _task_questions(task, leaves, shots, limit)
+        return found
 
 
-def _task_questions(manager: Any, task: str, shots: int, limit: int | None) -> list[Question]:
-    leaves = manager.load([task])["tasks"]
+def _task_questions(task: str, leaves: Mapping[str, Any], shots: int, limit: int | None) -> list[Question]:
     sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
     if not sum(sizes.values()):
         raise DataError(f"task {task}: there are no documents")
@@ -100,6 +109,23 @@ def _task_questions(manager: Any, task: str, shots: int, limit: int | None) -> l
         if count:
             questions += _leaf_questions(task, leaves[name], sizes[name], shots, count)
     return questions
+
+
+def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
+    """Raise a `UsageError` where a task's documents are no choices with one right answer."""
+    for name, leaf in leaves.items():
+        why = ""
+        if leaf.OUTPUT_TYPE != "multiple_choice":
+            why = f"its output type is {leaf.OUTPUT_TYPE}"
+        elif callable(getattr(leaf.config, "process_results", None)):
+            why = "a function of its own measures its documents"
+        elif getattr(leaf, "multiple_target", 0):
+            why = "its documents have several right answers"
+        if why:
+            raise UsageError(
+                f"task {name if name == task else f'{task} ({name})'}: {why}, and templates and rules are for choices "
+                f"with one right answer; run it by its own metrics: --suite lm_eval --tasks {task}"
+            )
 
 
 def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
@@ -128,7 +154,7 @@ def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int
     taken = list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
     clusters = clusters_of([doc for _, doc in taken], metadata)
     for doc_id, doc in taken:
-        context = leaf.fewshot_context(doc, num_fewshot=shots)
+        context = leaf.fewshot_context(doc, num_fewshot=shots, gen_prefix=leaf.doc_to_prefix(doc))
         instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
         questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
     return questions
@@ -146,6 +172,9 @@ def _prepare_examples(leaf: Any, shots: int) -> None:
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
     doc = instances[0].doc
+    if not leaf.multiple_input:
+        # Where a task measures mutual information, lm-eval appends the choices without their context
+        instances = instances[: len(leaf.doc_to_choice(doc))]
     delimiter = leaf.config.target_delimiter
     pairs = [instance.args for instance in instances]
     continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)
@@ -167,7 +196,7 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
         delimiter=delimiter,
         gaps=(gap,) * len(pairs),
         choices=choices,
-        gold=_checked_gold(gold, len(pairs), leaf.config.task, doc_id),
+        gold=_checked_gold(_index(gold, choices), len(pairs), leaf.config.task, doc_id),
         cluster=cluster,
         doc=dict(doc),
         leaf=about,
@@ -177,6 +206,11 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
 def _gap_after_blank(sentence: str) -> str:
     rest = sentence[sentence.index("_") + 1 :]
     return rest[: len(rest) - len(rest.lstrip())]
+
+
+def _index(gold: Any, choices: Sequence[str]) -> Any:
+    """A gold answer that is one of the choices' texts, as its index, as lm-eval reads it."""
+    return choices.index(gold) if isinstance(gold, str) and gold in choices else gold
 
 
 def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:

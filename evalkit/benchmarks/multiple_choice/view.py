@@ -13,13 +13,14 @@ import click
 import pandas as pd
 
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.suites import label, short_label
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
 from evalkit.runs.place import mixture
 from evalkit.runs.traits import unofficial
-from evalkit.scores.results import LABELS, Results, summarise_all
+from evalkit.scores.results import Results, summarise_all
 from evalkit.scores.rules import RULES
 
 COLOURS = {
@@ -30,19 +31,6 @@ COLOURS = {
     "end": "yellow",
 }
 """Of segments, in `--show-prompts`."""
-
-SHORT = {
-    "winogrande": "Winogrd",
-    "arc_easy": "ARCe",
-    "arc_challenge": "ARCc",
-    "hellaswag": "Hellaswag",
-    "piqa": "PIQA",
-    "openbookqa": "OBQA",
-    "boolq": "BoolQ",
-    "mmlu": "MMLU",
-    "mmlu_continuation": "MMLU",
-}
-"""The paper's short names."""
 
 
 def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
@@ -58,7 +46,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
             mark = "*" if name in marked else ""
             rows.append(
                 [
-                    LABELS.get(name, name) + mark,
+                    label(name, manifest.get("labels")) + mark,
                     task.n,
                     percent(task.accuracy),
                     _plus_minus(task.stderr),
@@ -116,7 +104,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
                 "" if name == rule else percent(moved, signed=True),
             ]
         )
-    headers = ["rule", *(SHORT.get(task, task) for task in tasks), "Avg.", "moves by"]
+    headers = ["rule", *(short_label(task, manifest.get("short")) for task in tasks), "Avg.", "moves by"]
     table = aligned(
         rows,
         headers,
@@ -134,7 +122,7 @@ def subtask_table(results: Results, task: str) -> str:
         [part.task.removeprefix(f"{task}_"), part.n, percent(part.accuracy), _plus_minus(part.stderr)]
         for part in results.subtasks[task]
     ]
-    return aligned(rows, [LABELS.get(task, task), "n", "acc. %", "± SE"])
+    return aligned(rows, [label(task), "n", "acc. %", "± SE"])
 
 
 def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
