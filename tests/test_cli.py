@@ -205,7 +205,7 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
     ("arguments", "words"),
     [
         (["rnu"], ["unknown command 'rnu'", "did you mean 'run'"]),
-        (["run"], ["Missing option '--model'", "evalkit run --help"]),
+        (["run"], ["name a checkpoint: evalkit run CKPT, or --model CKPT", "evalkit run --help"]),
         (["run", "--modle", "x"], ["No such option '--modle'", "--model"]),
         (["run", "--model", "x", "--limit", "ten"], ["--limit", "'ten' is not a valid integer"]),
         (["run", "--model", "x", "--token-budget", "many"], ["--token-budget is 'many'", "auto"]),
@@ -459,3 +459,26 @@ def test_memory_that_runs_out(evalkit: Command, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("evalkit.runs.listing.list_found", full)
     complains(evalkit("ls", "runs"), 1, "evalkit: out of memory; ")
+
+
+def test_the_checkpoint_by_its_place(
+    run: Command, evalkit: Command, checkpoint: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa", "--output", tmp_path]
+    first = evalkit("run", checkpoint, *asked)
+    assert first.code == 0
+    assert evalkit("run", *asked, "--model", checkpoint).out == first.out
+    # The command line wins over the environment
+    monkeypatch.setenv("EVALKIT_MODEL", "nowhere")
+    assert evalkit("run", checkpoint, *asked).out == first.out
+    complains(evalkit("run", checkpoint, "--model", checkpoint), 2, "the checkpoint is given twice")
+
+
+def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = evalkit("table", "main_res").out
+    monkeypatch.setenv("EVALKIT_FORMAT", "json")
+    monkeypatch.setenv("EVALKIT_SUITE", "zeroshot8")
+    assert evalkit("table", "main_res").out == expected
+    assert "unknown longbench task 'x'" in evalkit("longbench", "--model", "demo", "--tasks", "x").err
+    monkeypatch.setenv("EVALKIT_FORMAT", "jsn")
+    complains(evalkit("table", "main_res"), 2, "'jsn' is not one of")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evalkit.errors import RunError
@@ -126,6 +126,8 @@ def test_a_batch_written_twice_counts_once(path: Path) -> None:
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.binary(max_size=300))
+@example(b"0")
+@example(b"00000000 ")
 def test_garbage_is_no_entry(path: Path, garbage: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(garbage + b"\n" + written(path))

@@ -190,9 +190,25 @@ def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None
         measured(layout, tmp_path, rows={"oen": str(finished.folder)})
     with pytest.raises(UnknownNameError, match=r"unknown rule of run .* 'acc_nrom': did you mean 'acc_norm'"):
         measured(layout, tmp_path, rule="acc_nrom", rows={"one": str(finished.folder)})
-    other = altered(finished, tmp_path / "other", suite="zeroshot8_text")
-    with pytest.raises(UsageError, match=r"row 'one': run .*other is of suite zeroshot8_text, but table own"):
+    other = altered(finished, tmp_path / "other", suite="zeroshot9")
+    with pytest.raises(UsageError, match=r"row 'one': run .*other is of suite zeroshot9, but table own"):
         measured(layout, tmp_path, rows={"one": other})
+
+
+def test_the_other_reading_of_mmlu_fills_its_column_under_a_note(finished: Run, tmp_path: Path) -> None:
+    other = Path(altered(finished, tmp_path / "other", suite="zeroshot8_text"))
+    manifest = (other / "manifest.json").read_text(encoding="utf-8")
+    results = (other / RESULTS).read_text(encoding="utf-8")
+    (other / "manifest.json").write_text(manifest.replace('"mmlu"', '"mmlu_continuation"'), encoding="utf-8")
+    (other / RESULTS).write_text(results.replace('"mmlu"', '"mmlu_continuation"'), encoding="utf-8")
+    content = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    content["id"] = specification_id(content["specification"])
+    (other / "manifest.json").write_text(json.dumps(content), encoding="utf-8")
+    reseal(other)
+    rows = {"vanilla_125m": str(finished.folder), "intg_125m": str(other)}
+    found = measured("main_res", tmp_path, rows=rows)
+    assert found.numbers["intg_125m"]["mmlu"] == found.numbers["vanilla_125m"]["mmlu"]
+    assert any("MMLU (text) in the column of MMLU" in str(note) for note in found.notes)
 
 
 def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) -> None:

@@ -213,6 +213,10 @@ class Benchmark(ABC):
         """Suite → average → its tasks, for tables; the last average is "Average", over all of the suite's tasks."""
         return {}
 
+    def fills(self, run: Run) -> tuple[str, dict[str, str]]:
+        """The suite whose tables a run fills, and which of its tasks stand in another one's column."""
+        return str(run.manifest["specification"]["suite"]), {}
+
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Where the documents of a task are published; None where that is not known.
 

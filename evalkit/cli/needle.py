@@ -9,6 +9,7 @@ import click
 
 from evalkit.cli.options import (
     CHAT,
+    CHECKPOINT,
     COMPUTING,
     CONFIG,
     CONTEXT,
@@ -18,6 +19,7 @@ from evalkit.cli.options import (
     ORIGIN,
     OUTPUT,
     TRUST,
+    checkpoint_of,
     comma_separated,
     option,
 )
@@ -26,8 +28,9 @@ from evalkit.reporting.escape import printable
 
 
 @click.command()
+@click.pass_context
 @CONFIG
-@option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
+@CHECKPOINT
 @ORIGIN
 @CONTEXT
 @option("--lengths", callback=comma_separated, help="Tokens of the prompts, separated by commas.  [default: 1000,2000,"
@@ -43,7 +46,10 @@ from evalkit.reporting.escape import printable
 @TRUST
 @FORMAT
 def needle(
-    model: str,
+    ctx: click.Context,
+    /,
+    checkpoint: str | None,
+    model: str | None,
     lengths: tuple[str, ...],
     depths: tuple[str, ...],
     repeats: int,
@@ -69,7 +75,8 @@ def needle(
     from evalkit.progress import Progress
 
     whole = tuple(int(length) for length in _numbers("--lengths", lengths, whole=True))
-    asked = NeedleRequest(request_of(model, options), whole, _numbers("--depths", depths), repeats, text, chat)
+    named = checkpoint_of(ctx, checkpoint, model)
+    asked = NeedleRequest(request_of(named, options), whole, _numbers("--depths", depths), repeats, text, chat)
     with Progress() as progress:
         finished = run_plan(plan_needle(asked, progress.say), progress)
     if form == "json":

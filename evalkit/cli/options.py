@@ -40,6 +40,13 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
+_MEANT_FOR_OTHERS = (
+    *("table", "terminal", "markdown", "latex", "csv", "html", "json"),
+    *("zeroshot8", "zeroshot8_text", "lm_eval", "longbench", "longbench-e"),
+)
+"""Values of `--format` and `--suite` that some commands have and others have not."""
+
+
 class Option(click.Option):
     """An option that takes one value: given twice, or empty, it is refused."""
 
@@ -63,7 +70,11 @@ class Option(click.Option):
         """The environment variable's value; click takes an empty one for none."""
         if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
             raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
-        return super().resolve_envvar_value(ctx)
+        value = super().resolve_envvar_value(ctx)
+        # One variable serves several commands: what another one means breaks none
+        if isinstance(self.type, click.Choice) and value not in self.type.choices and value in _MEANT_FOR_OTHERS:
+            return None
+        return value
 
 
 class _Text(click.ParamType):  # type: ignore[type-arg]
@@ -130,7 +141,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must hold keys and values, such as 'model: demo'")
     # By the option's name as it is typed, which is not always the parameter's
-    known = {_long(p.opts)[2:]: p for p in ctx.command.params if p.name != "config"}
+    known = {_long(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
     defaults: dict[str, Any] = {}
     for key, value in content.items():
         named = key.replace("_", "-")
@@ -234,6 +245,34 @@ def context_options(default: str) -> Callable[[Command], Command]:
 CONTEXT = context_options("those it was trained on")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 KEPT_TOKENS = option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
+_CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
+CHECKPOINT = several(
+    click.argument("checkpoint", metavar="[CKPT]", required=False, type=TEXT),
+    option("--model", help=f"{_CHECKPOINT}  [required, here or as CKPT]"),
+)
+
+
+def is_typed(ctx: click.Context, name: str) -> bool:
+    """Whether an option stands on the command line, and not in the environment or a config file."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> str:
+    """The checkpoint that a command line names, by its place or by `--model`; it wins over the environment.
+
+    Raises:
+        UsageError: it names none, or two.
+    """
+    if given is not None and model is not None and is_typed(ctx, "model"):
+        raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
+    if (found := given if given is not None else model) is None:
+        raise UsageError(
+            f"name a checkpoint: {ctx.command_path} CKPT, or --model CKPT (a folder, a hub name, a .gguf file, or "
+            f"demo); see {ctx.command_path} --help"
+        )
+    return found
+
+
 TRUST = several(
     option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code."),
     option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run."),

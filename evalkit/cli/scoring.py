@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.cli.options import (
+    CHECKPOINT,
     COMPUTING,
     CONFIG,
     CONTEXT,
@@ -19,6 +20,7 @@ from evalkit.cli.options import (
     OUTPUT,
     RUN,
     TRUST,
+    checkpoint_of,
     comma_separated,
     option,
 )
@@ -33,10 +35,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.pass_context
 @CONFIG
-@option("--model", required=True, help="Checkpoint folder, hub name, .gguf file, or demo.")
+@CHECKPOINT
 @ORIGIN
-@option("--suite", help="Which tasks and averages, or lm_eval for lm-eval's own.  [default: zeroshot8, or lm_eval "
+@option("--suite", help="Which tasks and averages: a name or a YAML file; or lm_eval.  [default: zeroshot8, or lm_eval "
          "if a task is not in it]")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these of the suite, or any of lm-eval's, separated by commas.")
 @option("--include-path", type=FOLDER, help="Folder of your own lm-eval task files; they can run code beside them.")
@@ -58,19 +61,31 @@ if TYPE_CHECKING:
 @option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
 @DETAIL
 @FORMAT
-def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    checkpoint: str | None,
+    model: str | None,
+    show_prompts: int,
+    detail: bool,
+    form: str,
+    **options: Any,
+) -> None:
     """Score a checkpoint on a suite and print the table.
 
     The same command again resumes what was interrupted, or prints the finished result at once.
 
     \b
-    evalkit run --model demo --limit 50 --data-dir DOCUMENTS
+    evalkit run demo --limit 50 --data-dir DOCUMENTS
     evalkit run --model org/name --revision step1000 --dtype float32
     evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
     evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
+    evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
+    evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/protocol.md)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
+    named = checkpoint_of(ctx, checkpoint, model)
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.request import request_of
     from evalkit.benchmarks.run import planned
@@ -78,7 +93,7 @@ def run(show_prompts: int, detail: bool, form: str, **options: Any) -> None:
     from evalkit.progress import Progress
 
     with Progress() as progress:
-        request = request_of(options.pop("model"), options | {"tasks": options["tasks"] or None})
+        request = request_of(named, options | {"tasks": options["tasks"] or None})
         plan = planned(request, progress.say)
         if show_prompts:
             if isinstance(plan, ChoicePlan):

@@ -103,7 +103,8 @@ class Journal:
         """The entry of a line; None if the line is damaged."""
         checksum, _, payload = line.partition(b" ")
         try:
-            if int(checksum, 16) != zlib.crc32(payload):
+            # The checksum of nothing is 0, as is the first digit of many a torn line
+            if not payload or int(checksum, 16) != zlib.crc32(payload):
                 return None
         except ValueError:
             return None

@@ -24,6 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.multiple_choice.suites import label
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_yaml
@@ -162,12 +163,14 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
         UnknownNameError: the run was not scored for that rule.
     """
     found: dict[str, tuple[Fraction, float | None]] = {}
+    _, stands_for = benchmark_of(run).fills(run)
     for metric in benchmark_of(run).metrics(run, rule):
-        if metric.task not in found and metric.value is not None:
+        task = stands_for.get(metric.task, metric.task)
+        if task not in found and metric.value is not None:
             # What is stored in percent is in percent already, so that its decimals stay
             scale = PERCENT // int(metric.bounds[1]) if metric.bounds else 1
             error = None if metric.stderr is None else scale * metric.stderr
-            found[metric.task] = (scale * of_float(metric.value), error)
+            found[task] = (scale * of_float(metric.value), error)
     return found
 
 
@@ -182,12 +185,13 @@ def _open(folder: Path, model: str) -> Run:
 
 def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
     suite = str(run.manifest["specification"]["suite"])
+    fills, _ = benchmark_of(run).fills(run)
     if layout.suite is None:
         raise UsageError(
             f"{where}table {layout.name} shows {', '.join(layout.tasks[:3])} …, which run {run.folder} of suite "
             f"{suite} does not measure; give these numbers as a CSV, with 'values: FILE.csv' in the mapping"
         )
-    if suite != layout.suite:
+    if layout.suite not in (suite, fills):
         raise UsageError(
             f"{where}run {run.folder} is of suite {suite}, but table {layout.name} shows suite {layout.suite}; "
             "name a run of that suite, or a layout of this one"
@@ -238,6 +242,9 @@ def _notes(
         if not mixed:
             _refuse_mixture(*flat[0], model, run, differing)
         says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
+        _, stands_for = benchmark_of(run).fills(run)
+        if layout.suite != run.manifest["specification"]["suite"]:
+            says += [f"{label(task)} in the column of {label(column)}" for task, column in stands_for.items()]
         says += unofficial_notes(run.manifest)
         says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
         if says:

@@ -109,7 +109,7 @@ def test_more_text_than_the_window_is_told_by_document(
         (["--tasks", "made_choice,made_choice"], "a task is named twice"),
         ([], "lm-eval's tasks must be named: --tasks"),
         (["--tasks", "made_answers", "--template", "inst"], "task made_answers: its output type is generate_until"),
-        (["--tasks", "made_texts", "--rule", "acc"], "run it by its own metrics: --suite lm_eval --tasks made_texts"),
+        (["--tasks", "made_texts", "--rule", "acc"], "task made_texts: its output type is loglikelihood_rolling, and"),
         (["--tasks", "made_choice", "--data-dir", "."], "--data-dir .: serves evalkit's own tasks"),
         (["--tasks", "made_choice", "--suite", "zeroshot8"], "--include-path adds lm-eval tasks; suite zeroshot8"),
         (["--tasks", "made_choice", "--suite", "lm_evl"], "--include-path adds lm-eval tasks; suite lm_evl"),

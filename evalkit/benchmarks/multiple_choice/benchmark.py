@@ -115,6 +115,12 @@ class MultipleChoice(Benchmark):
         suites = map(load_suite, suite_names())
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
 
+    def fills(self, run: Run) -> tuple[str, dict[str, str]]:
+        """See `Benchmark`."""
+        name = str(run.manifest["specification"]["suite"])
+        suite = load_suite(name) if name in suite_names() else None
+        return (suite.fills, suite.stands_for) if suite and suite.fills else (name, {})
+
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """See `Benchmark`."""
         from evalkit.data import TASKS

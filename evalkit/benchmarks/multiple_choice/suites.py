@@ -42,6 +42,8 @@ _FORM = {
     "num_fewshot": Optional(int),
     "task_files": Optional(str),
     # Of evalkit's own alone
+    "fills": Optional(str),
+    "stands_for": _NAMES,
     "documents": _NAMES,
     "fewshot": Optional(Each({"documents": str, "most": int})),
 }
@@ -81,6 +83,10 @@ class Suite:
     rule: str | None = None
     task_files: Path | None = None
     """The user's folder of lm-eval task files."""
+    fills: str | None = None
+    """Another suite whose tables its runs fill, under a note."""
+    stands_for: dict[str, str] = field(default_factory=dict)
+    """Task → the other suite's, in whose column it stands."""
     own: bool = False
     """Whether it is the user's, so that its groups are part of what a run is."""
 
@@ -159,8 +165,10 @@ def _of_user(path: Path) -> Suite:
     for kind in ("labels", "short"):
         if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
-    if suite.documents or suite.fewshot:
-        raise UsageError(f"{where}: 'documents' and 'fewshot' are for evalkit's own suites; leave them out")
+    if suite.documents or suite.fewshot or suite.fills or suite.stands_for:
+        raise UsageError(
+            f"{where}: 'documents', 'fewshot', 'fills' and 'stands_for' are for evalkit's own suites; leave them out"
+        )
     files = suite.task_files and path.parent / suite.task_files
     return _with_pinned(replace(suite, task_files=files, own=True))
 
@@ -194,6 +202,8 @@ def _suite(name: str, path: Path) -> Suite:
         short=raw.get("short", {}),
         template=raw.get("template"),
         rule=raw.get("rule"),
+        fills=raw.get("fills"),
+        stands_for=raw.get("stands_for", {}),
         task_files=Path(raw["task_files"]) if "task_files" in raw else None,
     )
 
