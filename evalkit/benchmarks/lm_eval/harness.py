@@ -8,8 +8,7 @@ first scores its windows here too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from lm_eval.api.registry import register_model
@@ -18,6 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
 from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
+from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import label_of, owner_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
 from evalkit.benchmarks.request import checked
@@ -129,7 +129,7 @@ class Harness(HFLM):  # type: ignore[misc]
                 f"{loaded.name}: its tokenizer has neither a begin nor an end token, and lm-eval needs one to put "
                 "before a text without context; see --tokenizer"
             )
-        with quiet(), _silent_lm_eval():
+        with quiet(), log_from(logging.ERROR):
             super().__init__(
                 loaded.model,
                 tokenizer=loaded.tokenizer,
@@ -213,7 +213,7 @@ class Harness(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """lm-eval's own, after a look at whether the texts asked for can fit (see `check_generation`)."""
         self.check_generation(requests)
-        with quiet(), _silent_lm_eval():
+        with quiet(), log_from(logging.ERROR):
             found: list[str] = super().generate_until(requests, disable_tqdm=True)
         return found
 
@@ -257,15 +257,3 @@ def _batch_size(asked: int | str | None) -> int:
     if asked is None or str(asked).startswith("auto"):
         return GENERATION_BATCH
     return whole("batch_size", asked, 1, ", or auto")
-
-
-@contextmanager
-def _silent_lm_eval() -> Iterator[None]:
-    """lm-eval warns of a model that is passed to it, of cut contexts, and of more that is meant here."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -31,12 +31,10 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
     import lm_eval.utils
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    logger = logging.getLogger("lm_eval")
     compile_template = lru_cache(maxsize=256)(lm_eval.utils.env.from_string)
     bootstrap = _without_bar(lm_eval.api.metrics.bootstrap_stderr, say)
     with contextlib.ExitStack() as after:
-        after.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.CRITICAL)
+        after.enter_context(log_from(logging.CRITICAL))
         if not datasets.are_progress_bars_disabled():
             datasets.disable_progress_bars()
             after.callback(datasets.enable_progress_bars)
@@ -46,6 +44,18 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
         after.enter_context(patch.dict(os.environ, {"TOKENIZERS_PARALLELISM": "true"}))
         after.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield
+
+
+@contextlib.contextmanager
+def log_from(level: int) -> Iterator[None]:
+    """lm-eval's log without what is less than a level."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _without_bar(bootstrap: Callable[..., float], say: Say) -> Callable[..., float]:

@@ -130,9 +130,9 @@ def label(task: str, labels: dict[str, str] | None = None) -> str:
     return (labels or {}).get(task) or task_labels().get(task, (task, task))[0]
 
 
-def short_label(task: str, short: dict[str, str] | None = None) -> str:
-    """The same in narrow tables."""
-    return (short or {}).get(task) or task_labels().get(task, (task, task))[1]
+def short_label(task: str, short: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> str:
+    """The same in narrow tables; the run's own label where it has no shorter one."""
+    return (short or {}).get(task) or (labels or {}).get(task) or task_labels().get(task, (task, task))[1]
 
 
 def load_suite(name: str) -> Suite:

@@ -6,13 +6,11 @@ own requests, so that text, choices and gold answers are lm-eval's to the letter
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
 from evalkit.data.clusters import clusters_of
 from evalkit.errors import DataError, UsageError
@@ -86,7 +84,7 @@ def load_questions(
     Raises:
         DataError: documents or examples are missing, malformed or none.
     """
-    with _patient_lm_eval():
+    with quiet_lm_eval():
         from lm_eval.tasks import TaskManager
 
         shots = suite.num_fewshot
@@ -221,22 +219,3 @@ def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:
     if not 0 <= index < choices:
         raise DataError(f"task {task}, document {doc_id}: gold answer {gold!r} is not one of its {choices} choices")
     return index
-
-
-@contextlib.contextmanager
-def _patient_lm_eval() -> Iterator[None]:
-    """Keep lm-eval from logging a warning for each of 57 subjects, and from compiling the same Jinja template
-    anew for each document (nine tenths of the time it takes to build requests)."""
-    import datasets
-    import lm_eval.utils
-
-    datasets.disable_progress_bars()
-    logger = logging.getLogger("lm_eval")
-    level, compile_template = logger.level, lm_eval.utils.env.from_string
-    logger.setLevel(logging.ERROR)
-    lm_eval.utils.env.from_string = lru_cache(maxsize=256)(compile_template)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        lm_eval.utils.env.from_string = compile_template

@@ -104,7 +104,12 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
                 "" if name == rule else percent(moved, signed=True),
             ]
         )
-    headers = ["rule", *(short_label(task, manifest.get("short")) for task in tasks), "Avg.", "moves by"]
+    headers = [
+        "rule",
+        *(short_label(task, manifest.get("short"), manifest.get("labels")) for task in tasks),
+        "Avg.",
+        "moves by",
+    ]
     table = aligned(
         rows,
         headers,
