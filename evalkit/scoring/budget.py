@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -16,20 +15,6 @@ _ROW = 2048
 """Tokens that one token may see, for the size of its masks."""
 _SHARE = 0.5
 """Of the free memory, what one batch may take by the estimate below."""
-
-
-def resumed_budget(
-    manifest: dict[str, Any], resumed: bool, asked: int | None, say: Callable[[str], None]
-) -> int | None:
-    """The budget of a run that goes on: the one that it was begun with, so that its batches are the same.
-
-    Returns:
-        What the run is to take; None to leave it to evalkit.
-    """
-    stored: int | None = manifest.get("token_budget") if resumed else None
-    if stored and asked not in (None, stored):
-        say(f"resuming with the token budget that the run was begun with, {stored}")
-    return stored or asked
 
 
 def auto_budget(model: Any) -> int:
