@@ -142,6 +142,7 @@ def test_changed_documents_are_another_run(checkpoint: Path, tmp_path: Path) -> 
         ({"groups": {"A": ["piqa", 3]}}, "'groups.A.1' is a whole number; expected a text"),
         ({"group": {"A": ["piqa"]}}, "unknown key 'group': did you mean 'groups'"),
         ({"labels": {"pica": "x"}}, "unknown task 'pica': did you mean 'piqa'"),
+        ({"num_fewshot": -3}, "'num_fewshot' is -3; it must be at least 0"),
         ({"num_fewshot": "2"}, "'num_fewshot' is a text; expected a whole number"),
         ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "are for evalkit's own suites"),
     ],
@@ -165,3 +166,68 @@ def test_what_has_no_choices_is_refused(checkpoint: Path, files: Path, tmp_path:
         run_of(checkpoint, files, tmp_path, tasks=("made_last_word",), **asked)
     with pytest.raises(UnknownNameError, match="unknown task 'made_choise': did you mean 'made_choice'"):
         run_of(checkpoint, files, tmp_path, tasks=("made_choise",), **asked)
+
+
+def test_a_document_counts_for_one_task(checkpoint: Path, files: Path, tmp_path: Path) -> None:
+    for groups in ({"A": ["made_pair"], "B": ["made_choice"]}, {"A": ["made_choice", "made_pair"]}):
+        path = write_suite(files, "shared", groups=groups, labels=None, short=None)
+        with pytest.raises(UsageError, match=r"made_choice is part of task made_\w+ and of task made_\w+"):
+            run_of(checkpoint, files, tmp_path, suite=str(path))
+    assert not list(tmp_path.glob("*/journal.jsonl"))
+
+
+def test_examples_are_part_of_what_a_run_is(checkpoint: Path, tmp_path: Path) -> None:
+    made_tasks(tmp_path / "own")
+    path = write_suite(tmp_path, groups={"A": ["made_shots"]}, labels=None, short=None, num_fewshot=2)
+    first = run_of(checkpoint, tmp_path, tmp_path / "runs", suite=str(path))
+    zero = run_of(checkpoint, tmp_path, tmp_path / "runs", suite=str(path), num_fewshot=0)
+    assert first.scores["n_context"].sum() > zero.scores["n_context"].sum()
+    examples = tmp_path / "own" / "examples.jsonl"
+    examples.write_text(examples.read_text("utf-8").replace("the", "a"), "utf-8")
+    second = run_of(checkpoint, tmp_path, tmp_path / "runs", suite=str(path))
+    assert len({first.manifest["id"], second.manifest["id"], zero.manifest["id"]}) == 3
+
+
+SHUFFLED = """
+import random
+
+def shuffled(dataset):
+    return dataset.map(lambda doc: doc | {"gold": random.randrange(len(doc["choices"]))}, load_from_cache_file=False)
+"""
+
+
+def test_what_a_task_draws_is_drawn_alike_each_time(checkpoint: Path, tmp_path: Path) -> None:
+    made_tasks(tmp_path / "own")
+    (tmp_path / "own" / "code.py").write_text(SHUFFLED, "utf-8")
+    task = tmp_path / "own" / "made_choice.yaml"
+    task.write_text(task.read_text("utf-8") + "process_docs: !function code.shuffled\n", "utf-8")
+    path = write_suite(tmp_path, groups={"A": ["made_choice"]}, labels=None, short=None)
+    runs = [run_of(checkpoint, tmp_path, tmp_path / name, suite=str(path)) for name in ("one", "two")]
+    assert runs[0].manifest["id"] == runs[1].manifest["id"]
+    assert runs[0].scores["gold"].equals(runs[1].scores["gold"])
+
+
+def test_names_that_are_taken(checkpoint: Path, files: Path, tmp_path: Path) -> None:
+    write_suite(tmp_path, "zeroshot8")
+    with pytest.raises(UsageError, match="'zeroshot8' is the name of another suite"):
+        load_suite(str(tmp_path / "zeroshot8.yaml"))
+    made_tasks(tmp_path / "own")
+    task = tmp_path / "own" / "made_choice.yaml"
+    task.write_text(task.read_text("utf-8").replace("task: made_choice", "task: piqa"), "utf-8")
+    asked = {"tasks": ("piqa",), "include_path": tmp_path / "own", "template": "inst"}
+    data = {"data_dir": files / "documents", "allow_unofficial_data": True}
+    with pytest.raises(UsageError, match=r"task piqa is in .*own and among evalkit's own tasks"):
+        run_of(checkpoint, files, tmp_path / "runs", **asked, **data)
+
+
+def test_mutual_information_adds_no_choices(checkpoint: Path, tmp_path: Path) -> None:
+    """lm-eval appends the choices without their context to a document's requests."""
+    made_tasks(tmp_path / "own")
+    for name in ("made_choice", "made_other"):
+        task = tmp_path / "own" / f"{name}.yaml"
+        task.write_text(task.read_text("utf-8").replace("metric: acc_norm", "metric: acc_mutual_info"), "utf-8")
+    asked = {"tasks": ("made_other",), "include_path": tmp_path / "own"}
+    ours = run_of(checkpoint, tmp_path, tmp_path / "ours", **asked, template="plain", rule="acc")
+    theirs = run_of(checkpoint, tmp_path, tmp_path / "theirs", **asked)
+    assert ours.scores["choices"].equals(theirs.scores["choices"])
+    assert len(ours.scores) == len(theirs.scores)

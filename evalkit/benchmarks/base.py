@@ -61,9 +61,9 @@ class Planned:
     batches: Batches
     """May be made while they are computed."""
     total: float
-    """Work of the whole run."""
+    """Work of the run, or of what is left of it where more would have to be tokenised to know."""
     done: float
-    """Of that, what the journal holds."""
+    """Of `total`, what the journal holds."""
     news: str = ""
     """What there is to do, in a line for the user."""
 

@@ -77,8 +77,8 @@ class GeneratedBenchmark(Benchmark):
         """Task → ids of its documents, in their order."""
 
     @abstractmethod
-    def asked(self, plan: Any, facts: GeneratingFacts, tokenizer: Any) -> Mapping[str, Sequence[Asked]]:
-        """Task → its documents as they are put to the model, in their order."""
+    def asked(self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any) -> Sequence[Asked]:
+        """A task's documents as they are put to the model, in their order."""
 
     @abstractmethod
     def save(self, plan: Any, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
@@ -113,7 +113,8 @@ class GeneratedBenchmark(Benchmark):
         room, found = facts.room, []
         left = [task for task, ids in self.documents(plan).items() if any((task, one) not in held for one in ids)]
         say(f"the prompts of {len(left)} task{'s' * (len(left) > 1)} are tokenised")
-        for task, asked in self.asked(plan, facts, tokenizer).items():
+        for task in left:
+            asked = self.asked(plan, task, facts, tokenizer)
             by_index = {one.prompt.index: one for one in asked}
             planned = plan_batches([one.prompt for one in asked], room.tokens, room.chunk, room.most_rows)
             for batch in planned:

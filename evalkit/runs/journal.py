@@ -39,7 +39,7 @@ class Entry:
     seconds: float
     """Wall time of the batch."""
     rows: list[list[Any]]
-    """What was found: rows of the score table, or answers to lm-eval's requests (`lmeval/answers.py`)."""
+    """What was found: rows of the score table, or answers to lm-eval's requests (`benchmarks/lm_eval/requests.py`)."""
     place: Place
     """Where it was computed."""
 

@@ -168,8 +168,8 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
         task = stands_for.get(metric.task, metric.task)
         if task not in found and metric.value is not None:
             # What is stored in percent is in percent already, so that its decimals stay
-            scale = PERCENT // int(metric.bounds[1]) if metric.bounds else 1
-            error = None if metric.stderr is None else scale * metric.stderr
+            scale = PERCENT / of_float(metric.bounds[1]) if metric.bounds else Fraction(1)
+            error = None if metric.stderr is None else float(scale) * metric.stderr
             found[task] = (scale * of_float(metric.value), error)
     return found
 

@@ -341,3 +341,13 @@ def test_samples_are_those_of_lm_eval(finished: Run) -> None:
     assert {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "doc_hash"} <= first.keys()
     assert first["arguments"]["gen_args_0"]["arg_1"]["max_gen_toks"] == 8
     assert isinstance(first["resps"][0][0], str)
+
+
+def test_a_model_is_checked_on_the_first_text_that_has_a_token(tmp_path: Path) -> None:
+    bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
+    write_task(tmp_path / "own", TEXTS, [{"text": ""}, {"text": "The river rose."}])
+    found = evaluate(
+        bare, include_path=tmp_path / "own", tasks=("made_texts",), output=tmp_path, progress=Silent(live=False)
+    )
+    assert found.manifest["sharing"]["shares"]
+    assert found.manifest["sharing"]["checked"]["row"] > 0

@@ -64,7 +64,7 @@ class Copying(GeneratedBenchmark):
         """The lists' numbers."""
         return {COPYING: [str(number) for number in range(len(plan.texts))]}
 
-    def asked(self, plan: CopyingPlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
+    def asked(self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
         """The list, and half of it again."""
         found = []
         for number, text in enumerate(plan.texts):
@@ -72,7 +72,7 @@ class Copying(GeneratedBenchmark):
             sha = hashlib.sha256(text.encode()).hexdigest()
             prompt = Prompt(number, tokens, NEW_TOKENS, frozenset(facts.ends))
             found.append(Asked(str(number), prompt, sha, len(tokens), False))
-        return {COPYING: found}
+        return found
 
     def save(self, plan: CopyingPlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
         """Scores are shares of new tokens that are digits of the list."""

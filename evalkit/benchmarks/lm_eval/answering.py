@@ -27,10 +27,10 @@ class Answering:
         # All before anything is scored, not when their turn comes
         harness.check_generation([r for members in asked.values() for p, r in members if p.kind == "generate_until"])
         encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
-        # The start-up check takes a real sequence, of the first task that has any
-        for members in asked.values():
-            scored = members[0][0].kind != "generate_until"
-            if scored and (first := [wanted for _, wanted, _ in wanted_of(members[:1], encoding, silent)]):
+        # The start-up check takes a real sequence, the first that has a token
+        scored = (one for members in asked.values() if members[0][0].kind != "generate_until" for one in members)
+        for one in scored:
+            if first := [wanted for _, wanted, _ in wanted_of([one], encoding, silent)]:
                 harness.engine.check(items_of(first)[0])
                 break
         engine = harness.engine

@@ -98,6 +98,12 @@ def load_tasks(
         return found
 
 
+def names_in(folder: Path) -> set[str]:
+    """Tasks, groups and tags that a user's folder of task files defines."""
+    with quiet_lm_eval():
+        return set(_manager(folder, None).task_index)
+
+
 def check_served(name: str, index: Index) -> None:
     """Look into task files, without running what they name, for what evalkit cannot serve.
 

@@ -80,7 +80,7 @@ def plan_tasks(request: Request, say: Say) -> TaskPlan:
     """
     _check_request(request)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
-    _set_seeds()
+    set_seeds()
     tasks = load_tasks(request.tasks, request.include_path, request.num_fewshot, library, say)
     if request.data_dir is not None and not tasks.pinned:
         raise UsageError(
@@ -160,7 +160,7 @@ def _check_request(request: Request) -> None:
         raise UsageError(f"a task is named twice: {', '.join(request.tasks)}")
 
 
-def _set_seeds() -> None:
+def set_seeds() -> None:
     """As `lm_eval.simple_evaluate` does, before tasks are loaded; torch's is set where text is generated."""
     import random
 

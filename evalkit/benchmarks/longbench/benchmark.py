@@ -45,13 +45,11 @@ class LongBench(GeneratedBenchmark):
         """See `GeneratedBenchmark`."""
         return {task.name: [row.id for row in found.rows] for task, found in plan.rows.items()}
 
-    def asked(self, plan: LongBenchPlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
+    def asked(self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
         """See `GeneratedBenchmark`."""
         window, context = plan.manifest["specification"]["window"], plan.manifest["context"]
-        return {
-            task.name: asked_rows(task, found.rows, tokenizer, facts.ends, window, context, plan.request.chat)
-            for task, found in plan.rows.items()
-        }
+        [(protocol, found)] = [one for one in plan.rows.items() if one[0].name == task]
+        return asked_rows(protocol, found.rows, tokenizer, facts.ends, window, context, plan.request.chat)
 
     def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""

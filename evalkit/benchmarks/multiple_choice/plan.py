@@ -85,6 +85,7 @@ def plan_suite(request: Request, suite: Suite, say: Say) -> ChoicePlan:
     checkpoint = locate_checkpoint(request, say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
+    _refuse_shadowed(suite)
     others = _load_others(suite, library, say)
     specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
     manifest = {
@@ -123,6 +124,12 @@ def asked_suite(request: Request, say: Say) -> Suite | None:
     others = [task for task in request.tasks if task not in default.tasks]
     if request.suite is None and not others and request.include_path is None:
         return choose_tasks(default, request.tasks)
+    if chooses and request.suite == LM_EVAL:
+        asked = f"--template {request.template}" if request.rule is None else f"--rule {request.rule}"
+        raise UsageError(
+            f"{asked}: --suite lm_eval runs tasks by their own prompts and metrics; leave out --suite, and tasks with "
+            "choices are run under evalkit's"
+        )
     if chooses:
         if not request.tasks:
             raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
@@ -143,13 +150,31 @@ def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]
     if not suite.others:
         return {}
     from evalkit.benchmarks.lm_eval.catalogue import load_tasks
+    from evalkit.benchmarks.lm_eval.plan import set_seeds
     from evalkit.benchmarks.multiple_choice.tasks import refuse_without_choices
 
+    set_seeds()
     found = {}
     for task in suite.others:
         found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
         refuse_without_choices(task, found[task].tasks)
+        for leaf in found[task].tasks.values():
+            # With the examples, its specification has their content
+            leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
     return found
+
+
+def _refuse_shadowed(suite: Suite) -> None:
+    """Raise a `UsageError` where the user's folder has a task of a name that evalkit has pinned."""
+    if suite.task_files is None:
+        return
+    from evalkit.benchmarks.lm_eval.catalogue import names_in
+
+    defined = names_in(suite.task_files)
+    if clash := [task for task in suite.pinned if task in defined]:
+        raise UsageError(
+            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; give yours another name"
+        )
 
 
 def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:

@@ -31,6 +31,8 @@ from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
+_TAKEN = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
+"""Names that runs of other kinds have where a suite's stands."""
 _NAMES = Optional(Each(str))
 _FORM = {
     "description": Optional(str),
@@ -158,6 +160,10 @@ def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) ->
 def _of_user(path: Path) -> Suite:
     suite = _suite(path.stem, path)
     where = f"suite {path}"
+    if path.stem in (*suite_names(), *_TAKEN):
+        raise UsageError(f"{where}: '{path.stem}' is the name of another suite; give the file one of its own")
+    if suite.num_fewshot < 0:
+        raise UsageError(f"{where}: 'num_fewshot' is {suite.num_fewshot}; it must be at least 0")
     if twice := [task for task in suite.tasks if suite.tasks.count(task) > 1]:
         raise UsageError(f"{where}: task {twice[0]} stands twice among its groups; leave one out")
     if empty := [group for group, tasks in suite.groups.items() if not tasks]:

@@ -95,6 +95,7 @@ def load_questions(
         for task in suite.tasks:
             leaves = others[task].tasks if others and task in others else manager.load([task])["tasks"]
             found[task] = _task_questions(task, leaves, shots, limit)
+        _refuse_shared_subtasks(found)
         return found
 
 
@@ -107,6 +108,18 @@ def _task_questions(task: str, leaves: Mapping[str, Any], shots: int, limit: int
         if count:
             questions += _leaf_questions(task, leaves[name], sizes[name], shots, count)
     return questions
+
+
+def _refuse_shared_subtasks(found: Mapping[str, Sequence[Question]]) -> None:
+    """Raise a `UsageError` where a document would count for two tasks."""
+    owner: dict[str, str] = {}
+    for task, questions in found.items():
+        for subtask in dict.fromkeys(question.subtask for question in questions):
+            if owner.setdefault(subtask, task) != task:
+                raise UsageError(
+                    f"{subtask} is part of task {owner[subtask]} and of task {task}, and its documents would count "
+                    "twice; leave one out, or run them apart"
+                )
 
 
 def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
@@ -170,9 +183,8 @@ def _prepare_examples(leaf: Any, shots: int) -> None:
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
     doc = instances[0].doc
-    if not leaf.multiple_input:
-        # Where a task measures mutual information, lm-eval appends the choices without their context
-        instances = instances[: len(leaf.doc_to_choice(doc))]
+    # Where a task measures mutual information, lm-eval appends the choices without their context
+    instances = instances[: len(leaf.doc_to_choice(doc))]
     delimiter = leaf.config.target_delimiter
     pairs = [instance.args for instance in instances]
     continuations = tuple(continuation.removeprefix(delimiter) for _, continuation in pairs)

@@ -53,7 +53,7 @@ class Needle(GeneratedBenchmark):
         """See `GeneratedBenchmark`: a cell's number is its id."""
         return {NEEDLE: [str(number) for number in range(len(plan.cells))]}
 
-    def asked(self, plan: NeedlePlan, facts: GeneratingFacts, tokenizer: Any) -> dict[str, list[Asked]]:
+    def asked(self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
         """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
         from evalkit.generation.batches import Prompt
@@ -72,7 +72,7 @@ class Needle(GeneratedBenchmark):
             prompt = Prompt(number, tokens, MAX_NEW_TOKENS, ends, enough=_Found(cell), held_back=1)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(Asked(str(number), prompt, sha, len(tokens), False))
-        return {NEEDLE: found}
+        return found
 
     def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""
