@@ -123,3 +123,25 @@ def test_bands_of_length() -> None:
         ("16k+", 1, 0.0),
     ]
     assert [part.stderr for part in found] == [None, pytest.approx(50.0), None]
+
+
+def test_intervals_take_rows_of_one_document_together() -> None:
+    """Against the cluster-robust standard error of a mean; rows of one document score alike here."""
+    dice = np.random.default_rng(5)
+    sizes = dice.integers(1, 9, 120)
+    sources = np.repeat(np.arange(120), sizes)
+    right = np.repeat(dice.random(120) < 0.5, sizes)
+    table = generations("passage_count", *(("7" if one else "0", "7") for one in right))
+    alone = score_generations(table).tasks[0].all
+    together = score_generations(table.assign(source=sources)).tasks[0].all
+    assert (alone.n, alone.score) == (together.n, together.score)
+    for found, codes in ((alone, np.arange(len(right))), (together, sources)):
+        residuals = np.bincount(codes, right - right.mean())
+        error = 100 * np.sqrt((residuals**2).sum()) / len(right)
+        assert found.low is not None and found.high is not None
+        assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.08)
+    # Each document once: the same interval as by rows, to the last digit
+    assert score_generations(table.assign(source=range(len(table)))).tasks[0].all == alone
+    # One document alone says nothing of others
+    one = score_generations(table.assign(source="x")).tasks[0].all
+    assert (one.low, one.high) == (None, None)

@@ -5,8 +5,8 @@ In: the generations table, one row for each (task, document) with columns `task`
 with an interval. No model: a stored table is scored again in seconds.
 
 Scores are 100 times the mean over rows, rounded to two decimals, as the official code prints them. Intervals are 95 %
-percentile bootstrap intervals over rows with a fixed seed; those of means treat the tasks as fixed. Rows that share a
-document count as independent here; comparisons of checkpoints need paired statistics.
+percentile bootstrap intervals over documents (rows with one `source`; over rows where the table has no such column)
+with a fixed seed; those of means treat the tasks as fixed. Comparisons of checkpoints need paired statistics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Score:
     score: float | None
     """Rounded to two decimals; None over no rows, and for a mean where one of its tasks has none."""
     low: float | None
-    """Lower end of the 95 % interval; None for fewer than two rows."""
+    """Lower end of the 95 % interval, rows of one document together; None for fewer than two documents."""
     high: float | None
     """Upper end of it."""
 
@@ -126,7 +126,9 @@ def score_generations(
         if suite == "longbench-e":
             where = bucket(rows["length"].to_numpy())
             parts += [where == number for number in range(len(BUCKETS))]
-        cells = [_resampled(task.name, number, scores[part]) for number, part in enumerate(parts)]
+        # Predictions of the official code do not say which documents their rows share
+        sources = rows["source"].to_numpy() if "source" in rows else np.arange(len(rows))
+        cells = [_resampled(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
         samples[task.name] = cells
         tasks[task.name] = TaskScore(
             task=task.name,
@@ -199,17 +201,21 @@ _Cells = list[_Cell]
 _NONE = np.empty(0)
 
 
-def _resampled(task: str, part: int, scores: np.ndarray) -> _Cell:
+def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) -> _Cell:
+    """Resampled by source: rows that ask of one document are no independent draws."""
     n = len(scores)
     if n == 0:
         return _Cell(0, None, _NONE)
     mean = round(100 * float(np.mean(scores)), 2)
-    if n == 1:
-        return _Cell(1, mean, _NONE)
+    codes, names = pd.factorize(sources)
+    drawn = len(names)
+    if drawn == 1:
+        return _Cell(n, mean, _NONE)
+    sums, sizes = np.bincount(codes, scores), np.bincount(codes).astype(float)
     # Seeded by the task, so that its interval does not hang on which others are in the table
     generator = np.random.default_rng([_SEED, crc32(task.encode()), part])
-    counts = generator.multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)
-    return _Cell(n, mean, 100 * (counts @ scores) / n)
+    counts = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=_RESAMPLES)
+    return _Cell(n, mean, 100 * (counts @ sums) / (counts @ sizes))
 
 
 def _mean_cells(members: Sequence[_Cells]) -> _Cells:
