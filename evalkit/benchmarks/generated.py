@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Held, Planned, Say
-from evalkit.errors import RunError
+from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evalkit.generation.batches import Prompt
     from evalkit.generation.room import Room
     from evalkit.models.load import LoadedModel
+    from evalkit.runs.folder import Run
 
 
 class Answer(NamedTuple):
@@ -90,28 +91,24 @@ class GeneratedBenchmark(Benchmark):
             writer: of the run's folder.
         """
 
-    def context(self, plan: Any) -> int:
-        """Tokens that the model takes at once."""
-        return int(plan.manifest["context"])
-
     def key(self, task: str, row: Answer) -> Hashable:
         """The document."""
         return task, row.id
 
     def is_missing(self, plan: Any, held: Held) -> bool:
         """Whether a document has no answer."""
-        return any((task, one) not in held for task, ids in self.documents(plan).items() for one in ids)
+        return bool(self._left(plan, held))
 
     def computer(self, plan: Any, loaded: LoadedModel, budget: int | None, say: Say) -> _Generating:
         """See `Benchmark`."""
-        return _Generating(loaded, budget, self.context(plan), say)
+        return _Generating(loaded, budget, plan.manifest["context"], say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
         """See `Benchmark`."""
         from evalkit.generation.batches import plan_batches
 
         room, found = facts.room, []
-        left = [task for task, ids in self.documents(plan).items() if any((task, one) not in held for one in ids)]
+        left = self._left(plan, held)
         say(f"the prompts of {len(left)} task{'s' * (len(left) > 1)} are tokenised")
         for task in left:
             asked = self.asked(plan, task, facts, tokenizer)
@@ -126,6 +123,15 @@ class GeneratedBenchmark(Benchmark):
                     found.append(Batch(task, rest[0].prompt.index, tuple(rest), work, len(rest)))
         prompts = [one.prompt for batch in found for one in batch.content]
         return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
+
+    def _left(self, plan: Any, held: Held) -> list[str]:
+        """Tasks of which a document has no answer."""
+        return [task for task, ids in self.documents(plan).items() if any((task, one) not in held for one in ids)]
+
+    def refuse_rule(self, run: Run, rule: str | None) -> None:
+        """Raise an `UnknownNameError` where another rule than the benchmark's own is asked for."""
+        if rule not in (None, self.kind):
+            raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def finish(self, plan: Any, held: Held, writer: RunWriter) -> None:
         """See `Benchmark`."""

@@ -17,6 +17,26 @@ from evalkit.runs.folder import Run, specification_id
 from evalkit.runs.place import mixture
 
 
+class GeneratedPlan:
+    """What plans have in common of runs whose texts are generated."""
+
+    request: Any
+    """With what every run is asked as `common`."""
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+
+    @property
+    def common(self) -> Request:
+        """What every run is asked."""
+        common: Request = self.request.common
+        return common
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, whether it exists yet or not."""
+        return generated_folder(self.common.output, self.checkpoint, self.manifest)
+
+
 def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
     """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
 
@@ -47,6 +67,7 @@ def generated_manifest(
     kind: str,
     request: Request,
     checkpoint: Checkpoint,
+    context: int,
     specification: Mapping[str, Any],
     chat: bool,
     documents: Mapping[str, Any],
@@ -55,6 +76,7 @@ def generated_manifest(
 
     Args:
         kind: the benchmark, which stands for a rule too.
+        context: tokens that the model takes at once, see `context_of`.
         specification: all that determines the texts, but for the chat template and the device.
         chat: whether prompts go into the chat template.
         documents: of each task the source, whether it is official, and how many.
@@ -70,6 +92,7 @@ def generated_manifest(
         "group_sizes": {},
         "template": {"name": "chat" if chat else "plain"},
         "documents": documents,
+        "context": context,
         **circumstances(request, checkpoint),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import UsageError
 from evalkit.scores.table import CLUSTER
@@ -62,7 +62,7 @@ class Comparable(ABC):
         run: finished.
     """
 
-    checked: ClassVar[Sequence[str]]
+    checked: Sequence[str]
     """Columns of `documents` that are equal where documents are."""
     groups: Mapping[str, Sequence[str]]
     """Average → its tasks."""
@@ -111,7 +111,7 @@ class GradedAnswers(Comparable):
         self, run: Run, table: pd.DataFrame, checked: Sequence[str], groups: Mapping[str, Sequence[str]], words: str
     ) -> None:
         super().__init__(run)
-        self.checked = checked  # type: ignore[misc]
+        self.checked = checked
         self.groups = groups
         self.group_sizes = {group: len(members) for group, members in groups.items()}
         self._words = words

@@ -6,6 +6,7 @@ A package adds one by an entry point of the group `evalkit.benchmarks`, whose na
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -23,9 +24,10 @@ _OWN = {
 }
 
 
-def kinds() -> list[str]:
-    """Names of all benchmarks."""
-    return list(dict.fromkeys([*_OWN, *(entry.name for entry in entry_points(group=GROUP))]))
+def kinds() -> Iterator[str]:
+    """Names of all benchmarks; those of other packages last, and looked for then, since that takes a while."""
+    yield from _OWN
+    yield from {entry.name for entry in entry_points(group=GROUP)} - _OWN.keys()
 
 
 @cache
@@ -54,13 +56,11 @@ def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
         UnknownNameError: no benchmark has such a suite.
     """
     known: list[str] = []
-    # Those of other packages are looked for last, since that takes a while
-    for others in (False, True):
-        for kind in kinds() if others else _OWN:
-            averages = benchmark(kind).averages()
-            if suite in averages:
-                return averages[suite]
-            known += [name for name in averages if name not in known]
+    for kind in kinds():
+        averages = benchmark(kind).averages()
+        if suite in averages:
+            return averages[suite]
+        known += averages
     raise UnknownNameError("suite", suite, known)
 
 

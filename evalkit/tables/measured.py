@@ -163,8 +163,9 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
         UnknownNameError: the run was not scored for that rule.
     """
     found: dict[str, tuple[Fraction, float | None]] = {}
-    _, stands_for = benchmark_of(run).fills(run)
-    for metric in benchmark_of(run).metrics(run, rule):
+    benchmark = benchmark_of(run)
+    _, stands_for = benchmark.fills(run)
+    for metric in benchmark.metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
         if task not in found and metric.value is not None:
             # What is stored in percent is in percent already, so that its decimals stay

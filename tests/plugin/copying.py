@@ -51,8 +51,9 @@ def plan_copying(request: Request, say: Say) -> CopyingPlan:
         "documents": {COPYING: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
     }
     documents = {COPYING: {"source": "made up", "official": None, "count": len(texts)}}
-    manifest = generated_manifest(COPYING, request, checkpoint, specification, False, documents)
-    return CopyingPlan(request, checkpoint, texts, manifest | {"context": context_of(request, checkpoint, COPYING)})
+    context = context_of(request, checkpoint, COPYING)
+    manifest = generated_manifest(COPYING, request, checkpoint, context, specification, False, documents)
+    return CopyingPlan(request, checkpoint, texts, manifest)
 
 
 class Copying(GeneratedBenchmark):

@@ -176,7 +176,7 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: py
     assert refused > 0
     assert len(said) == 1
     assert re.fullmatch(r"out of memory at \d+ tokens a batch: such batches are halved", said[0])
-    # No batch learns from another: the same again is parted alike, to the same bits, and the plan stays what it was
+    # No batch learns from another: the same again is split the same way, to the same bits; the plan stays what it was
     assert largest_between(first, score(engine, encoded)) == 0
     assert memory.refused == 2 * refused
     assert len(said) == 1

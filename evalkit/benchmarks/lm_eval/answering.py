@@ -10,7 +10,7 @@ from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, 
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.plan import SEEDS, TaskPlan
-from evalkit.benchmarks.lm_eval.requests import Row, asked_of
+from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
@@ -23,14 +23,15 @@ class Answering:
     def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
         self._harness = harness = Harness(loaded, token_budget=budget, say=say)
         harness.remembers = True
-        asked = asked_of(plan.requests)
+        every = [one for members in plan.asked.values() for one in members]
         # All before anything is scored, not when their turn comes
-        harness.check_generation([r for members in asked.values() for p, r in members if p.kind == "generate_until"])
+        harness.check_generation([one.request for one in every if one.place.kind == "generate_until"])
         encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
         # The start-up check takes a real sequence, the first that has a token
-        scored = (one for members in asked.values() if members[0][0].kind != "generate_until" for one in members)
-        for one in scored:
-            if first := [wanted for _, wanted, _ in wanted_of([one], encoding, silent)]:
+        for one in every:
+            if one.place.kind != "generate_until" and (
+                first := [wanted for _, wanted, _ in wanted_of([one], encoding, silent)]
+            ):
                 harness.engine.check(items_of(first)[0])
                 break
         engine = harness.engine

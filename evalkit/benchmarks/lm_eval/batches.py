@@ -13,7 +13,7 @@ from typing import Any
 
 from evalkit.benchmarks.base import Batch, Batches, Held, Say
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
-from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, digest_of, is_held, label_of, owner_of, work_of
+from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, is_held, label_of, owner_of, work_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
@@ -76,9 +76,9 @@ def batches_of(
     """
     encoding = Encoding(tokenizer, facts.prefix_id, facts.prefix_text, facts.window)
     for members in asked.values():
-        if all(is_held(held, place, request) for place, request in members):
+        if all(is_held(held, one) for one in members):
             continue
-        if members[0][0].kind == "generate_until":
+        if members[0].place.kind == "generate_until":
             yield from _to_generate(members, facts, encoding, held)
         else:
             yield from _to_score(members, facts, encoding, held, budget, say)
@@ -86,19 +86,19 @@ def batches_of(
 
 def wanted_of(members: Sequence[Asked], encoding: Encoding, say: Say) -> Iterator[tuple[Place, Wanted, Row]]:
     """(place, what the engine is asked, the row but for its score) of each request or window."""
-    if members[0][0].kind == "loglikelihood":
-        texts = [request.args for _, request in members]
-        pairs = encode_pairs(encoding, texts, lambda index: label_of(members[index][1]), say)
-        for (place, request), pair in zip(members, pairs, strict=True):
+    if members[0].place.kind == "loglikelihood":
+        texts = [one.request.args for one in members]
+        pairs = encode_pairs(encoding, texts, lambda index: label_of(members[index].request), say)
+        for (place, request, digest), pair in zip(members, pairs, strict=True):
             wanted = Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), place.task)
-            yield place, wanted, _row(place, request, 1, len(pair.context), len(pair.continuation), pair.cut)
+            yield place, wanted, _row(place, digest, 1, len(pair.context), len(pair.continuation), pair.cut)
         return
-    for place, request in members:
+    for place, request, digest in members:
         label = label_of(request)
         found = windows(encoding, request.args[0], label)
         for part, (context, continuation) in enumerate(found):
             own = place._replace(part=part)
-            row = _row(own, request, len(found), len(context), len(continuation))
+            row = _row(own, digest, len(found), len(context), len(continuation))
             yield own, Wanted(context, continuation, f"{label}, window {part}", own), row
 
 
@@ -106,17 +106,17 @@ def _to_score(
     members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held, budget: int | None, say: Say
 ) -> Iterator[Batch]:
     """What is missing of a task, and with it what shares its batches."""
-    task, journal = members[0][0].task, members[0][0].journal
+    task, journal = members[0].place.task, members[0].place.journal
     found = list(wanted_of(members, encoding, say))
     scored = {_whole(place) for place, _, _ in found}
-    if empty := [(place, request) for place, request in members if place not in scored]:
-        rows = [_row(place, request, 0)._replace(likelihood=0.0) for place, request in empty]
-        if not all(is_held(held, place, request) for place, request in empty):
-            yield Batch(task, EMPTY, rows, _work(empty), len({place.doc_id for place, _ in empty}), journal)
+    if empty := [one for one in members if one.place not in scored]:
+        rows = [_row(one.place, one.digest, 0)._replace(likelihood=0.0) for one in empty]
+        if not all(is_held(held, one) for one in empty):
+            yield Batch(task, EMPTY, rows, *_extent(empty), journal)
     items, numbers = items_of([wanted for _, wanted, _ in found])
     if items and facts.shares and budget == facts.token_budget:
         pack.refuse_small_budget(items, budget)
-    work = {_whole(place): work_of(request) for place, request in members}
+    work = {one.place: work_of(one.request) for one in members}
 
     def done(batch: pack.Batch) -> bool:
         return all((found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
@@ -136,32 +136,31 @@ def _to_score(
 
 def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held) -> Iterator[Batch]:
     """lm-eval's own batches: of the same settings, the longest first."""
-    task, journal = members[0][0].task, members[0][0].journal
-    lengths = {place: encoding.length(request.args[0]) for place, request in members}
+    task, journal = members[0].place.task, members[0].place.journal
+    lengths = {one.place: encoding.length(one.request.args[0]) for one in members}
     by_settings: dict[str, list[Asked]] = {}
-    for place, request in members:
-        settings = json.dumps(request.args[1], sort_keys=True, default=str)
-        by_settings.setdefault(settings, []).append((place, request))
+    for one in members:
+        settings = json.dumps(one.request.args[1], sort_keys=True, default=str)
+        by_settings.setdefault(settings, []).append(one)
     number = 0
     for group in by_settings.values():
-        group.sort(key=lambda one: (-lengths[one[0]], one[1].args[0]))
+        group.sort(key=lambda one: (-lengths[one.place], one.request.args[0]))
         for start in range(0, len(group), facts.generation_batch):
             batch = group[start : start + facts.generation_batch]
-            if not all(is_held(held, place, request) for place, request in batch):
+            if fresh := [one for one in batch if not is_held(held, one)]:
                 content = ToGenerate(
-                    [request.args for _, request in batch],
-                    [(place.task, place.doc_id) for place, _ in batch],
-                    [_row(place, request, 1) for place, request in batch],
+                    [one.request.args for one in batch],
+                    [(one.place.task, one.place.doc_id) for one in batch],
+                    [_row(one.place, one.digest, 1) for one in batch],
                     number,
                 )
-                fresh = [one for one in batch if not is_held(held, *one)]
-                yield Batch(task, number, content, _work(fresh), len({p.doc_id for p, _ in fresh}), journal)
+                yield Batch(task, number, content, *_extent(fresh), journal)
             number += 1
 
 
-def _row(place: Place, request: Any, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> Row:
+def _row(place: Place, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> Row:
     where = (place.doc_id, place.number, place.part)
-    return Row(*where, digest_of(request), parts, None, None, context, continuation, cut, None)
+    return Row(*where, digest, parts, None, None, context, continuation, cut, None)
 
 
 def _whole(place: Place) -> Place:
@@ -169,5 +168,6 @@ def _whole(place: Place) -> Place:
     return place._replace(part=0) if place.kind == "loglikelihood_rolling" else place
 
 
-def _work(members: Sequence[Asked]) -> float:
-    return sum(work_of(request) for _, request in members)
+def _extent(members: Sequence[Asked]) -> tuple[float, int]:
+    """(work, documents) of requests."""
+    return sum(work_of(one.request) for one in members), len({one.place.doc_id for one in members})

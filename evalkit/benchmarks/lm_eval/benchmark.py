@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
-from evalkit.benchmarks.lm_eval.requests import Row, asked_of, is_held, key_of, work_of
+from evalkit.benchmarks.lm_eval.requests import Row, is_held, key_of, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
@@ -38,7 +38,7 @@ class LMEval(Benchmark):
 
     def is_missing(self, plan: TaskPlan, held: Held) -> bool:
         """Whether a request has no answer."""
-        return any(not is_held(held, *one) for members in asked_of(plan.requests).values() for one in members)
+        return any(not is_held(held, one) for members in plan.asked.values() for one in members)
 
     def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Answering:
         """See `Benchmark`."""
@@ -50,12 +50,11 @@ class LMEval(Benchmark):
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.batches import batches_of
 
-        asked = asked_of(plan.requests)
-        every = [one for members in asked.values() for one in members]
+        every = [one for members in plan.asked.values() for one in members]
         return Planned(
-            batches_of(asked, facts, tokenizer, held, plan.common.token_budget, say),
-            sum(work_of(request) for _, request in every),
-            sum(work_of(request) for place, request in every if is_held(held, place, request)),
+            batches_of(plan.asked, facts, tokenizer, held, plan.common.token_budget, say),
+            sum(work_of(one.request) for one in every),
+            sum(work_of(one.request) for one in every if is_held(held, one)),
         )
 
     def finish(self, plan: TaskPlan, held: Held, writer: RunWriter) -> None:

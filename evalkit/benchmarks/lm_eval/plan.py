@@ -17,6 +17,8 @@ from typing import Any
 
 from evalkit.benchmarks.lm_eval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.requests import Asked, asked_of
+from evalkit.benchmarks.multiple_choice.suites import refuse_twice
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import Request, circumstances, locate_checkpoint, numerics
 from evalkit.data import Library
@@ -64,6 +66,11 @@ class TaskPlan:
                 # lm-eval's `evaluate` would build them anew
                 task.build_all_requests = _already_built
         return [request for task in self.tasks.tasks.values() for request in task.instances]
+
+    @cached_property
+    def asked(self) -> dict[str, list[Asked]]:
+        """The same as the journal has them, see `asked_of`."""
+        return asked_of(self.requests)
 
     @property
     def folder(self) -> Path:
@@ -156,8 +163,7 @@ def _check_request(request: Request) -> None:
         raise UnknownNameError("attention implementation", request.attention, ATTENTION)
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
-    if len(set(request.tasks)) != len(request.tasks):
-        raise UsageError(f"a task is named twice: {', '.join(request.tasks)}")
+    refuse_twice(request.tasks)
 
 
 def set_seeds() -> None:

@@ -55,8 +55,15 @@ class Row(NamedTuple):
     """What was generated."""
 
 
-Asked = tuple[Place, Any]
-"""A request of lm-eval and its place."""
+class Asked(NamedTuple):
+    """A request of lm-eval."""
+
+    place: Place
+    request: Any
+    digest: str
+    """Of its text."""
+
+
 Key = tuple[Place, str]
 """A place and the digest of what was asked there."""
 
@@ -85,9 +92,9 @@ def digest_of(request: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_held(held: Held, place: Place, request: Any) -> bool:
+def is_held(held: Held, asked: Asked) -> bool:
     """Whether the journal has all parts of a request's answer."""
-    digest = digest_of(request)
+    place, digest = asked.place, asked.digest
     if (place, digest) not in held:
         return False
     if place.kind != "loglikelihood_rolling":
@@ -110,12 +117,12 @@ def owner_of(request: Any) -> Hashable:
 
 def asked_of(requests: Sequence[Any]) -> dict[str, list[Asked]]:
     """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
-    found: dict[str, dict[Place, Any]] = {}
+    found: dict[str, dict[Place, Asked]] = {}
     repeated = [request for request in requests for _ in range(request.repeats or 1)]
     for kind in dict.fromkeys(request.request_type for request in requests):
         for place, request in places([one for one in repeated if one.request_type == kind]):
-            found.setdefault(place.journal, {})[place] = request
-    return {journal: list(members.items()) for journal, members in found.items()}
+            found.setdefault(place.journal, {}).setdefault(place, Asked(place, request, digest_of(request)))
+    return {journal: list(members.values()) for journal, members in found.items()}
 
 
 def work_of(request: Any) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
-from evalkit.errors import RunError, UnknownNameError
+from evalkit.errors import RunError
 from evalkit.runs.folder import LONGBENCH, Run
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class LongBench(GeneratedBenchmark):
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """LongBench's scores in percent, rounded to two decimals as its own code prints them."""
-        if rule not in (None, LONGBENCH):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (LONGBENCH,))
+        self.refuse_rule(run, rule)
         return [
             Metric(
                 task=task["task"],

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
+from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import Request, context_extension, locate_checkpoint, numerics
@@ -46,7 +45,7 @@ class LongBenchRequest:
 
 
 @dataclass(frozen=True)
-class LongBenchPlan:
+class LongBenchPlan(GeneratedPlan):
     """A request with everything found that does not need torch."""
 
     request: LongBenchRequest
@@ -55,16 +54,6 @@ class LongBenchPlan:
     left_out: Sequence[str] = ()
     """Why the documents of some tasks cannot be evaluated, in a line for each reason; the other tasks go on."""
     manifest: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def common(self) -> Request:
-        """What every run is asked."""
-        return self.request.common
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.common.output, self.checkpoint, self.manifest)
 
 
 def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
@@ -103,8 +92,7 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
         task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
         for task, found in rows.items()
     }
-    manifest = generated_manifest(LONGBENCH, common, checkpoint, specification, request.chat, documents)
-    manifest["context"] = context
+    manifest = generated_manifest(LONGBENCH, common, checkpoint, context, specification, request.chat, documents)
     return LongBenchPlan(request, checkpoint, rows, left_out, manifest)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
-from evalkit.benchmarks.multiple_choice.suites import load_suite, pinned_tasks, suite_names
+from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import SCORES, Run
@@ -112,13 +112,13 @@ class MultipleChoice(Benchmark):
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """See `Benchmark`."""
-        suites = map(load_suite, suite_names())
+        suites = shipped_suites().values()
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """See `Benchmark`."""
         name = str(run.manifest["specification"]["suite"])
-        suite = load_suite(name) if name in suite_names() else None
+        suite = shipped_suites().get(name)
         return (suite.fills, suite.stands_for) if suite and suite.fills else (name, {})
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:

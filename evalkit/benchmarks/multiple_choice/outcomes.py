@@ -24,7 +24,7 @@ class Choices(Comparable):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.by_rule = lru_cache(maxsize=None)(self._grade)  # type: ignore[method-assign]
+        self._graded = lru_cache(maxsize=None)(self._grade)
         self.groups = run.manifest["groups"]
         self.group_sizes = run.manifest["group_sizes"]
 
@@ -44,7 +44,7 @@ class Choices(Comparable):
 
     def by_rule(self, rule: str) -> Floats:
         """1 where the rule chooses the right answer, else 0."""
-        return self._grade(rule)
+        return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
         """See `Comparable`."""

@@ -133,8 +133,6 @@ def asked_suite(request: Request, say: Say) -> Suite | None:
     if chooses:
         if not request.tasks:
             raise UsageError("lm-eval's tasks must be named: --tasks sciq,arc_easy")
-        if len(set(request.tasks)) != len(request.tasks):
-            raise UsageError(f"a task is named twice: {', '.join(request.tasks)}")
         return suite_of("tasks", request.tasks, request.include_path)
     if request.suite is None:
         why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"

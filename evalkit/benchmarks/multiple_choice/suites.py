@@ -108,22 +108,28 @@ class Suite:
         return tuple(task for task in self.tasks if task not in pinned_tasks())
 
 
+@cache
+def shipped_suites() -> dict[str, Suite]:
+    """The suites that evalkit ships, by name."""
+    return {path.stem: _suite(path.stem, path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
+
+
 def suite_names() -> list[str]:
     """Names of the suites that evalkit ships."""
-    return sorted(path.stem for path in resource("configs", "suites").glob("*.yaml"))
+    return list(shipped_suites())
 
 
 @cache
 def pinned_tasks() -> dict[str, str]:
     """Tasks whose documents evalkit has pinned → name of the documents."""
-    suites = map(load_suite, suite_names())
+    suites = shipped_suites().values()
     return {task: suite.documents.get(task, task) for suite in suites for task in suite.tasks}
 
 
 @cache
 def task_labels() -> dict[str, tuple[str, str]]:
     """Tasks of evalkit's suites → (label, short label)."""
-    suites = map(load_suite, suite_names())
+    suites = shipped_suites().values()
     return {task: (name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
 
 
@@ -144,15 +150,16 @@ def load_suite(name: str) -> Suite:
         UnknownNameError: there is no suite of that name.
         UsageError: the file cannot be read, or is not of the form above; names the key.
     """
-    if name in suite_names():
-        return _suite(name, resource("configs", "suites", f"{name}.yaml"))
+    if name in shipped_suites():
+        return shipped_suites()[name]
     if Path(name).suffix in (".yaml", ".yml"):
         return _of_user(Path(name).expanduser())
     raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
 
 
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
-    """A suite of tasks that were named one by one."""
+    """A suite of tasks that were named one by one. Raises `UsageError` where one is named twice."""
+    refuse_twice(tasks)
     suite = Suite(name, "", {"Average": tuple(tasks)}, {"Average": len(tasks)}, task_files=task_files, own=True)
     return _with_pinned(suite)
 
@@ -181,9 +188,10 @@ def _of_user(path: Path) -> Suite:
 
 def _with_pinned(suite: Suite) -> Suite:
     """With the documents and examples of evalkit's own tasks."""
-    shipped = list(map(load_suite, suite_names()))
     documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
-    examples = {task: found for one in shipped for task, found in one.fewshot.items() if task in suite.tasks}
+    examples = {
+        task: found for one in shipped_suites().values() for task, found in one.fewshot.items() if task in suite.tasks
+    }
     return replace(suite, documents=documents, fewshot=examples)
 
 
@@ -225,10 +233,15 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
     for task in chosen:
         if task not in suite.tasks:
             raise UnknownNameError("task", task, suite.tasks)
-    if len(set(chosen)) != len(chosen):
-        raise UsageError(f"a task is named twice: {', '.join(chosen)}")
+    refuse_twice(chosen)
     groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
     return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
+
+
+def refuse_twice(tasks: Sequence[str]) -> None:
+    """Raise a `UsageError` where a task is named twice."""
+    if len(set(tasks)) != len(tasks):
+        raise UsageError(f"a task is named twice: {', '.join(tasks)}")
 
 
 def with_fewshot(suite: Suite, shots: int) -> Suite:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
-from evalkit.errors import RunError, UnknownNameError
+from evalkit.errors import RunError
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ class Needle(GeneratedBenchmark):
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """The share of needles found."""
-        if rule not in (None, NEEDLE):
-            raise UnknownNameError(f"rule of run {run.folder}", rule, (NEEDLE,))
+        self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
+from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.needle.text import Cell, Haystack
 from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
@@ -43,7 +43,7 @@ class NeedleRequest:
 
 
 @dataclass(frozen=True)
-class NeedlePlan:
+class NeedlePlan(GeneratedPlan):
     """A request with everything found that does not need torch."""
 
     request: NeedleRequest
@@ -52,16 +52,6 @@ class NeedlePlan:
     cells: tuple[Cell, ...]
     """By length, depth and repeat."""
     manifest: dict[str, Any]
-
-    @property
-    def common(self) -> Request:
-        """What every run is asked."""
-        return self.request.common
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.common.output, self.checkpoint, self.manifest)
 
 
 def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
@@ -92,8 +82,7 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
         "text": haystack.sha,
     }
     documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cells)}}
-    manifest = generated_manifest(NEEDLE, common, checkpoint, specification, request.chat, documents)
-    manifest["context"] = context
+    manifest = generated_manifest(NEEDLE, common, checkpoint, context, specification, request.chat, documents)
     return NeedlePlan(request, checkpoint, haystack, tuple(cells), manifest)
 
 
