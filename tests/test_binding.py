@@ -19,12 +19,13 @@ from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
 from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.needle.view import needle_table
-from evalkit.benchmarks.request import Request, circumstances, request_of
+from evalkit.benchmarks.request import circumstances, request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.export import FORMS, export_run
 from evalkit.models.locate import locate
+from evalkit.models.spec import ModelSpec
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
 from evalkit.runs.listing import list_found, runs_json, runs_table
@@ -58,11 +59,11 @@ def pairs(
     common: dict[str, Any] = {"output": folder / "runs"}
 
     def longbench(model: Path) -> Run:
-        request = Request(str(model), data_dir=folder / "rows", **common)
-        return evaluate_longbench(LongBenchRequest(request, tasks=("trec",)), SILENT)
+        asked = request_of(LongBenchRequest, model, {"data_dir": folder / "rows", "tasks": "trec"} | common)
+        return evaluate_longbench(asked, SILENT)
 
     def needle(model: Path) -> Run:
-        asked = NeedleRequest(request_of(model, common), (200,), (50.0,), 1)
+        asked = request_of(NeedleRequest, model, {"lengths": (200,), "depths": (50,), "repeats": 1} | common)
         return run_plan(plan_needle(asked, SILENT.say), SILENT)
 
     makers: dict[str, Callable[[Path], Run]] = {
@@ -398,7 +399,7 @@ def test_a_command_that_utf8_cannot_hold_is_written_and_read(
 ) -> None:
     """A command line of other bytes, as Python hands it over."""
     monkeypatch.setattr("sys.argv", ["evalkit", "caf\udce9"])
-    about = circumstances(Request("tiny"), locate(str(checkpoint)))
+    about = circumstances(ModelSpec("tiny"), locate(str(checkpoint)))
     with open_run(tmp_path, "odd", read(own_run, MANIFEST) | about):
         pass
     assert load_run(tmp_path / "odd").manifest["command"] == ["evalkit", "caf\\udce9"]
@@ -410,4 +411,4 @@ def test_a_folder_that_utf8_cannot_hold_is_refused_before_it_is_written(
     """From inside of it, the name given is fine and the path is not."""
     monkeypatch.chdir(shutil.copytree(checkpoint, tmp_path / "caf\udce9"))
     with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; a file or folder of such a name"):
-        circumstances(Request("."), locate("."))
+        circumstances(ModelSpec("."), locate("."))

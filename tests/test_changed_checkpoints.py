@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import evalkit.benchmarks.request as asking
 from evalkit.benchmarks.longbench.benchmark import load_generations
 from evalkit.benchmarks.needle.benchmark import load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
@@ -89,7 +88,8 @@ def commands(inputs: dict[str, Path]) -> dict[str, Command]:
         return load_generations(evaluate_longbench(asked, Silent(live=False)))["prediction"].tolist()
 
     def needle(model: Path, runs: Path) -> Numbers:
-        asked = NeedleRequest(request_of(model, {"output": runs}), (200,), (50.0,), 1)
+        cells = {"lengths": (200,), "depths": (50,), "repeats": 1}
+        asked = request_of(NeedleRequest, model, {"output": runs} | cells)
         run = run_plan(plan_needle(asked, lambda _: None), Silent(live=False))
         return load_needles(run)["answer"].tolist()
 
@@ -312,8 +312,7 @@ def test_small_files_that_change(
         tiny_tokenizer(model / "tokenizer")
         locate = locating.locate
         monkeypatch.setattr(
-            asking,
-            "locate",
+            "evalkit.models.spec.locate",
             lambda given, **options: locate(given, **options | {"tokenizer": str(model / "tokenizer")}),
         )
     at(moment, lambda: _edit(model / file), monkeypatch)

@@ -111,7 +111,7 @@ def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command)
     folder = longbench().out.splitlines()[-1]
     before = evalkit("longbench", "--format", "latex", "rescore", folder)
     complains(before, 2, "options of evalkit longbench rescore stand after its name")
-    complains(evalkit("longbench", "--tasks", "trec"), 2, "--model is missing")
+    complains(evalkit("longbench", "--tasks", "trec"), 2, "name a checkpoint: evalkit longbench run CKPT")
     complains(longbench("--tasks", ","), 2, "--tasks ,: names nothing")
     Path("own.yaml").write_text("window:\n  tokens: 3\n")
     complains(longbench("--config", "own.yaml"), 2, "own.yaml: key 'window' holds keys and values of its own")
@@ -184,7 +184,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
     ("options", "code", "words"),
     [
         (["--window", "1000"], 2, ["--window 1000: the model takes 1024 tokens", "give a --window of 2 to 896"]),
-        (["--window", "0"], 2, ["--window 0"]),
+        (["--window", "0"], 2, ["--window is 0; it must be at least 1"]),
         (["--context", "4096", "--context-method", "dynamic-yarn"], 2, ["dynamic-yarn", "use yarn"]),
         (["--tasks", "narativeqa"], 2, ["unknown longbench task 'narativeqa': did you mean 'narrativeqa'?"]),
         (["--suite", "longbench-e", "--tasks", "qmsum"], 2, ["unknown longbench-e task 'qmsum'"]),
@@ -211,7 +211,32 @@ def test_no_documents_at_all(evalkit: Command, model: Path, monkeypatch: pytest.
 
 def test_help(evalkit: Command) -> None:
     assert "evalkit longbench rescore RUN" in evalkit("longbench").out
+    assert "--window" in evalkit("longbench", "--help").out
+    assert "--plot" in evalkit("longbench", "rescore", "--help").out
     complains(evalkit("longbench", "rescor", "x"), 2, "unknown command 'rescor'")
+
+
+def test_a_checkpoint_needs_no_flag(longbench: Command, evalkit: Command, model: Path, rows: Path) -> None:
+    """Wherever it stands; and the same run is a suite of `evalkit run`."""
+    expected = longbench()
+    common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
+    assert evalkit("longbench", model, *common, "--window", 400).out == expected.out
+    assert evalkit("longbench", *common, "--window", 400, model).out == expected.out
+    assert evalkit("run", model, "--suite", "longbench", *common, "--set", "window=400").out == expected.out
+    complains(evalkit("longbench", model, "--model", model, *common), 2, "the checkpoint is given twice")
+
+
+def test_what_a_suite_has_not(evalkit: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused where it is typed, and left alone where it is a variable for other commands."""
+    asked = ["run", model, "--suite", "longbench", "--tasks", "lcc", "--data-dir", "nowhere"]
+    complains(
+        evalkit(*asked, "--template", "inst"), 2, "--template: suite longbench has no such setting; it has --set "
+    )
+    monkeypatch.setenv("EVALKIT_TEMPLATE", "inst")
+    complains(evalkit(*asked), 1, "--data-dir nowhere: expected a folder")
+    monkeypatch.setenv("EVALKIT_SUITE", "my.yaml")
+    complains(evalkit("longbench", model, "--tasks", "lcc", "--data-dir", "nowhere"), 1, "--data-dir nowhere")
+    complains(evalkit("run", model, "--suite", "longbnech"), 2, "unknown suite 'longbnech': did you mean 'longbench'")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.request import Request, circumstances, request_of
+from evalkit.benchmarks.request import circumstances
 from evalkit.benchmarks.run import planned
 from evalkit.compare.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.locate import Checkpoint, locate, silent
+from evalkit.models.spec import ModelSpec
 from evalkit.runs.finding import find_run, list_runs, model_name, scan
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.listing import list_found, runs_table
@@ -73,7 +74,7 @@ def test_checkpoints_and_dtypes_have_folders_that_tell_them_apart(
     for parent in "ab":
         shutil.copytree(checkpoint, tmp_path / parent / "checkpoint-1000")
     names = [
-        planned(request_of(tmp_path / parent / "checkpoint-1000", options | {"dtype": dtype}), silent).folder.name
+        planned(tmp_path / parent / "checkpoint-1000", options | {"dtype": dtype}, silent).folder.name
         for parent in "ab"
         for dtype in ("float32", "bfloat16")
     ]
@@ -108,8 +109,8 @@ def test_a_run_is_found_by_whatever_names_it_alone(make: Make, tmp_path: Path, m
 def test_revisions_of_a_hub_model_are_told_apart(make: Make, checkpoint: Path) -> None:
     """By what was asked for, in whichever way, and by the commit that it stood for."""
     hub = replace(locate(str(checkpoint)), kind="hub", revision="0a1b2c")
-    asked = [Request("org/name", revision="step1000"), Request("org/name@step2000"), Request("org/name")]
-    about = [circumstances(request, hub) for request in asked]
+    asked = [ModelSpec("org/name", revision="step1000"), ModelSpec("org/name@step2000"), ModelSpec("org/name")]
+    about = [circumstances(model, hub) for model in asked]
     assert [one["model"] for one in about] == ["org/name@step1000", "org/name@step2000", "org/name"]
     runs = [
         make(one["model"], seed=seed, manifest={"revision": f"{seed}a1b"})

@@ -10,10 +10,11 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.view import result_table
 from evalkit.errors import UsageError
+from evalkit.models.spec import model_spec
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal
 from evalkit.runs.listing import list_found
-from evalkit.runs.place import Place, check_device, devices
+from evalkit.runs.place import Place, devices
 from evalkit.scores.table import ScoreRow
 from tests.sealed import relocate
 from tests.test_evaluation import Evaluate, Lines, small
@@ -24,7 +25,7 @@ __all__ = ["small"]
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cpu:0", "mps", "cuda", "cuda:0", "cuda:99"])
 def test_what_some_machine_has(device: str) -> None:
-    check_device(device)
+    model_spec("demo", device=device)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "CUDA", "cuda:0 ", "meta"])

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.request import Request, request_of
+from evalkit.benchmarks.request import request_of
+from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.errors import UsageError
 from evalkit.models.context_settings import context_settings
+from evalkit.models.spec import ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -48,23 +50,23 @@ from evalkit.models.context_settings import context_settings
 )
 def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        request_of("demo", options)
+        request_of(SuiteRequest, "demo", options)
 
 
 def test_a_model_that_is_no_name() -> None:
     for model, said in (("", "--model is empty"), (5, "--model is 5; it must be text")):
         with pytest.raises(UsageError, match=said):
-            request_of(model, {})  # type: ignore[arg-type]
+            request_of(SuiteRequest, model, {})  # type: ignore[arg-type]
 
 
 def test_options_that_do() -> None:
     options = {"limit": np.int64(3), "context": "4096", "token_budget": "auto", "tasks": "piqa, boolq,", "suite": None,
                "data_dir": "here", "log_samples": True}  # fmt: skip
-    expected = Request(
-        "./demo", limit=3, context=4096, tasks=("piqa", "boolq"), data_dir=Path("here"), log_samples=True
-    )
-    assert request_of("./demo", options) == expected
-    assert request_of(Path("demo"), {"tasks": ("piqa",)}) == Request("demo", tasks=("piqa",))
+    spec = ModelSpec("./demo", context=4096)
+    expected = SuiteRequest(spec, limit=3, tasks=("piqa", "boolq"), data_dir=Path("here"), log_samples=True)
+    assert request_of(SuiteRequest, "./demo", options) == expected
+    small = SuiteRequest(ModelSpec("demo"), tasks=("piqa",))
+    assert request_of(SuiteRequest, Path("demo"), {"tasks": ("piqa",)}) == small
 
 
 @pytest.mark.parametrize("options", [{"context": 4096.7}, {"context": True}, {"context": 8, "original": 1.5}])

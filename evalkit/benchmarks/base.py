@@ -13,11 +13,12 @@ computed before it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from evalkit.errors import UsageError
 from evalkit.reporting.decimals import percent
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Plan(Protocol):
     """A run, before it is computed."""
 
     @property
-    def common(self) -> Request:
-        """Model, device, folders: what every run is asked."""
+    def request(self) -> Request:
+        """What was asked: the model, folders, and the benchmark's own settings."""
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -142,6 +143,18 @@ class Benchmark(ABC):
     """Of the journal."""
 
     @abstractmethod
+    def request(self) -> type[Request]:
+        """What it can be asked: its settings are the fields, see `request.request_of`."""
+
+    @abstractmethod
+    def plan(self, request: Any, say: Say) -> Plan:
+        """Find out what a run is, and refuse what cannot be.
+
+        Raises:
+            EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
+        """
+
+    @abstractmethod
     def key(self, task: str, row: Any) -> Hashable:
         """What a row of the journal is of, such as a document."""
 
@@ -208,6 +221,31 @@ class Benchmark(ABC):
         error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
         rule = f" ({run.rule})" if run.rule else ""
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
+
+    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+        """A finished run as text.
+
+        Args:
+            run: of this benchmark.
+            form: "table" for a terminal, or "json".
+            rule: see `metrics`.
+            detail: whether parts of tasks are shown too, where it has them.
+        """
+        from evalkit.benchmarks.shown import as_json, as_table
+
+        return as_json(run) if form == "json" else as_table(run, self.metrics(run, rule))
+
+    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
+        """The first prompts of each task as the model is fed them, for a terminal.
+
+        Raises:
+            UsageError: they cannot be shown.
+        """
+        raise UsageError(f"--show-prompts: prompts of {self.kind} are not shown; leave it out")
+
+    def suites(self) -> Mapping[str, str]:
+        """Names under which `evalkit run --suite` finds it → what is run, in a line."""
+        return dict.fromkeys(self.averages(), "")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Suite → average → its tasks, for tables; the last average is "Average", over all of the suite's tasks."""

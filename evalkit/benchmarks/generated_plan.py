@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.request import Request, circumstances, context_extension
+from evalkit.benchmarks.request import Request, circumstances
 from evalkit.errors import UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
 from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
+from evalkit.models.spec import ModelSpec
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run, specification_id
 from evalkit.runs.place import mixture
@@ -20,24 +21,17 @@ from evalkit.runs.place import mixture
 class GeneratedPlan:
     """What plans have in common of runs whose texts are generated."""
 
-    request: Any
-    """With what every run is asked as `common`."""
+    request: Request
     checkpoint: Checkpoint
     manifest: dict[str, Any]
 
     @property
-    def common(self) -> Request:
-        """What every run is asked."""
-        common: Request = self.request.common
-        return common
-
-    @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.common.output, self.checkpoint, self.manifest)
+        return generated_folder(self.request.output, self.checkpoint, self.manifest)
 
 
-def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
+def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
     """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
 
     Args:
@@ -46,7 +40,7 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
     Raises:
         UsageError: its window is unknown, or stretched in a way that cannot generate.
     """
-    extension = context_extension(request, checkpoint)
+    extension = model.extension(checkpoint)
     if extension is not None:
         refuse_generation(extension, what)
         return extension.target
@@ -65,7 +59,7 @@ def context_of(request: Request, checkpoint: Checkpoint, what: str) -> int:
 
 def generated_manifest(
     kind: str,
-    request: Request,
+    model: ModelSpec,
     checkpoint: Checkpoint,
     context: int,
     specification: Mapping[str, Any],
@@ -82,7 +76,7 @@ def generated_manifest(
         documents: of each task the source, whether it is official, and how many.
     """
     # The device too: a last bit may change a text
-    specification = {**specification, "chat": chat, "device": request.device, "end": _named_ends(checkpoint)}
+    specification = {**specification, "chat": chat, "device": model.device, "end": _named_ends(checkpoint)}
     return {
         "id": specification_id(specification),
         "kind": kind,
@@ -93,7 +87,7 @@ def generated_manifest(
         "template": {"name": "chat" if chat else "plain"},
         "documents": documents,
         "context": context,
-        **circumstances(request, checkpoint),
+        **circumstances(model, checkpoint),
     }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from evalkit.benchmarks.base import Benchmark
 from evalkit.errors import RunError, UnknownNameError
@@ -47,6 +48,22 @@ def benchmark(kind: str) -> Benchmark:
         found = entries[0].load()
     made: Benchmark = found()
     return made
+
+
+def kind_of_suite(suite: str | None) -> str:
+    """The benchmark that runs a suite: of any benchmark by its name, or a user's YAML file; None: the default one.
+
+    Raises:
+        UnknownNameError: no benchmark has such a suite.
+    """
+    if suite is None or Path(suite).suffix in (".yaml", ".yml"):
+        return "multiple_choice"
+    known: list[str] = []
+    for kind in kinds():
+        if suite in (names := benchmark(kind).suites()):
+            return kind
+        known += names
+    raise UnknownNameError("suite", suite, known)
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:

@@ -6,22 +6,16 @@ Each batch is in the journal before the next begins, so a process that is killed
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Held, Plan
+from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.request import Request, context_extension
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, finished_run
-
-if TYPE_CHECKING:
-    from evalkit.models.load import LoadedModel
-    from evalkit.models.locate import Checkpoint
 
 
 def run_plan(plan: Plan, progress: Progress) -> Run:
@@ -37,39 +31,8 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         lambda run: served_by.serves(plan, run),
         lambda writer: _complete(served_by, plan, writer, progress),
         progress.say,
-        plan.common.device,
+        plan.request.model.device,
     )
-
-
-def load_model(
-    checkpoint: Checkpoint, request: Request, specification: Mapping[str, Any], progress: Progress
-) -> LoadedModel:
-    """Load the checkpoint of a request and say what was loaded.
-
-    Args:
-        checkpoint: of the request.
-        request: says how it is loaded.
-        specification: of the run, whose id was made of the checkpoint's files as they were then.
-        progress: shows what is being done.
-
-    Raises:
-        CheckpointError: it cannot be loaded, or its files have changed since.
-    """
-    from evalkit.models.identity import check_identity
-    from evalkit.models.load import load
-
-    loaded = load(
-        checkpoint,
-        device=request.device,
-        dtype=request.dtype,
-        attention=request.attention,
-        extension=context_extension(request, checkpoint),
-        say=progress.say,
-    )
-    check_identity(checkpoint.given, specification, loaded)
-    for line in loaded.describe().split("\n"):
-        progress.say(line)
-    return loaded
 
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
@@ -82,7 +45,7 @@ def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress
 
 
 def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> None:
-    loaded = load_model(plan.checkpoint, plan.common, plan.manifest["specification"], progress)
+    loaded = load_model(plan, progress.say)
     computer = kind.computer(plan, loaded, _budget(plan, held, writer, progress), progress.say)
     writer.compute_on(computer.place())
     writer.save_manifest(**computer.about, facts=asdict(computer.facts))
@@ -106,7 +69,7 @@ def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progres
 
 def _budget(plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> int | None:
     """Most tokens at a time: of a run that goes on, those that it was begun with, so that its batches are the same."""
-    asked = plan.common.token_budget
+    asked = plan.request.token_budget
     stored: int | None = writer.manifest.get("token_budget") if held else None
     if stored and asked not in (None, stored):
         progress.say(f"resuming with the token budget that the run was begun with, {stored}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalkit.benchmarks.multiple_choice.suites import label, load_suite, suite_names
+from evalkit.benchmarks.multiple_choice.suites import label
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
+from evalkit.benchmarks.registry import benchmark, kinds
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError
 from evalkit.reporting.escape import printable
@@ -20,9 +21,13 @@ def _table(rows: list[list[str]], headers: list[str] | tuple[()] = ()) -> str:
 
 
 def suites() -> str:
-    """Suites with their tasks."""
-    found = [load_suite(name) for name in suite_names()]
-    return _table([[suite.name, suite.description, ", ".join(suite.tasks)] for suite in found])
+    """Suites of all benchmarks with their tasks."""
+    rows = []
+    for kind in kinds():
+        averages = benchmark(kind).averages()
+        for suite, description in benchmark(kind).suites().items():
+            rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
+    return _table(rows)
 
 
 def tasks() -> str:

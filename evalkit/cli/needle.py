@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,16 +14,15 @@ from evalkit.cli.options import (
     CONTEXT,
     FOLDER,
     FORMAT,
-    KEPT_TOKENS,
     ORIGIN,
     OUTPUT,
+    TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
     comma_separated,
     option,
 )
-from evalkit.errors import UsageError
-from evalkit.reporting.escape import printable
+from evalkit.cli.running import print_run, run_and_print
 
 
 @click.command()
@@ -42,7 +40,7 @@ from evalkit.reporting.escape import printable
 @CHAT
 @OUTPUT
 @COMPUTING
-@KEPT_TOKENS
+@TOKEN_BUDGET
 @TRUST
 @FORMAT
 def needle(
@@ -50,11 +48,6 @@ def needle(
     /,
     checkpoint: str | None,
     model: str | None,
-    lengths: tuple[str, ...],
-    depths: tuple[str, ...],
-    repeats: int,
-    text: Path | None,
-    chat: bool,
     form: str,
     **options: Any,
 ) -> None:
@@ -66,30 +59,5 @@ def needle(
     evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN
     evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
     """
-    import json
-
-    from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
-    from evalkit.benchmarks.needle.view import needle_table
-    from evalkit.benchmarks.request import request_of
-    from evalkit.benchmarks.session import run_plan
-    from evalkit.progress import Progress
-
-    whole = tuple(int(length) for length in _numbers("--lengths", lengths, whole=True))
-    named = checkpoint_of(ctx, checkpoint, model)
-    asked = NeedleRequest(request_of(named, options), whole, _numbers("--depths", depths), repeats, text, chat)
-    with Progress() as progress:
-        finished = run_plan(plan_needle(asked, progress.say), progress)
-    if form == "json":
-        about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
-        click.echo(json.dumps(about | finished.stored, indent=2))
-        return
-    click.echo(needle_table(finished))
-    click.echo(f"\n{printable(str(finished.folder))}")
-
-
-def _numbers(flag: str, given: tuple[str, ...], whole: bool = False) -> tuple[float, ...]:
-    try:
-        return tuple(int(text) if whole else float(text) for text in given)
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise UsageError(f"{flag} {','.join(given)}: expected {kind}, separated by commas") from None
+    asked = options | {"suite": "needle"}
+    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, lambda found, _: print_run(found, form))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,13 +40,6 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_MEANT_FOR_OTHERS = (
-    *("table", "terminal", "markdown", "latex", "csv", "html", "json"),
-    *("zeroshot8", "zeroshot8_text", "lm_eval", "longbench", "longbench-e"),
-)
-"""Values of `--format` and `--suite` that some commands have and others have not."""
-
-
 class Option(click.Option):
     """An option that takes one value: given twice, or empty, it is refused."""
 
@@ -72,9 +65,22 @@ class Option(click.Option):
             raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
         # One variable serves several commands: what another one means breaks none
-        if isinstance(self.type, click.Choice) and value not in self.type.choices and value in _MEANT_FOR_OTHERS:
+        if value is not None and not _takes(self, value) and any(_takes(one, value) for one in _alike(self, ctx)):
             return None
         return value
+
+
+def _takes(one: click.Option, value: str) -> bool:
+    return not isinstance(one.type, click.Choice) or value in one.type.choices
+
+
+def _alike(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
+    """The options of all commands that the same variable sets."""
+    commands = [ctx.find_root().command]
+    while commands:
+        command = commands.pop()
+        yield from (one for one in command.params if isinstance(one, click.Option) and one.envvar == option.envvar)
+        commands += command.commands.values() if isinstance(command, click.Group) else ()
 
 
 class _Text(click.ParamType):  # type: ignore[type-arg]
@@ -173,8 +179,8 @@ def _config_value(ctx: click.Context, parameter: click.Parameter, value: Any, wh
     return value
 
 
-def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return () if value is None else values.names(_long(parameter.opts), value)
+def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else values.names(_long(parameter.opts), value)
 
 
 def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -244,7 +250,9 @@ def context_options(default: str) -> Callable[[Command], Command]:
 
 CONTEXT = context_options("those it was trained on")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
-KEPT_TOKENS = option("--token-budget", default="auto", help="Most tokens of keys and values at a time.")
+TOKEN_BUDGET = option(
+    "--token-budget", metavar="TOKENS|auto", help="Most tokens of a batch, which memory has to hold.  [default: auto]"
+)
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
 CHECKPOINT = several(
     click.argument("checkpoint", metavar="[CKPT]", required=False, type=TEXT),

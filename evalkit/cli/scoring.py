@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,19 +20,16 @@ from evalkit.cli.options import (
     ORIGIN,
     OUTPUT,
     RUN,
+    TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
     comma_separated,
     option,
+    typed_option,
 )
-from evalkit.reporting.escape import printable
+from evalkit.cli.running import print_run, print_shown, run_and_print
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.finding import find_run
-
-if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.plan import TaskPlan
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.progress import Progress
-    from evalkit.runs.folder import Run
 
 
 @click.command()
@@ -53,12 +51,14 @@ if TYPE_CHECKING:
 @DATA_DIR
 @COMPUTING
 @CONTEXT
-@option("--token-budget", default="auto", help="Most tokens in a batch.")
+@TOKEN_BUDGET
 @option("--show-prompts", type=click.IntRange(min=0), default=0, help="Print this many questions of each task as they "
          "are fed to the model, segments in colour, and score nothing.")  # fmt: skip
 @option("--log-samples", is_flag=True, help="Also write lm-eval's per-document sample files.")
 @TRUST
 @option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
+@typed_option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
+              "such as window=3500 of longbench; again for each.")  # fmt: skip
 @DETAIL
 @FORMAT
 def run(
@@ -67,6 +67,7 @@ def run(
     checkpoint: str | None,
     model: str | None,
     show_prompts: int,
+    settings: tuple[str, ...],
     detail: bool,
     form: str,
     **options: Any,
@@ -83,29 +84,14 @@ def run(
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
     evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/protocol.md)
+    evalkit run CKPT --suite longbench --set window=3500            a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
-    named = checkpoint_of(ctx, checkpoint, model)
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.request import request_of
-    from evalkit.benchmarks.run import planned
-    from evalkit.benchmarks.session import run_plan
-    from evalkit.progress import Progress
-
-    with Progress() as progress:
-        request = request_of(named, options | {"tasks": options["tasks"] or None})
-        plan = planned(request, progress.say)
-        if show_prompts:
-            if isinstance(plan, ChoicePlan):
-                _print_prompts(plan, show_prompts, progress)
-            else:
-                _print_requests(plan, show_prompts)
-            return
-        finished = run_plan(plan, progress)
-    if isinstance(plan, ChoicePlan):
-        _print_results(finished, plan.rule.name, detail, form)
+    named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
+    if show_prompts:
+        _print_prompts(named, asked, show_prompts)
     else:
-        _print_metrics(finished, form)
+        run_and_print(named, asked, lambda found, rule: print_run(found, form, rule, detail))
 
 
 @click.command()
@@ -124,58 +110,53 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     evalkit rescore 1a2b3c4d --rule acc_norm
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
+    from evalkit.benchmarks.multiple_choice.view import choices_json, choices_text
+
     opened = find_run(run, output)
-    _print_results(opened, rule or opened.manifest["rule"], detail, form)
+    results = opened.results(rule)
+    print_shown(
+        opened, choices_json(opened, results) if form == "json" else choices_text(opened, results, detail), form
+    )
 
 
-def _print_prompts(plan: ChoicePlan, count: int, progress: Progress) -> None:
-    from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.tasks import load_questions
-    from evalkit.benchmarks.multiple_choice.view import prompt_text
-    from evalkit.benchmarks.session import load_model
+def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
+    from evalkit.benchmarks.registry import benchmark
+    from evalkit.benchmarks.run import planned
+    from evalkit.progress import Progress
 
-    loaded = load_model(plan.checkpoint, plan.common, plan.manifest["specification"], progress)
-    prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, progress.say)
-    for questions in load_questions(plan.suite, plan.library, count, plan.others).values():
-        for encoded in prompter.encode(questions, plan.unconditional):
-            click.echo(prompt_text(encoded, loaded.tokenizer))
+    with Progress() as progress:
+        plan = planned(model, options, progress.say)
+        for text in benchmark(plan.manifest["kind"]).prompts(plan, count, progress.say):
+            click.echo(text)
 
 
-def _print_requests(plan: TaskPlan, count: int) -> None:
-    from evalkit.benchmarks.lm_eval.plan import first_requests
-    from evalkit.benchmarks.lm_eval.view import requests_text
+def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The options that the suite's benchmark has, with its own settings.
 
-    for task in plan.tasks.tasks.values():
-        click.echo(requests_text(first_requests(task, count)))
+    Raises:
+        UsageError: one that it has not, unless it comes from the environment, where other commands may need it.
+    """
+    from evalkit.benchmarks.registry import benchmark, kind_of_suite
+    from evalkit.models.spec import ModelSpec
 
-
-def _print_metrics(finished: Run, form: str) -> None:
-    import json
-
-    from evalkit.benchmarks.lm_eval.view import metric_table
-
-    if form == "json":
-        about = {"run": finished.manifest["id"], "folder": str(finished.folder)}
-        click.echo(json.dumps(about | {"documents": finished.manifest["documents"]} | finished.stored, indent=2))
-        return
-    click.echo(metric_table(finished.stored, finished.manifest))
-    click.echo(f"\n{printable(str(finished.folder))}")
-
-
-def _print_results(finished: Run, rule: str, detail: bool, form: str) -> None:
-    import json
-
-    from evalkit.benchmarks.multiple_choice.view import result_table, rules_table, subtask_table
-
-    results = finished.results(rule)
-    if form == "json":
-        about = {"run": finished.manifest["id"], "folder": str(finished.folder), "seconds": finished.seconds}
-        sources = {kind: finished.manifest[kind] for kind in ("documents", "examples") if kind in finished.manifest}
-        click.echo(json.dumps(about | sources | results.to_json(), indent=2))
-        return
-    click.echo(result_table(results, finished.manifest, finished.seconds))
-    if detail:
-        for task in results.subtasks:
-            click.echo("\n" + subtask_table(results, task))
-    click.echo("\n" + rules_table(finished.scores, finished.manifest, rule))
-    click.echo(f"\n{printable(str(finished.folder))}")
+    kind = kind_of_suite(options["suite"])
+    fields = {*ModelSpec.__dataclass_fields__, *benchmark(kind).request().__dataclass_fields__, "suite"} - {"model"}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+    for name in given.keys() - fields:
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: suite {options['suite']} has no such setting; it has --set "
+                f"{', '.join(sorted(fields - options.keys()))}"
+            )
+        del given[name]
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise UsageError(f"--set {setting}: write KEY=VALUE, such as window=3500")
+        if name not in fields:
+            raise UnknownNameError(f"setting of suite {options['suite'] or 'zeroshot8'}", name, fields)
+        if name in given:
+            raise UsageError(f"--set {setting}: {name} is given twice; give it once")
+        given[name] = {"true": True, "false": False}.get(value, value)
+    return given

@@ -7,14 +7,9 @@ manifest say where it was computed, and a run that goes on elsewhere says so.
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
-
-from evalkit.errors import UsageError
-
-_DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 
 
 class Place(NamedTuple):
@@ -49,16 +44,6 @@ def hardware_of(device: str) -> str:
     import torch
 
     return torch.cuda.get_device_name(device)
-
-
-def check_device(device: str) -> None:
-    """Refuse what no machine could have, without torch; whether this one has it is known when a model is loaded.
-
-    Raises:
-        UsageError: not of a form that torch takes.
-    """
-    if not _DEVICE.fullmatch(device):
-        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
 
 
 def devices(batches: Iterable[tuple[str, int, Place | None]]) -> list[dict[str, Any]]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.scores.table import SEGMENTS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -187,6 +189,8 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     Raises:
         UsageError: the table lacks what the rule needs.
     """
+    import pandas as pd
+
     starts, prediction, tie = choose(table, rule)
     documents = table.iloc[starts]
     return pd.DataFrame(

@@ -16,9 +16,10 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.base import Held
+from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark, benchmark_of
-from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.session import load_model, run_plan
+from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import run_plan
 from evalkit.cli import main
 from evalkit.compare.comparison import compare
 from evalkit.compare.pairing import pair
@@ -60,32 +61,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def plan(kind: str, files: Path, output: Path, seed: int = 0) -> Any:
-    """A run of a kind."""
+def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
+    """What is asked of a run of a kind."""
     common: dict[str, Any] = {"output": output, "dtype": "float32", "token_budget": BUDGET[kind]}
     if kind in ("multiple_choice", "lm_eval"):
         common |= {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
-    if kind == "lm_eval":
-        common |= {"suite": "lm_eval"}
+    if kind != "multiple_choice":
+        common |= {"suite": kind}
     if kind == "longbench":
-        common |= {"data_dir": files / "rows", "context": "none"}
-    request = request_of(str(files / f"model{seed}"), common)
-    say = Silent().say
+        common |= {"data_dir": files / "rows", "context": "none", "tasks": "qasper", "window": 400}
     if kind == "copying":
-        from tests.plugin.copying import plan_copying
-
-        return plan_copying(request, say)
-    if kind == "longbench":
-        from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
-
-        return plan_longbench(LongBenchRequest(request, tasks=("qasper",), window=400), say)
+        common |= {"lists": 12}
     if kind == "needle":
-        from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
+        common |= {"lengths": (200, 300), "depths": (0, 50), "repeats": 2}
+    return common
 
-        return plan_needle(NeedleRequest(request, lengths=(200, 300), depths=(0.0, 50.0), repeats=2), say)
-    from evalkit.benchmarks.run import planned
 
-    return planned(request, say)
+def plan(kind: str, files: Path, output: Path, seed: int = 0) -> Any:
+    """A run of a kind."""
+    return planned(files / f"model{seed}", asked(kind, files, output), Silent().say)
 
 
 def made(kind: str, files: Path, output: Path, seed: int = 0) -> Run:
@@ -194,10 +188,41 @@ def test_a_finished_run_loads_no_model(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_command_line_runs_and_shows_it(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """By `evalkit run --suite`, with its own settings behind `--set`: the run that Python asked for and finished."""
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
+    command = ["run", str(files / "model0")]
+    for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        own = name in ("window", "lengths", "depths", "repeats", "lists")
+        flag = f"--{name.replace('_', '-')}"
+        command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
+    for form in ("table", "json"):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--format", form])
+        out = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert str(runs[kind, 0].folder) in out
+        assert form == "table" or json.loads(out)["tasks"]
+    complaint = "unknown setting of suite"
+    for setting, said in (
+        ("nowhere=1", complaint),
+        ("output=x", "output is given twice"),
+        ("window", "write KEY=VALUE"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--set", setting])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_can_be_computed_elsewhere(kind: str, runs: dict[tuple[str, int], Run], files: Path) -> None:
     """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
-    loaded = load_model(one.checkpoint, one.common, one.manifest["specification"], Silent())
+    loaded = load_model(one, Silent().say)
     computer = served_by.computer(one, loaded, BUDGET[kind], Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)

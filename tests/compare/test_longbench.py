@@ -10,7 +10,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.request import request_of
 from evalkit.compare.comparison import MCNEMAR, SIGN_FLIP, Comparison, compare
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
@@ -170,8 +170,8 @@ def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: py
     write(tmp_path / "data" / "qasper.jsonl", records)
 
     def evaluated(dtype: str) -> Run:
-        common = Request(str(checkpoint), data_dir=tmp_path / "data", output=tmp_path, dtype=dtype)
-        return evaluate_longbench(LongBenchRequest(common, tasks=("qasper",)), Progress(live=False))
+        asked = {"data_dir": tmp_path / "data", "output": tmp_path, "dtype": dtype, "tasks": "qasper"}
+        return evaluate_longbench(request_of(LongBenchRequest, checkpoint, asked), Progress(live=False))
 
     one, other = evaluated("float32"), evaluated("bfloat16")
     assert load_generations(one)["source"].nunique() == 2

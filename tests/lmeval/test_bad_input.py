@@ -112,7 +112,7 @@ def test_more_text_than_the_window_is_told_by_document(
         (["--tasks", "made_texts", "--rule", "acc"], "task made_texts: its output type is loglikelihood_rolling, and"),
         (["--tasks", "made_choice", "--data-dir", "."], "--data-dir .: serves evalkit's own tasks"),
         (["--tasks", "made_choice", "--suite", "zeroshot8"], "--include-path adds lm-eval tasks; suite zeroshot8"),
-        (["--tasks", "made_choice", "--suite", "lm_evl"], "--include-path adds lm-eval tasks; suite lm_evl"),
+        (["--tasks", "made_choice", "--suite", "lm_evl"], "unknown suite 'lm_evl': did you mean 'lm_eval'?"),
         (["--tasks", "made_choice", "--num-fewshot", "-1"], "--num-fewshot is -1"),
     ],
 )

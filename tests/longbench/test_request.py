@@ -32,11 +32,10 @@ def rows(tmp_path: Path) -> Path:
 
 
 def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> LongBenchPlan:
-    own = {name: asked.pop(name) for name in ("window", "chat", "suite") if name in asked}
     say = asked.pop("say", silent)
     # As it is, so that numbers are this checkpoint's, unless a test is about the context
-    common = request_of(model, {"data_dir": rows, "context": "none"} | asked)
-    return plan_longbench(LongBenchRequest(common, tasks=tasks, **own), say)
+    common = {"data_dir": rows, "context": "none", "tasks": tasks}
+    return plan_longbench(request_of(LongBenchRequest, model, common | asked), say)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     path = write(rows / "qasper.jsonl", [record("qasper"), b'{"broken'])
     found = prepared(model, rows)
     assert [task.name for task in found.rows] == ["trec"]
-    [reason] = found.left_out
+    [reason] = found.manifest["left_out"]
     assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
     # The window is that of the tasks that are left
     assert prepared(model, rows, window=1024 - 64).manifest["specification"]["window"] == 960
@@ -121,8 +120,9 @@ def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path)
     write(tmp_path / "lcc_e.jsonl", [record("lcc")])
     write(tmp_path / "trec_e.jsonl", [b"{"])
     found = prepared(model, tmp_path, everything, suite="longbench-e", say=said.append)
-    assert [line for line in said if line.startswith("left out: ")] == [f"left out: {line}" for line in found.left_out]
-    assert [("line 1 (trec)" in line, "no documents for <task>_e" in line) for line in found.left_out] == [
+    left_out = found.manifest["left_out"]
+    assert [line for line in said if line.startswith("left out: ")] == [f"left out: {line}" for line in left_out]
+    assert [("line 1 (trec)" in line, "no documents for <task>_e" in line) for line in left_out] == [
         (False, True), (True, False)]  # fmt: skip
 
 
@@ -132,15 +132,15 @@ def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
         write(rows.parent / "a_predictions" / f"{task}.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
     with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub does"):
         prepared(model, rows.parent)
-    assert prepared(model, rows).left_out == []
+    assert "left_out" not in prepared(model, rows).manifest
 
 
 def test_no_hub_and_no_folder(model: Path) -> None:
-    common = request_of(model, {})
+    asked = request_of(LongBenchRequest, model, {"tasks": "qasper"})
     with pytest.raises(
         DataError, match=r"no documents for qasper: the hub does not serve .*give its folder with --data"
     ):
-        plan_longbench(LongBenchRequest(common, tasks=("qasper",)), silent)
+        plan_longbench(asked, silent)
 
 
 def test_unknown_names(model: Path, rows: Path) -> None:
@@ -160,9 +160,9 @@ def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_none_is_told_once(model: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    common = request_of(model, {"data_dir": tmp_path / "none"})
+    asked = request_of(LongBenchRequest, model, {"data_dir": tmp_path / "none"})
     with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
-        plan_longbench(LongBenchRequest(common), said.append)
+        plan_longbench(asked, said.append)
     assert said == []
 
 
@@ -196,7 +196,7 @@ def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
         "(--context 8192 is LongBench's default, as in the paper; --context none leaves the model as it is)"
     ]
     assert bare.manifest["id"] == prepared(model, rows, context=8192).manifest["id"]
-    assert bare.request.common.context == 8192  # which the model is loaded by
+    assert bare.request.model.context == 8192  # which the model is loaded by
     assert (bare.manifest["context"], bare.manifest["specification"]["window"]) == (8192, 7500)
     left = prepared(model, rows, say=said.append)
     assert left.manifest["specification"]["context_extension"] is None

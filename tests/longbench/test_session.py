@@ -54,10 +54,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request(model: Path, rows: Path, output: Path, *tasks: str, **asked: Any) -> LongBenchRequest:
-    own = {name: asked.pop(name) for name in ("window", "chat", "suite") if name in asked}
+    named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "window": 600}
     # As it is, which transformers is asked for too
-    common = request_of(model, {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"} | asked)
-    return LongBenchRequest(common, tasks=tasks or ("qasper", "trec", "samsum", "lcc"), **({"window": 600} | own))
+    common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
+    return request_of(LongBenchRequest, model, common | named | asked)
 
 
 def table_of(run: Run) -> pd.DataFrame:

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.generated_plan import context_of
-from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import locate, resolve_dtype
+from evalkit.models.spec import ModelSpec
 from evalkit.models.view import description
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
@@ -85,7 +85,7 @@ def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
     """A needle test would make texts of that length."""
     edit_config(folder, max_position_embeddings=10**12)
     with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, past the 16,777,216"):
-        context_of(request_of(str(folder), {}), locate(str(folder)), "evalkit needle")
+        context_of(ModelSpec(str(folder)), locate(str(folder)), "evalkit needle")
     refused(folder, "has max_position_embeddings 1,000,000,000,000, past the 16,777,216 tokens .*--context-original")
     settings = ContextSettings(256, original=256)
     assert load_folder(folder, extension=extension_of(locate(str(folder)), settings)).window == 256
@@ -132,7 +132,7 @@ def test_any_value_anywhere(saved: Path, tmp_path_factory: pytest.TempPathFactor
         fingerprint(checkpoint)
         resolve_dtype(checkpoint, "auto")
         extension_of(checkpoint, ContextSettings(512))
-        context_of(request_of(str(folder), {}), checkpoint, "evalkit needle")
+        context_of(ModelSpec(str(folder)), checkpoint, "evalkit needle")
         loaded = load_folder(folder)
         loaded.describe()
         end_tokens(loaded.model, loaded.tokenizer)

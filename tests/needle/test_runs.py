@@ -71,7 +71,8 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
     table = load_needles(load_run(needle().out.splitlines()[-1]))
     assert len(table) == 12
     assert (table["tokens"] <= table["length"]).all()
-    prepared = plan_needle(NeedleRequest(request_of(model, {}), (400,), (0.0, 50.0, 90.0), 2), lambda _: None)
+    asked = {"lengths": (400,), "depths": (0, 50, 90), "repeats": 2}
+    prepared = plan_needle(request_of(NeedleRequest, model, asked), lambda _: None)
     loaded = load_folder(model)
 
     def size(text: str) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
-from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
+from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Metric
-from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
+from evalkit.benchmarks.request import Request, numerics
 from evalkit.generation.batches import Prompt
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
@@ -26,40 +25,46 @@ NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class CopyingPlan:
+class CopyingRequest(Request):
+    """Settings of its own."""
+
+    lists: int = 20
+    """How many lists."""
+
+
+@dataclass(frozen=True)
+class CopyingPlan(GeneratedPlan):
     """What is to be copied, by which model."""
 
-    common: Request
+    request: CopyingRequest
     checkpoint: Checkpoint
     texts: tuple[str, ...]
     manifest: dict[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        return generated_folder(self.common.output, self.checkpoint, self.manifest)
-
-
-def plan_copying(request: Request, say: Say) -> CopyingPlan:
-    """As many lists as the request's limit says."""
-    checkpoint = locate_checkpoint(request, say)
-    numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.limit or 20)]
-    texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
-    specification = {
-        **numerics(request, checkpoint, say),
-        "suite": COPYING,
-        "documents": {COPYING: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
-    }
-    documents = {COPYING: {"source": "made up", "official": None, "count": len(texts)}}
-    context = context_of(request, checkpoint, COPYING)
-    manifest = generated_manifest(COPYING, request, checkpoint, context, specification, False, documents)
-    return CopyingPlan(request, checkpoint, texts, manifest)
 
 
 class Copying(GeneratedBenchmark):
     """See the module."""
 
     kind = COPYING
+
+    def request(self) -> type[CopyingRequest]:
+        """See `CopyingRequest`."""
+        return CopyingRequest
+
+    def plan(self, request: CopyingRequest, say: Say) -> CopyingPlan:
+        """Make the lists up."""
+        checkpoint = request.model.locate(say)
+        numbers = [" ".join(str((7 * n + 3 * k) % 10) for k in range(8 + n % 5)) for n in range(request.lists)]
+        texts = tuple(f"{one} ; {one[: len(one) // 2]}" for one in numbers)
+        specification = {
+            **numerics(request.model, checkpoint, None, say),
+            "suite": COPYING,
+            "documents": {COPYING: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
+        }
+        documents = {COPYING: {"source": "made up", "official": None, "count": len(texts)}}
+        context = context_of(request.model, checkpoint, COPYING)
+        manifest = generated_manifest(COPYING, request.model, checkpoint, context, specification, False, documents)
+        return CopyingPlan(request, checkpoint, texts, manifest)
 
     def documents(self, plan: CopyingPlan) -> dict[str, list[str]]:
         """The lists' numbers."""

@@ -7,7 +7,7 @@ lm_eval/         the same in lm-eval's form
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
+    from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.runs.writing import RunWriter
@@ -31,6 +32,18 @@ class LMEval(Benchmark):
 
     kind = LM_EVAL
     row = Row
+
+    def request(self) -> type[SuiteRequest]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.suite_request import SuiteRequest
+
+        return SuiteRequest
+
+    def plan(self, request: SuiteRequest, say: Say) -> TaskPlan:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.lm_eval.plan import plan_tasks
+
+        return plan_tasks(request, say)
 
     def key(self, task: str, row: Row) -> Hashable:
         """Which request, or which window of one, and what it asked."""
@@ -52,7 +65,7 @@ class LMEval(Benchmark):
 
         every = [one for members in plan.asked.values() for one in members]
         return Planned(
-            batches_of(plan.asked, facts, tokenizer, held, plan.common.token_budget, say),
+            batches_of(plan.asked, facts, tokenizer, held, plan.request.token_budget, say),
             sum(work_of(one.request) for one in every),
             sum(work_of(one.request) for one in every if is_held(held, one)),
         )
@@ -65,7 +78,7 @@ class LMEval(Benchmark):
         from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
         from evalkit.benchmarks.lm_eval.results import write_results
 
-        request, tasks, answers = plan.common, plan.tasks, Answers(held)
+        request, tasks, answers = plan.request, plan.tasks, Answers(held)
         with quiet_lm_eval(writer.say):
             try:
                 _ = plan.requests
@@ -81,7 +94,7 @@ class LMEval(Benchmark):
 
     def serves(self, plan: TaskPlan, run: Run) -> bool:
         """Whether a finished run has the sample files, if they are asked for."""
-        return run.serves(plan.common.log_samples)
+        return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Every metric that is a number, as lm-eval computed it.
@@ -113,6 +126,27 @@ class LMEval(Benchmark):
     def comparable(self, run: Run) -> TaskChoices:
         """See `Benchmark`: of the multiple-choice tasks with one gold answer."""
         return TaskChoices(run)
+
+    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+        """See `Benchmark`: every metric of every task and group, as lm-eval computed it."""
+        from evalkit.benchmarks.lm_eval.view import metric_table
+        from evalkit.benchmarks.shown import as_json
+
+        if form == "json":
+            return as_json(run, documents=run.manifest["documents"])
+        return metric_table(run.stored, run.manifest)
+
+    def prompts(self, plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
+        """See `Benchmark`: each request, as lm-eval makes it."""
+        from evalkit.benchmarks.lm_eval.plan import first_requests
+        from evalkit.benchmarks.lm_eval.view import requests_text
+
+        for task in plan.tasks.tasks.values():
+            yield requests_text(first_requests(task, count))
+
+    def suites(self) -> dict[str, str]:
+        """One name for all of lm-eval's tasks."""
+        return {LM_EVAL: "any of lm-eval's tasks, by their own prompts and metrics"}
 
     def headline(self, run: Run) -> tuple[float | None, str]:
         """Its first metric; lm-eval's groups say themselves how they aggregate."""

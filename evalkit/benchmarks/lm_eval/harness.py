@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -20,15 +20,15 @@ from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
 from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import label_of, owner_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
-from evalkit.benchmarks.request import checked
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, ScoringError, UsageError
 from evalkit.inputs.texts import check_text
 from evalkit.inputs.values import switch, whole
 from evalkit.models.context import refuse_generation
-from evalkit.models.context_settings import context_settings, extension_of
+from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
+from evalkit.models.spec import model_spec
 
 
 def harness(model: str, **options: Any) -> Harness:
@@ -52,78 +52,39 @@ class Harness(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: a checkpoint as `--model` takes it, or one that is loaded already.
-        device: "auto", "cpu", "cuda", …
-        dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
-        attention: "auto", "sdpa" or "eager".
         token_budget: most tokens of a batch that is scored; None: what fits.
-        tokenizer: another folder or hub name to take the tokenizer from.
-        revision: branch, tag or commit of a hub model.
-        context: tokens that the model is to take at once, by stretching its context.
-        context_method, context_original, context_config: as the fields of `evalkit.benchmarks.request.Request`.
-        allow_pickle: read pickled weights.
-        trust_remote_code: let the checkpoint's own Python files run.
         add_bos_token: as lm-eval's: None leaves it to the tokenizer.
         batch_size: texts generated at once; scoring does not depend on it.
         say: told what the user should know; by default it is printed to standard error.
+        **model: how the checkpoint is loaded, as the fields of `ModelSpec`.
     """
 
     def __init__(
         self,
         pretrained: str | LoadedModel,
         *,
-        device: str | None = "auto",
-        dtype: str = "auto",
-        attention: str = "auto",
         token_budget: int | str | None = None,
-        tokenizer: str | None = None,
-        revision: str | None = None,
-        context: int | Literal["none"] | None = None,
-        context_method: str | None = None,
-        context_original: int | None = None,
-        context_config: str | None = None,
-        allow_pickle: bool = False,
-        trust_remote_code: bool = False,
         add_bos_token: bool | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
         say: Callable[[str], None] = say_on_stderr,
+        **model: Any,
     ) -> None:
-        given: dict[str, Any] = {
-            "revision": revision, "tokenizer": tokenizer, "device": device, "dtype": dtype, "attention": attention,
-            "context_method": context_method, "context_config": context_config, "token_budget": token_budget,
-            "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
-        }  # fmt: skip
         # lm-eval's command line hands on words, of which "no" would count as true
-        given = {name: checked(name, value) for name, value in given.items() if value is not None}
         if add_bos_token is not None:
             switch("add_bos_token", add_bos_token)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, 1)
         loaded = pretrained
-        settings = context_settings(context, context_method, context_original, context_config)
-        if isinstance(loaded, LoadedModel):
-            if settings is not None:
-                raise UsageError(f"{loaded.name}: is loaded already, and a context is stretched before; give its path")
-        else:
-            from evalkit.models.load import load
-            from evalkit.models.locate import locate
-
-            model = checked("model", pretrained)
-            checkpoint = locate(
-                f"{model}@{revision}" if revision else model,
-                tokenizer=given.get("tokenizer"),
-                allow_pickle=allow_pickle,
-                trust_remote_code=trust_remote_code,
-                say=say,
-            )
-            loaded = load(
-                checkpoint,
-                device=device or "auto",
-                dtype=dtype,
-                attention=attention,
-                extension=extension_of(checkpoint, settings, say),
-                say=say,
-            )
+        if not isinstance(loaded, LoadedModel):
+            spec = model_spec(loaded, **model)
+            checkpoint = spec.locate(say)
+            spec.extension(checkpoint, say)
+            loaded = spec.load(checkpoint, say)
+        elif given := [
+            name for name, value in model.items() if str(value) not in ("None", "False", "auto", UNSTRETCHED)
+        ]:
+            raise UsageError(f"{loaded.name}: is loaded already; leave out {given[0]}, or give its path")
         if loaded.bos_id is None and loaded.eos_id is None:
             raise CheckpointError(
                 f"{loaded.name}: its tokenizer has neither a begin nor an end token, and lm-eval needs one to put "

@@ -1,6 +1,6 @@
 """What was asked of lm-eval's tasks, made into what a run is: its specification.
 
-In: a `Request`. Out: `TaskPlan` with a manifest. Nothing here needs torch, so a finished run is found without it.
+In: a `SuiteRequest`. Out: `TaskPlan` with a manifest. Nothing here needs torch, so a finished run is found without it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.requests import Asked, asked_of
 from evalkit.benchmarks.multiple_choice.suites import refuse_twice
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import Request, circumstances, locate_checkpoint, numerics
+from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Library
-from evalkit.errors import DataError, EvalkitError, ScoringError, UnknownNameError, UsageError, first_line
+from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
 from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import stable
-from evalkit.models.locate import ATTENTION, Checkpoint, Say
+from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 
@@ -48,7 +49,7 @@ GENERATION_BATCH = 8
 class TaskPlan:
     """A request with everything found that does not need torch."""
 
-    common: Request
+    request: SuiteRequest
     checkpoint: Checkpoint
     tasks: TaskSet
     manifest: dict[str, Any]
@@ -62,7 +63,7 @@ class TaskPlan:
             task.set_fewshot_seed(SEEDS["fewshot"])
         with quiet_lm_eval():
             for task in self.tasks.tasks.values():
-                task.build_all_requests(limit=self.common.limit, rank=0, world_size=1)
+                task.build_all_requests(limit=self.request.limit, rank=0, world_size=1)
                 # lm-eval's `evaluate` would build them anew
                 task.build_all_requests = _already_built
         return [request for task in self.tasks.tasks.values() for request in task.instances]
@@ -76,10 +77,10 @@ class TaskPlan:
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
         named = "+".join(self.tasks.names)
-        return run_folder(self.common.output, self.checkpoint, LM_EVAL, named, self.manifest)
+        return run_folder(self.request.output, self.checkpoint, LM_EVAL, named, self.manifest)
 
 
-def plan_tasks(request: Request, say: Say) -> TaskPlan:
+def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     """Find out what a run is, and refuse what cannot be.
 
     Raises:
@@ -99,7 +100,7 @@ def plan_tasks(request: Request, say: Say) -> TaskPlan:
         check_first_request(task)
     if request.log_samples:
         _refuse_long_names(tasks)
-    checkpoint = locate_checkpoint(request, say)
+    checkpoint = request.model.locate(say)
     specification = _specification(request, tasks, checkpoint, say)
     manifest = {
         "id": specification_id(specification),
@@ -112,7 +113,7 @@ def plan_tasks(request: Request, say: Say) -> TaskPlan:
         "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
         "template": asdict(load_template("plain")),
         "include_path": str(request.include_path) if request.include_path else None,
-        **circumstances(request, checkpoint),
+        **circumstances(request.model, checkpoint),
     }
     return TaskPlan(request, checkpoint, tasks, manifest)
 
@@ -158,9 +159,7 @@ def check_first_request(task: Any) -> None:
             )
 
 
-def _check_request(request: Request) -> None:
-    if request.attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", request.attention, ATTENTION)
+def _check_request(request: SuiteRequest) -> None:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_twice(request.tasks)
@@ -185,9 +184,9 @@ def _set_fewshot(task: Any, asked: int | None) -> None:
         task.set_config(key="num_fewshot", value=0)
 
 
-def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
+def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == "generate_until"]
-    found = numerics(request, checkpoint, say)
+    found = numerics(request.model, checkpoint, request.limit, say)
     if generating and found["context_extension"]:
         refuse_generation(Extension(**found["context_extension"]), generating[0])
     return {
@@ -204,10 +203,10 @@ def _specification(request: Request, tasks: TaskSet, checkpoint: Checkpoint, say
     }
 
 
-def _generation(request: Request, checkpoint: Checkpoint) -> dict[str, Any]:
+def _generation(request: SuiteRequest, checkpoint: Checkpoint) -> dict[str, Any]:
     """What generated texts depend on beside the rest; of a GGUF file, whose content counts, no settings."""
     settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
-    return {"device": request.device, "batch": GENERATION_BATCH, "config": settings}
+    return {"device": request.model.device, "batch": GENERATION_BATCH, "config": settings}
 
 
 def _group_specification(tasks: TaskSet) -> dict[str, str]:

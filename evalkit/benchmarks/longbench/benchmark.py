@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.benchmarks.longbench.plan import LongBenchPlan
+    from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest
     from evalkit.benchmarks.longbench.rows import Row
     from evalkit.benchmarks.longbench.scores import LongBenchResults
     from evalkit.data import HubSplit
@@ -40,6 +41,18 @@ class LongBench(GeneratedBenchmark):
     """See the module."""
 
     kind = LONGBENCH
+
+    def request(self) -> type[LongBenchRequest]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.longbench.plan import LongBenchRequest
+
+        return LongBenchRequest
+
+    def plan(self, request: LongBenchRequest, say: Say) -> LongBenchPlan:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.longbench.plan import plan_longbench
+
+        return plan_longbench(request, say)
 
     def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
         """See `GeneratedBenchmark`."""
@@ -87,6 +100,16 @@ class LongBench(GeneratedBenchmark):
             for task in run.stored["tasks"]
         ]
 
+    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+        """See `Benchmark`."""
+        self.refuse_rule(run, rule)
+        from evalkit.benchmarks.generated_plan import about_run
+        from evalkit.benchmarks.longbench.view import render
+        from evalkit.benchmarks.shown import as_json
+
+        about = about_run(run)
+        return as_json(run, notes=about) if form == "json" else render(results_of(run), "table", about)
+
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""
         return LongBenchAnswers(run)
@@ -97,6 +120,10 @@ class LongBench(GeneratedBenchmark):
 
         e = "_e" * (run.manifest["specification"]["suite"] == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
+
+    def suites(self) -> dict[str, str]:
+        """See `Benchmark`."""
+        return {str(suite): what for suite, what in SUITES.items()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """See `Benchmark`."""

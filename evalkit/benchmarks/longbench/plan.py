@@ -6,18 +6,20 @@ that is already finished is found at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
-from evalkit.benchmarks.request import Request, context_extension, locate_checkpoint, numerics
+from evalkit.benchmarks.request import Request, numerics
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.context import configured_window
 from evalkit.models.context_settings import config_of, context_settings
 from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.spec import ModelSpec
 from evalkit.runs.folder import LONGBENCH
 
 DEFAULT: SuiteName = "longbench"
@@ -30,14 +32,16 @@ _MARGIN = 692
 
 
 @dataclass(frozen=True)
-class LongBenchRequest:
-    """What a user can ask of a LongBench run."""
+class LongBenchRequest(Request):
+    """What a user can ask of a LongBench run; of a model without a context, see `paper_context`."""
 
-    common: Request
-    """Checkpoint, context, device, limit, folders: what every run is asked. Without a context: see `paper_context`."""
     suite: SuiteName = DEFAULT
     tasks: tuple[str, ...] = ()
     """Only these; all where empty."""
+    limit: int | None = None
+    """Most documents of each task; None for all."""
+    data_dir: Path | None = None
+    """Folder of `<task>.jsonl` files that comes before the hub."""
     window: int | None = None
     """Tokens above which a prompt is cut; None: the official 7500 for a context of 8192."""
     chat: bool = False
@@ -51,9 +55,8 @@ class LongBenchPlan(GeneratedPlan):
     request: LongBenchRequest
     checkpoint: Checkpoint
     rows: Mapping[Task, Rows]
-    left_out: Sequence[str] = ()
-    """Why the documents of some tasks cannot be evaluated, in a line for each reason; the other tasks go on."""
-    manifest: dict[str, Any] = field(default_factory=dict)
+    manifest: dict[str, Any]
+    """Its "left_out", where there is one: why some tasks cannot be evaluated, in a line for each reason."""
 
 
 def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
@@ -62,15 +65,14 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint, or the documents of every task.
     """
-    checkpoint = locate_checkpoint(request.common, say)
+    checkpoint = request.model.locate(say)
     tasks = _chosen(request)
-    common = request.common
-    check_data_dir(common.data_dir)
+    check_data_dir(request.data_dir)
     rows: dict[Task, Rows] = {}
     trouble: dict[str, DataError] = {}
     for task in tasks:
         try:
-            rows[task] = load_rows(task, common.data_dir, common.limit, request.suite, say)
+            rows[task] = load_rows(task, request.data_dir, request.limit, request.suite, say)
         except DataError as error:
             trouble[task.name] = error
     left_out = together(trouble)
@@ -78,12 +80,11 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
         raise DataError("; ".join(left_out))
     for line in left_out:
         say(f"left out: {line}")
-    common = paper_context(common, checkpoint, say)
-    request = replace(request, common=common)
-    context = context_of(common, checkpoint, LONGBENCH)
+    request = replace(request, model=paper_context(request.model, checkpoint, say))
+    context = context_of(request.model, checkpoint, LONGBENCH)
     window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
     specification = {
-        **numerics(common, checkpoint, say),
+        **numerics(request.model, checkpoint, request.limit, say),
         "suite": request.suite,
         "documents": {task.name: found.sha for task, found in rows.items()},
         "window": window,
@@ -92,8 +93,8 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
         task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
         for task, found in rows.items()
     }
-    manifest = generated_manifest(LONGBENCH, common, checkpoint, context, specification, request.chat, documents)
-    return LongBenchPlan(request, checkpoint, rows, left_out, manifest)
+    manifest = generated_manifest(LONGBENCH, request.model, checkpoint, context, specification, request.chat, documents)
+    return LongBenchPlan(request, checkpoint, rows, manifest | ({"left_out": left_out} if left_out else {}))
 
 
 def together(trouble: Mapping[str, DataError]) -> list[str]:
@@ -111,8 +112,8 @@ def together(trouble: Mapping[str, DataError]) -> list[str]:
     ]
 
 
-def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
-    """The request with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
+def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
+    """The model with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
 
     The run is then the same as one that was asked for that context in so many words. A checkpoint whose own window is
     as long, or not in its config, is left alone.
@@ -122,23 +123,23 @@ def paper_context(common: Request, checkpoint: Checkpoint, say: Say) -> Request:
         CheckpointError: the checkpoint cannot be stretched. It is not taken as it is then, since its scores would
             stand beside others' under another protocol.
     """
-    if common.context is not None:
-        return common
-    given = common.context_method, common.context_original, common.context_config
+    if model.context is not None:
+        return model
+    given = model.context_method, model.context_original, model.context_config
     if given == (None, None, None):
         _, window = configured_window(config_of(checkpoint, say))
         if window is None or window >= PAPER_CONTEXT:
-            return common
+            return model
     settings = context_settings(None, *given, default=PAPER_CONTEXT)
     assert settings is not None
-    stretched = replace(common, context=settings.target)
-    if common.context_config is not None:  # which names the context itself, or was written for this one
+    stretched = replace(model, context=settings.target)
+    if model.context_config is not None:  # which names the context itself, or was written for this one
         return stretched
     default = (
         f"--context {PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
     )
     try:
-        extension = context_extension(stretched, checkpoint)
+        extension = stretched.extension(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error} ({default})") from error
     if extension is not None:

@@ -133,8 +133,11 @@ LABELS = {
 E_TASKS: tuple[str, ...] = tuple(name for name in TASKS if name not in ("narrativeqa", "musique", "qmsum"))
 """LongBench-E's thirteen tasks: the same prompts and metrics on rows drawn evenly over three lengths."""
 
-SUITES: tuple[SuiteName, ...] = ("longbench", "longbench-e")
-"""The two benchmarks."""
+SUITES: dict[SuiteName, str] = {
+    "longbench": "16 tasks over long documents",
+    "longbench-e": "13 of them on other documents, with scores by length",
+}
+"""The two benchmarks, and what they are in a line."""
 
 
 def find_task(name: str) -> Task:

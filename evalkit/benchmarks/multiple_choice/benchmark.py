@@ -7,7 +7,7 @@ lm_eval/         the same in lm-eval's form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -26,9 +26,11 @@ from evalkit.scores.table import SEGMENTS, ScoreRow, score_table
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.runs.writing import RunWriter
@@ -58,6 +60,20 @@ class MultipleChoice(Benchmark):
 
     kind = "multiple_choice"
     row = ScoreRow
+
+    def request(self) -> type[SuiteRequest]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.suite_request import SuiteRequest
+
+        return SuiteRequest
+
+    def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
+        """See `Benchmark`: of lm-eval's tasks where no suite has them (`asked_suite`)."""
+        from evalkit.benchmarks.lm_eval.plan import plan_tasks
+        from evalkit.benchmarks.multiple_choice.plan import asked_suite, plan_suite
+
+        suite = asked_suite(request, say)
+        return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
     def key(self, task: str, row: ScoreRow) -> Hashable:
         """The document."""
@@ -90,17 +106,17 @@ class MultipleChoice(Benchmark):
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | held.seconds
         found = summarise_all(scores, manifest)
-        write_lm_eval(writer, scores, found, plan.questions, seconds, plan.common.log_samples)
+        write_lm_eval(writer, scores, found, plan.questions, seconds, plan.request.log_samples)
         content = found[manifest["rule"]].to_json()
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in found.items()}
-        content["samples"] = plan.common.log_samples
+        content["samples"] = plan.request.log_samples
         writer.save_results(content)
 
     def serves(self, plan: ChoicePlan, run: Run) -> bool:
         """Whether a finished run has the sample files, if they are asked for."""
-        return run.serves(plan.common.log_samples)
+        return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """See `Benchmark`."""
@@ -109,6 +125,30 @@ class MultipleChoice(Benchmark):
     def comparable(self, run: Run) -> Choices:
         """See `Benchmark`."""
         return Choices(run)
+
+    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+        """See `Benchmark`: the table, beneath it what every rule makes of the same scores."""
+        from evalkit.benchmarks.multiple_choice.view import choices_json, choices_text
+
+        results = run.results(rule or run.manifest["rule"])
+        return choices_json(run, results) if form == "json" else choices_text(run, results, detail)
+
+    def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
+        """See `Benchmark`: each question with its segments in colour."""
+        from evalkit.benchmarks.loading import load_model
+        from evalkit.benchmarks.multiple_choice.prompts import Prompter
+        from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        from evalkit.benchmarks.multiple_choice.view import prompt_text
+
+        loaded = load_model(plan, say)
+        prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, say)
+        for questions in load_questions(plan.suite, plan.library, count, plan.others).values():
+            for encoded in prompter.encode(questions, plan.unconditional):
+                yield prompt_text(encoded, loaded.tokenizer)
+
+    def suites(self) -> dict[str, str]:
+        """See `Benchmark`: those that evalkit ships."""
+        return {suite.name: suite.description for suite in shipped_suites().values()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """See `Benchmark`."""
@@ -183,7 +223,7 @@ def _batches(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held, 
         found = prompter.encode(plan.questions[task], plan.unconditional)
         encoded = list(takewhile(lambda _: not stop.is_set(), found))
         items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
-        if facts.shares and plan.common.token_budget == facts.token_budget:
+        if facts.shares and plan.request.token_budget == facts.token_budget:
             refuse_small_budget(items, facts.token_budget)
         return encoded, pack_items(items, facts.token_budget)
 

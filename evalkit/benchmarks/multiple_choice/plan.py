@@ -1,7 +1,7 @@
 """What was asked of a suite, made into what the run is.
 
-In: a `Request`. Out: a `ChoicePlan` with its manifest. Nothing here needs torch, so a run that is already finished is
-found at once.
+In: a `SuiteRequest`. Out: a `ChoicePlan` with its manifest. Nothing here needs torch, so a run that is already
+finished is found at once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
-from evalkit.benchmarks.request import Request, circumstances, locate_checkpoint, numerics
+from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
-from evalkit.errors import DataError, UnknownNameError, UsageError
-from evalkit.models.locate import ATTENTION, Checkpoint, Say
+from evalkit.errors import DataError, UsageError
+from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 from evalkit.scores.rules import Rule, find_rule
@@ -37,7 +38,7 @@ DEFAULT_SUITE = "zeroshot8"
 class ChoicePlan:
     """A request with everything found that does not need torch."""
 
-    common: Request
+    request: SuiteRequest
     suite: Suite
     template: Template
     rule: Rule
@@ -57,15 +58,15 @@ class ChoicePlan:
         """Task → its documents, up to the limit."""
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
-        return load_questions(self.suite, self.library, self.common.limit, self.others)
+        return load_questions(self.suite, self.library, self.request.limit, self.others)
 
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        return run_folder(self.common.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
+        return run_folder(self.request.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
 
 
-def plan_suite(request: Request, suite: Suite, say: Say) -> ChoicePlan:
+def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     """Find out what a run is, and refuse what cannot be.
 
     Args:
@@ -76,13 +77,11 @@ def plan_suite(request: Request, suite: Suite, say: Say) -> ChoicePlan:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
     """
-    if request.attention not in ATTENTION:
-        raise UnknownNameError("attention implementation", request.attention, ATTENTION)
     shots = suite.num_fewshot if request.num_fewshot is None else request.num_fewshot
     suite = with_fewshot(suite, shots)
     template = load_template(request.template or suite.template or "inst")
     rule = _rule_of(request.rule or suite.rule, template)
-    checkpoint = locate_checkpoint(request, say)
+    checkpoint = request.model.locate(say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
     _refuse_shadowed(suite)
@@ -98,12 +97,12 @@ def plan_suite(request: Request, suite: Suite, say: Say) -> ChoicePlan:
         **found,
         **({"labels": suite.labels, "short": suite.short} if suite.own else {}),
         "template": asdict(template),
-        **circumstances(request, checkpoint),
+        **circumstances(request.model, checkpoint),
     }
     return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest)
 
 
-def asked_suite(request: Request, say: Say) -> Suite | None:
+def asked_suite(request: SuiteRequest, say: Say) -> Suite | None:
     """The suite that a request is of; None where it is for lm-eval's tasks by their own prompts and metrics.
 
     Tasks outside of the default suite are lm-eval's, unless a template or a rule is asked for: these make a suite of
@@ -175,7 +174,7 @@ def _refuse_shadowed(suite: Suite) -> None:
         )
 
 
-def _check_data_dir(request: Request, suite: Suite, library: Library) -> None:
+def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> None:
     """A folder that holds none of the documents was meant to hold some."""
     names = {suite.documents.get(task, task) for task in suite.pinned}
     if request.data_dir is not None and not names:
@@ -209,7 +208,7 @@ def _rule_of(asked: str | None, template: Template) -> Rule:
 
 
 def _specification(
-    request: Request,
+    request: SuiteRequest,
     suite: Suite,
     template: Template,
     rule: Rule,
@@ -228,7 +227,7 @@ def _specification(
         hashes["documents"][task], sources["documents"][task] = _about(loaded, library)
     sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
     specification = {
-        **numerics(request, checkpoint, say),
+        **numerics(request.model, checkpoint, request.limit, say),
         "suite": suite.name,
         **hashes,
         "template": template.content_hash,

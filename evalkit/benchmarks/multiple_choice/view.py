@@ -5,6 +5,7 @@ In: results, scores, encoded questions. Out: strings. No torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from evalkit.models.context import Extension
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
+from evalkit.runs.folder import Run
 from evalkit.runs.place import mixture
 from evalkit.runs.traits import unofficial
 from evalkit.scores.results import Results, summarise_all
@@ -31,6 +33,25 @@ COLOURS = {
     "end": "yellow",
 }
 """Of segments, in `--show-prompts`."""
+
+
+def choices_text(run: Run, results: Results, detail: bool) -> str:
+    """A finished run under one rule, beneath it what every rule makes of its scores; with `detail` MMLU's subjects."""
+    details = [subtask_table(results, task) for task in results.subtasks] if detail else []
+    return "\n\n".join(
+        [
+            result_table(results, run.manifest, run.seconds),
+            *details,
+            rules_table(run.scores, run.manifest, results.rule),
+        ]
+    )
+
+
+def choices_json(run: Run, results: Results) -> str:
+    """The same as JSON, without the other rules."""
+    about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+    sources = {kind: run.manifest[kind] for kind in ("documents", "examples") if kind in run.manifest}
+    return json.dumps(about | sources | results.to_json(), indent=2)
 
 
 def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:

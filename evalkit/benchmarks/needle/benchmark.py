@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
@@ -22,7 +23,7 @@ from evalkit.runs.folder import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.needle.plan import NeedlePlan
+    from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
     from evalkit.benchmarks.needle.text import Cell
     from evalkit.runs.writing import RunWriter
 
@@ -48,6 +49,18 @@ class Needle(GeneratedBenchmark):
     """See the module."""
 
     kind = NEEDLE
+
+    def request(self) -> type[NeedleRequest]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.needle.plan import NeedleRequest
+
+        return NeedleRequest
+
+    def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.needle.plan import plan_needle
+
+        return plan_needle(request, say)
 
     def documents(self, plan: NeedlePlan) -> dict[str, list[str]]:
         """See `GeneratedBenchmark`: a cell's number is its id."""
@@ -105,6 +118,17 @@ class Needle(GeneratedBenchmark):
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
+
+    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+        """See `Benchmark`: how often needles were found, by depth and length."""
+        from evalkit.benchmarks.needle.view import needle_table
+        from evalkit.benchmarks.shown import as_json
+
+        return as_json(run) if form == "json" else needle_table(run)
+
+    def suites(self) -> dict[str, str]:
+        """One."""
+        return {NEEDLE: "is a number found wherever it lies in a long text?"}
 
     def comparable(self, run: Run) -> Needles:
         """See `Benchmark`."""

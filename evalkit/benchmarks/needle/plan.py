@@ -13,7 +13,7 @@ from typing import Any
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.needle.text import Cell, Haystack
-from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
+from evalkit.benchmarks.request import Request, numerics
 from evalkit.errors import UsageError
 from evalkit.models.locate import Checkpoint, Say
 
@@ -25,11 +25,9 @@ _MOST_CELLS = 100_000
 
 
 @dataclass(frozen=True)
-class NeedleRequest:
+class NeedleRequest(Request):
     """What a user can ask of a needle test."""
 
-    common: Request
-    """Checkpoint, context, device, folders: what every run is asked."""
     lengths: tuple[int, ...] = ()
     """Most tokens of the prompts; empty: 1,000, 2,000, 4,000 … as far as the context goes."""
     depths: tuple[float, ...] = DEPTHS
@@ -60,10 +58,9 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
     Raises:
         EvalkitError: whatever is wrong with the request, the checkpoint or the text.
     """
-    common = request.common
     haystack = Haystack(request.text)
-    checkpoint = locate_checkpoint(common, say)
-    context = context_of(common, checkpoint, NEEDLE)
+    checkpoint = request.model.locate(say)
+    context = context_of(request.model, checkpoint, NEEDLE)
     lengths = _lengths(request.lengths, context)
     depths = sorted(set(request.depths))
     if not depths or not all(0 <= depth <= 100 for depth in depths):
@@ -74,7 +71,7 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
         raise UsageError(f"{count:,} needles, where {_MOST_CELLS:,} are years of work; lower --repeats, or name fewer")
     cells = [Cell(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)]
     specification = {
-        **numerics(common, checkpoint, say),
+        **numerics(request.model, checkpoint, None, say),
         "suite": NEEDLE,
         "lengths": lengths,
         "depths": depths,
@@ -82,7 +79,7 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
         "text": haystack.sha,
     }
     documents = {NEEDLE: {"source": haystack.source, "official": None, "count": len(cells)}}
-    manifest = generated_manifest(NEEDLE, common, checkpoint, context, specification, request.chat, documents)
+    manifest = generated_manifest(NEEDLE, request.model, checkpoint, context, specification, request.chat, documents)
     return NeedlePlan(request, checkpoint, haystack, tuple(cells), manifest)
 
 

@@ -1,0 +1,51 @@
+"""What commands have in common that run a benchmark, or print a run of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from evalkit.reporting.escape import printable
+
+if TYPE_CHECKING:
+    from evalkit.runs.folder import Run
+
+
+def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, str], None]) -> None:
+    """Run what is asked for and print it.
+
+    Args:
+        model: see `evalkit.evaluate`.
+        options: see `evalkit.evaluate`.
+        output: prints the finished run, under the rule that is asked for.
+
+    Raises:
+        EvalkitError: whatever is wrong; and, when all is saved and printed, that something had to be left out.
+    """
+    from evalkit.benchmarks.run import planned
+    from evalkit.benchmarks.session import run_plan
+    from evalkit.errors import DataError
+    from evalkit.progress import Progress
+
+    with Progress() as progress:
+        plan = planned(model, options, progress.say)
+        run = run_plan(plan, progress)
+    output(run, plan.manifest["rule"])
+    if left_out := plan.manifest.get("left_out"):
+        raise DataError(f"left out: {'; '.join(left_out)}")
+
+
+def print_run(run: Run, form: str, rule: str | None = None, detail: bool = False) -> None:
+    """Print a finished run as its benchmark shows it, and where it is; see `Benchmark.show`."""
+    from evalkit.benchmarks.registry import benchmark_of
+
+    print_shown(run, benchmark_of(run).show(run, form, rule, detail), form)
+
+
+def print_shown(run: Run, shown: str, form: str) -> None:
+    """Print what is shown of a run; where a person reads it, also its folder."""
+    click.echo(shown)
+    if form == "table":
+        click.echo(f"\n{printable(str(run.folder))}")

@@ -1,0 +1,77 @@
+"""Settings as users give them, for the fields of a dataclass: each in the form that its field has.
+
+In: a dataclass, and values by name from the command line, a file or keyword arguments. Out: the values that it takes.
+A field's annotation says what it holds; a whole number's metadata say the least (`LEAST`), and a word that may stand
+in its place (`WORD`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.inputs import values
+
+LEAST, WORD = "least", "word"
+
+
+def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of some fields of a dataclass, by name; what is None is left out.
+
+    Raises:
+        UsageError: a value that does not fit its field; named as on the command line.
+    """
+    return {name: _fitted(kind, name, value) for name, value in given.items() if value is not None}
+
+
+def refuse_unknown(names: Collection[str], *kinds: type) -> None:
+    """Raise an `UnknownNameError` where a name is no field of any of the dataclasses."""
+    known = [name for kind in kinds for name in kind.__dataclass_fields__]  # type: ignore[attr-defined]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+
+
+@cache
+def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Field → the types that it may have, None apart."""
+    found = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+             for name, hint in get_type_hints(kind).items()}  # fmt: skip
+    return {name: tuple(hint for hint in hints if hint is not NoneType) for name, hints in found.items()}
+
+
+def _fitted(kind: type, name: str, value: Any) -> Any:
+    flag, metadata = f"--{name.replace('_', '-')}", kind.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
+    (hint, *_), origin = _hints(kind)[name], get_origin(_hints(kind)[name][0])
+    if hint is bool:
+        return values.switch(flag, value)
+    if hint is int:
+        word = metadata.get(WORD, "")
+        if word and value == word:
+            return None if len(_hints(kind)[name]) == 1 else word
+        return values.whole(flag, value, metadata.get(LEAST, 1), word and f", or {word}")
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise UnknownNameError(name, str(value), get_args(hint))
+        return value
+    if origin is tuple:
+        each = get_args(hint)[0]
+        return values.names(flag, value) if each is str else _numbers(flag, value, each)
+    if hint is Path:
+        return values.path(flag, value)
+    return values.text(flag, str(value) if isinstance(value, Path) else value)
+
+
+def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
+    """Numbers in a list, or in a text with commas between them."""
+    listed = value if isinstance(value, (list, tuple)) else values.names(flag, value)
+    try:
+        return tuple(values.whole(flag, one, 0) if each is int else float(one) for one in listed)
+    except (TypeError, ValueError, UsageError):
+        kind = "whole numbers" if each is int else "numbers"
+        shown = ",".join(map(str, listed))
+        raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
