@@ -11,11 +11,12 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Held, Plan
+from evalkit.benchmarks.base import Benchmark, Plan
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import Request, context_extension
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
+from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, finished_run
 
@@ -73,9 +74,7 @@ def load_model(
 
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
-    held = Held(kind.key)
-    for entry in writer.entries(kind.row):
-        held.keep(entry.task, entry.seconds, [kind.row(*row) for row in entry.rows])
+    held = writer.held(kind.row, kind.key)
     if kind.is_missing(plan, held):
         _compute(kind, plan, held, writer, progress)
     kind.finish(plan, held, writer)
@@ -98,9 +97,7 @@ def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progres
             started = time.perf_counter()
             rows = computer.compute(batch)
             seconds = round(time.perf_counter() - started, 4)
-            name = batch.journal or batch.task
-            writer.append(Entry(name, batch.number, seconds, [list(row) for row in rows], computer.place(batch)))
-            held.keep(name, seconds, rows)
+            held.append(Entry(batch.journal or batch.task, batch.number, seconds, computer.place(batch)), rows)
             progress.advance(batch.work, batch.documents)
 
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.base import Held
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import load_model, run_plan
@@ -26,7 +26,8 @@ from evalkit.compare.sides import Side
 from evalkit.export import export_run
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
-from evalkit.runs.journal import Journal
+from evalkit.runs.held import Held
+from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.listing import list_found
 from evalkit.tables.measured import accuracies
 from tests.documents import made_up
@@ -140,11 +141,11 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     append, written = Journal.append, []
 
-    def stops(own: Journal, entry: Any) -> None:
+    def stops(own: Journal, entry: Any, rows: Any) -> Any:
         if len(written) == after:
             raise KeyboardInterrupt
-        append(own, entry)
         written.append(entry)
+        return append(own, entry, rows)
 
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", stops)
@@ -194,33 +195,35 @@ def test_a_finished_run_loads_no_model(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_can_be_computed_elsewhere(kind: str, runs: dict[tuple[str, int], Run], files: Path) -> None:
+def test_a_batch_can_be_computed_elsewhere(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
+) -> None:
     """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one.checkpoint, one.common, one.manifest["specification"], Silent())
     computer = served_by.computer(one, loaded, BUDGET[kind], Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
-    planned = served_by.batches(one, facts, loaded.tokenizer, Held(served_by.key), Silent().say)
+    held = Held(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    planned = served_by.batches(one, facts, loaded.tokenizer, held, Silent().say)
     pickled = [pickle.dumps(batch) for batch in planned.batches]
     assert len(pickled) > 2
-    held = Held(served_by.key)
     for batch in map(pickle.loads, pickled[::-1]):
-        held.keep(batch.journal or batch.task, 0.0, computer.compute(batch))
+        held.append(
+            Entry(batch.journal or batch.task, batch.number, 0.0, computer.place(batch)), computer.compute(batch)
+        )
     assert not served_by.is_missing(one, held)
-    stored = Held(served_by.key)
     run = runs[kind, 0]
-    for entry in Journal(run.folder / JOURNAL, run.manifest["id"], pytest.fail).read(served_by.row):
-        stored.keep(entry.task, entry.seconds, [served_by.row(*row) for row in entry.rows])
-    assert without_times(held) == without_times(stored)
+    stored = Held(Journal(run.folder / JOURNAL, run.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    tasks = {entry.task for entry in held.entries}
+    assert tasks == {entry.task for entry in stored.entries}
+    # Read in the order of the batches' numbers, whatever the order that they were computed in
+    assert [without_times(held.rows(task)) for task in tasks] == [without_times(stored.rows(task)) for task in tasks]
 
 
-def without_times(held: Held) -> dict[Any, list[Any]]:
-    """Rows by key."""
-    return {
-        key: [row._replace(seconds=0.0) if hasattr(row, "seconds") else row for row in rows]
-        for key, rows in held.rows.items()
-    }
+def without_times(rows: Iterable[Any]) -> list[Any]:
+    """Rows that are equal where what was computed is."""
+    return [row._replace(seconds=0.0) if hasattr(row, "seconds") else row for row in rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)
