@@ -33,12 +33,10 @@ def earlier_line(run: str, entry: Entry, rows: list[Any]) -> bytes:
     return line_of(json.dumps(content, separators=(",", ":")).encode())
 
 
-def as_earlier(run: Run, row: type[Any], first: int = 0) -> None:
-    """Rewrite a run's journal as earlier versions wrote it, from an entry on."""
-    path = run.folder / JOURNAL
-    entries = entries_of(run, row)
-    kept = path.read_bytes().splitlines(keepends=True)[:first]
-    path.write_bytes(b"".join([*kept, *(earlier_line(run.manifest["id"], *one) for one in entries[first:])]))
+def as_earlier(run: Run, row: type[Any]) -> None:
+    """Rewrite a run's journal as earlier versions wrote it."""
+    lines = [earlier_line(run.manifest["id"], entry, rows) for entry, rows in entries_of(run, row)]
+    (run.folder / JOURNAL).write_bytes(b"".join(lines))
 
 
 def relocate(journal: Path, place: Place, keep: int | None = None) -> None:

@@ -66,7 +66,7 @@ class Held:
         for entry in sorted(entries, key=lambda entry: entry.batch):
             batch = self._journal.rows(entry)
             if repeated := self._repeated.get(entry.offset):
-                batch = batch.filter(pa.array([key not in repeated for key in self._keys_of(entry, batch)]))
+                batch = batch.filter(pa.array([(task, *values) not in repeated for values in self._values_of(batch)]))
             yield batch
 
     def table(self, task: str) -> pa.Table:
@@ -86,13 +86,11 @@ class Held:
     def _take(self, entry: Entry, batch: pa.RecordBatch) -> None:
         self.entries.append(entry)
         self.seconds[entry.task] = self.seconds.get(entry.task, 0.0) + entry.seconds
-        keys = set(self._keys_of(entry, batch))
+        keys = {(entry.task, *values) for values in set(self._values_of(batch))}
         if repeated := keys & self._keys:
             self._repeated[entry.offset] = repeated
         self._keys |= keys
 
-    def _keys_of(self, entry: Entry, batch: pa.RecordBatch) -> Iterator[Key]:
-        """Of each row."""
-        return (
-            (entry.task, *values) for values in zip(*(batch[name].to_pylist() for name in self._columns), strict=True)
-        )
+    def _values_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Hashable, ...]]:
+        """Of the key's columns, row by row."""
+        return zip(*(batch[name].to_pylist() for name in self._columns), strict=True)

@@ -193,11 +193,13 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.nbytes for one in waiting) >= _GROUP:
+        size += batch.nbytes
+        if size >= _GROUP:
             yield pa.Table.from_batches(waiting, schema)
-            waiting = []
+            waiting, size = [], 0
     if waiting:
         yield pa.Table.from_batches(waiting, schema)
 

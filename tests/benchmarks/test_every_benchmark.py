@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -31,11 +32,12 @@ from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.listing import list_found
 from evalkit.tables.measured import accuracies
 from tests.documents import made_up
+from tests.journals import as_earlier
 from tests.longbench.made import record, write
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying")
-BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60}
+KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying", "norms")
+BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60, "norms": 60}
 """Small, so that there are many batches."""
 
 
@@ -76,6 +78,10 @@ def plan(kind: str, files: Path, output: Path, seed: int = 0) -> Any:
         from tests.plugin.copying import plan_copying
 
         return plan_copying(request, say)
+    if kind == "norms":
+        from tests.plugin.norms import plan_norms
+
+        return plan_norms(request, say)
     if kind == "longbench":
         from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 
@@ -157,6 +163,24 @@ def test_an_interrupted_run_goes_on(
     same(finished, runs[kind, 0])
     assert (finished.folder / JOURNAL).read_bytes().startswith(kept)
     assert batches_in(tmp_path) == (runs[kind, 0].folder / JOURNAL).read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_of_an_earlier_version_goes_on(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
+) -> None:
+    """Its lines stay as they are, the batches that are missing follow in columns, and the table is the same."""
+    whole = runs[kind, 0]
+    folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
+    (folder / RESULTS).unlink()
+    as_earlier(load_run(folder), benchmark(kind).row)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    assert all(line.endswith(b"]\n") for line in lines)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:2]))
+    finished = made(kind, files, tmp_path)
+    same(finished, whole)
+    assert (finished.folder / JOURNAL).read_bytes().startswith(b"".join(lines[:2]))
+    assert batches_in(tmp_path) == len(lines)
 
 
 def _run(kind: str, files: Path, output: Path, installed: str) -> None:
