@@ -248,6 +248,28 @@ def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    "content", [[RUN, "piqa", 0, 0.25, [*PLACE], [["é" * 300, 0, None, True]]], columns(PACKED, task="x" * 999)]
+)
+def test_json_that_would_fill_the_memory_is_not_parsed(
+    path: Path, content: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalkit.runs.journal._LONGEST_JSON", 900)
+    path.write_bytes(line(content))
+    with pytest.raises(RunError, match=r"line 1: .*it holds \d+ bytes of JSON; expected at most 900"):
+        read(journal(path, pytest.fail))
+
+
+def test_a_line_longer_than_any_is_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read in pieces, never as a whole."""
+    monkeypatch.setattr("evalkit.runs.journal._LONGEST", 1000)
+    first, *others = written(path).splitlines(keepends=True)
+    path.write_bytes(first + b"x" * 4500 + b"\n" + b"".join(others))
+    found, [said] = reread(path)
+    assert found == ENTRIES
+    assert "5 damaged line(s) dropped" in said
+
+
 def test_batches_with_the_same_number_are_all_kept(path: Path) -> None:
     """As a run leaves them that lost its manifest, and with it its token budget."""
     entries = [ENTRIES[0], (Entry("piqa", 0, 0.5, PLACE), [Row("piqa", 7, -3.0)])]

@@ -41,6 +41,8 @@ _LARGEST = 2**63
 """No whole number of a journal is as large: tables hold them in 64 bits."""
 _LONGEST = 1 << 29
 """No line has as many bytes: above the largest batch's in base64."""
+_LONGEST_JSON = 1 << 24
+"""Nor as many of JSON: Python's objects take twenty times the room."""
 _FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "columns": str}
 _EARLIER = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
 
@@ -188,6 +190,8 @@ class Journal:
         earlier = payload.endswith((b"]", b"}"))
         header, _, packed = (payload, b"", b"") if earlier else payload.rpartition(b" ")
         form = _EARLIER if earlier else _FIELDS
+        if len(header) > _LONGEST_JSON:
+            raise ValueError(f"it holds {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
         content = json.loads(header, parse_int=_whole, parse_float=_number, parse_constant=_number)
         if not isinstance(content, list) or len(content) != len(form):
             raise ValueError(f"expected a list of {', '.join(form)}")
