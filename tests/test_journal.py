@@ -158,6 +158,14 @@ def test_damage_in_the_middle_is_said_and_repaired(path: Path, form: str) -> Non
     assert said == [f"{path}: 1 damaged line(s) dropped; their documents are scored again"]
 
 
+def test_an_empty_line_and_no_last_line_feed(path: Path) -> None:
+    """The file's size is then that of a whole one, and no line stands where it seems to."""
+    whole = written(path)
+    path.write_bytes(b"\n" + whole[:-1])
+    assert reread(path) == (ENTRIES, [])
+    assert path.read_bytes() == whole
+
+
 def test_a_batch_written_twice_counts_once(path: Path) -> None:
     path.write_bytes(written(path) + path.read_bytes())
     found, said = reread(path)

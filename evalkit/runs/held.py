@@ -67,7 +67,8 @@ class Held:
             batch = self._journal.rows(entry)
             if repeated := self._repeated.get(entry.offset):
                 batch = batch.filter(pa.array([(task, *values) not in repeated for values in self._values_of(batch)]))
-            yield batch
+            if batch.num_rows:
+                yield batch
 
     def table(self, task: str) -> pa.Table:
         """The same in one piece."""

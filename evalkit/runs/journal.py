@@ -88,14 +88,17 @@ class Journal:
         seen: set[bytes] = set()
         kept: list[tuple[int, int]] = []
         damaged = size = end = 0
+        whole = True
         try:
             for number, line in enumerate(self._lines(), start=1):
                 start, end = end, end + len(line)
                 content = line.removesuffix(b"\n")
                 found = self._parse(content, number, size)
                 damaged += found is None and content != b""
+                whole &= len(content) < len(line)
                 # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
                 if found is None or (digest := hashlib.sha256(content).digest()) in seen:
+                    whole = False
                     continue
                 seen.add(digest)
                 kept.append((start, len(content)))
@@ -103,7 +106,7 @@ class Journal:
                 yield found
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
-            if size != end:
+            if not whole:
                 replace_file(self._path, self._pieces(kept))
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error

@@ -91,6 +91,7 @@ def test_of_two_batches_with_a_key_the_first_in_the_file_counts(path: Path) -> N
     found.append(entry(0), rows("a", 3, parts=3))
     for one in (found, held(path)):
         assert list(one.rows("piqa")) == [*rows("a", 2), *rows("b", 1), *rows("c", 1)]
+        assert all(batch.num_rows for batch in one.batches("piqa"))
 
 
 def test_a_batch_of_arrow_columns_is_kept_as_it_is(path: Path) -> None:
