@@ -4,7 +4,7 @@
 
 No model is loaded: a batch's rows are made up (8 columns, as an analysis of attention has them: document, layer, head,
 measure and four numbers), so that time and memory are the journal's and the table's own. Each step is a process of its
-own. Prints Markdown: seconds, and the highest resident memory beyond the imports.
+own. Prints Markdown: seconds, how many of them on the processor, and the highest resident memory beyond the imports.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ def main() -> None:
         print(json.dumps(measure(arguments, arguments.folder)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        print("| step | seconds | MiB | on disk |\n|---|---|---|---|", flush=True)
+        print("| step | seconds | on the processor | MiB | on disk |\n|---|---|---|---|---|", flush=True)
         for step in STEPS:
             command = [sys.executable, __file__, *sys.argv[1:], "--one", step, "--folder", folder]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            seconds, memory, size = json.loads(output.splitlines()[-1])
-            print(f"| {step} | {seconds:.1f} | {memory / 2**20:.0f} | {size / 2**20:.0f} MiB |", flush=True)
+            seconds, busy, memory, size = json.loads(output.splitlines()[-1])
+            print(
+                f"| {step} | {seconds:.1f} | {busy:.1f} | {memory / 2**20:.0f} | {size / 2**20:.0f} MiB |", flush=True
+            )
 
 
 def parse() -> argparse.Namespace:
@@ -75,8 +77,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, int, int]:
-    """(seconds, bytes of memory, bytes of the file) of one step."""
+def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, int, int]:
+    """(seconds, of them on the processor, bytes of memory, bytes of the file) of one step."""
     specification = {"suite": TASK, "dtype": "float32", "limit": None, "checkpoint": {}}
     manifest = {
         "id": specification_id(specification), "specification": specification, "rule": TASK, "groups": {},
@@ -87,19 +89,15 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, int, in
     numbers = np.random.default_rng(0)
     batches = range(arguments.batches) if arguments.one == "append" else ()
     with open_run(folder, "run", manifest) as writer:
-        baseline, started = resident(), time.perf_counter()
+        baseline, started, busy = resident(), time.perf_counter(), time.process_time()
         held = writer.held(Measured, key)
-        made = 0.0
         for number in batches:
-            began = time.perf_counter()
-            rows = made_up(number, arguments.rows, numbers)
-            made += time.perf_counter() - began
-            held.append(Entry(TASK, number, 0.1, PLACE), rows)
+            held.append(Entry(TASK, number, 0.1, PLACE), made_up(number, arguments.rows, numbers))
         if arguments.one == "table":
             finish(held, writer, arguments.batches * arguments.rows)
-        seconds = time.perf_counter() - started - made
+        seconds, busy = time.perf_counter() - started, time.process_time() - busy
     name = TABLE if arguments.one == "table" else JOURNAL
-    return seconds, highest() - baseline, (folder / "run" / name).stat().st_size
+    return seconds, busy, highest() - baseline, (folder / "run" / name).stat().st_size
 
 
 def made_up(number: int, rows: int, numbers: np.random.Generator) -> pa.RecordBatch:

@@ -166,7 +166,7 @@ def test_three_hundred_thousand_rows_need_little_memory() -> None:
     command = [sys.executable, str(SCRIPT), "--batches", "300"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [[cell.strip() for cell in line.strip("| ").split("|")] for line in done.stdout.splitlines()[2:]]
-    memory = {step: int(mebibytes) for step, _, mebibytes, _ in lines}
+    memory = {step: int(mebibytes) for step, _, _, mebibytes, _ in lines}
     assert memory.keys() == {"append", "resume", "table"}
     assert memory["append"] < 100, memory
     assert memory["resume"] < 60, memory
