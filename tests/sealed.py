@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
 from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
-from evalkit.runs.place import Place
 from evalkit.runs.seal import DIGEST, digest, sealed
 
 
@@ -36,19 +34,3 @@ def reseal(folder: Path) -> None:
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
     """Write a JSON file into a folder, as it is."""
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
-
-
-def relocate(journal: Path, place: Place, keep: int | None = None) -> None:
-    """Have the first batches of a journal computed elsewhere, and leave out the last ones.
-
-    Args:
-        journal: of a run.
-        place: where they were computed.
-        keep: how many are left; None: all.
-    """
-    lines = []
-    for line in journal.read_bytes().splitlines()[:keep]:
-        run, task, batch, seconds, _, rows = json.loads(line.partition(b" ")[2])
-        payload = json.dumps([run, task, batch, seconds, place, rows], separators=(",", ":")).encode()
-        lines.append(b"%08x %s\n" % (zlib.crc32(payload), payload))
-    journal.write_bytes(b"".join(lines))

@@ -14,8 +14,8 @@ from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.journal import Journal
+from evalkit.runs.folder import Run
+from tests.journals import entries_of
 from tests.lmeval.made import made_tasks
 from tests.test_evaluation import Lines
 from tests.tiny import tiny_checkpoint
@@ -109,8 +109,7 @@ def test_lm_evals_tasks_take_longer_texts(model: Path, tmp_path: Path) -> None:
     run = evaluate(str(small), context=96, **asked)
     assert run.manifest["specification"]["context_extension"]["factor"] == 4.0
     assert run.manifest["loaded"]["window"] == 96
-    entries = Journal(run.folder / JOURNAL, run.manifest["id"], lines.said.append).read(Row)
-    answers = [Row(*row) for entry in entries for row in entry.rows]
+    answers = [row for _, rows in entries_of(run, Row) for row in rows]
     assert 24 < max(answer.continuation_tokens for answer in answers) <= 96
 
 

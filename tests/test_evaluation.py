@@ -135,11 +135,12 @@ def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch
     whole = small(output=tmp_path / "whole")
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any) -> None:
-        append(journal, entry)
+    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+        found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) in (1, 3, 5):
             raise KeyboardInterrupt
+        return found
 
     monkeypatch.setattr(Journal, "append", interrupt)
     for _ in range(3):
@@ -168,11 +169,12 @@ def test_a_run_that_ran_out_of_memory_and_was_killed_goes_on(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(own, tree, trunk)
 
-    def interrupt(journal: Journal, entry: Any) -> None:
-        append(journal, entry)
+    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+        found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) == 2:
             raise KeyboardInterrupt
+        return found
 
     monkeypatch.setattr(Forward, "score", scarce)
     monkeypatch.setattr(Journal, "append", interrupt)

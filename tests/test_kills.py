@@ -19,9 +19,9 @@ import pytest
 from evalkit.benchmarks.run import evaluate
 from evalkit.progress import Progress
 from evalkit.runs.folder import load_run
-from evalkit.runs.journal import Journal
 from evalkit.scores.table import ScoreRow
 from tests.documents import made_up
+from tests.journals import entries_of
 
 KILLS = 50
 TASKS = ("arc_easy", "piqa", "boolq")
@@ -94,9 +94,9 @@ def whole(output: Path, expected: pd.DataFrame, batches: int) -> None:
     """A finished run whose table is the expected one to the last bit, each row once in the journal."""
     [folder] = output.iterdir()
     pd.testing.assert_frame_equal(load_run(folder).scores, expected, check_exact=True)
-    entries = Journal(folder / "journal.jsonl", load_run(folder).manifest["id"], pytest.fail).read(ScoreRow)
+    entries = entries_of(load_run(folder), ScoreRow)
     assert len(entries) == batches_in(output) == batches
-    rows = [(row[1], row[2], row[3]) for entry in entries for row in entry.rows]
+    rows = [(row.subtask, row.doc_id, row.choice) for _, rows in entries for row in rows]
     assert len(rows) == len(set(rows)) == len(expected)
 
 

@@ -12,11 +12,10 @@ from evalkit.benchmarks.multiple_choice.view import result_table
 from evalkit.errors import UsageError
 from evalkit.models.spec import model_spec
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
-from evalkit.runs.journal import Journal
 from evalkit.runs.listing import list_found
 from evalkit.runs.place import Place, devices
 from evalkit.scores.table import ScoreRow
-from tests.sealed import relocate
+from tests.journals import entries_of, relocate
 from tests.test_evaluation import Evaluate, Lines, small
 
 ELSEWHERE = Place("cuda:1", "NVIDIA H100", "flex", "there")
@@ -62,7 +61,7 @@ def test_a_finished_run_says_that_nothing_is_computed(small: Evaluate) -> None:
 
 def test_each_batch_says_where_it_was_computed(small: Evaluate) -> None:
     run = small()
-    entries = Journal(run.folder / JOURNAL, run.manifest["id"], pytest.fail).read(ScoreRow)
+    entries = [entry for entry, _ in entries_of(run, ScoreRow)]
     assert {entry.place for entry in entries} == {Place("cpu", platform.machine(), "tiles", platform.node())}
     by_task = {task: len([e for e in entries if e.task == task]) for task in ("piqa", "arc_easy")}
     assert run.manifest["devices"][0]["batches"] == {task: f"0-{count - 1}" for task, count in by_task.items()}

@@ -4,7 +4,7 @@
     a computer    the loaded model, and the facts about it that planning needs
     batches       made of a plan, these facts and a tokenizer: no weights are needed
     rows          of a batch, by the computer; what the journal keeps
-    results       tables and results.json, of all rows
+    results       tables and results.json, of all rows, read back from the journal
 
 Batches, facts and rows can be pickled, and a batch's rows depend on plan, batch and model alone, not on what was
 computed before it.
@@ -13,8 +13,8 @@ computed before it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
+    from evalkit.runs.columns import Rows
     from evalkit.runs.folder import Run
+    from evalkit.runs.held import Held
     from evalkit.runs.place import Place
     from evalkit.runs.writing import RunWriter
 
@@ -100,38 +102,8 @@ class Computer(Protocol):
     def place(self, batch: Batch | None = None) -> Place:
         """Where a batch is computed; of none, where most are."""
 
-    def compute(self, batch: Batch) -> Sequence[Row]:
-        """The rows of a batch."""
-
-
-@dataclass
-class Held:
-    """What the journal holds of a run.
-
-    Args:
-        key: (journal's task, row) → what the row is of.
-    """
-
-    key: Callable[[str, Any], Hashable]
-    rows: dict[Hashable, list[Any]] = field(default_factory=dict)
-    """Key → its rows. Where several batches have a key, those of the first."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Spent on each task of the journal."""
-
-    def keep(self, task: str, seconds: float, rows: Sequence[Any]) -> None:
-        """Take a finished batch in."""
-        self.seconds[task] = self.seconds.get(task, 0.0) + seconds
-        fresh: dict[Hashable, list[Any]] = {}
-        for row in rows:
-            if (key := self.key(task, row)) not in self.rows:
-                fresh.setdefault(key, []).append(row)
-        self.rows |= fresh
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self.rows
-
-    def __bool__(self) -> bool:
-        return bool(self.rows)
+    def compute(self, batch: Batch) -> Rows:
+        """The rows of a batch: `Row`s or, where they are many, an Arrow table of their `runs.columns.schema_of`."""
 
 
 class Benchmark(ABC):
@@ -141,6 +113,8 @@ class Benchmark(ABC):
     """Its name in manifests and in the registry."""
     row: ClassVar[type[Row]]
     """Of the journal."""
+    key: ClassVar[tuple[str, ...]]
+    """Columns of `row` that say what it is of, such as a document. All rows of a key are in one batch."""
 
     @abstractmethod
     def request(self) -> type[Request]:
@@ -155,12 +129,8 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def key(self, task: str, row: Any) -> Hashable:
-        """What a row of the journal is of, such as a document."""
-
-    @abstractmethod
     def is_missing(self, plan: Any, held: Held) -> bool:
-        """Whether anything is still to be computed."""
+        """Whether anything is still to be computed; `(task, *values of the key) in held` says what is there."""
 
     @abstractmethod
     def computer(self, plan: Any, loaded: LoadedModel, budget: int | None, say: Say) -> Computer:
@@ -186,7 +156,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def finish(self, plan: Any, held: Held, writer: RunWriter) -> None:
-        """Write tables and results; `RunWriter.save_results` last."""
+        """Write tables and results, of what `Held.rows`, `table` or `batches` reads; `RunWriter.save_results` last."""
 
     def serves(self, plan: Any, run: Run) -> bool:
         """Whether a finished run has all that is asked for."""
@@ -245,7 +215,7 @@ class Benchmark(ABC):
 
     def suites(self) -> Mapping[str, str]:
         """Names under which `evalkit run --suite` finds it → what is run, in a line."""
-        return dict.fromkeys(self.averages(), "")
+        return dict.fromkeys(self.averages() or (self.kind,), "")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Suite → average → its tasks, for tables; the last average is "Average", over all of the suite's tasks."""

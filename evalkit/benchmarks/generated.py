@@ -7,12 +7,13 @@ that begin alike go through the model together, and a batch is as large as memor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Held, Planned, Say
+from evalkit.benchmarks.base import Batch, Benchmark, Planned, Say
 from evalkit.errors import RunError, UnknownNameError
+from evalkit.runs.held import Held
 from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
@@ -72,6 +73,7 @@ class GeneratedBenchmark(Benchmark):
     """A benchmark whose answers are generated."""
 
     row = Answer
+    key = ("id",)
 
     @abstractmethod
     def documents(self, plan: Any) -> Mapping[str, Sequence[str]]:
@@ -90,10 +92,6 @@ class GeneratedBenchmark(Benchmark):
             answers: task → one for each document, in their order.
             writer: of the run's folder.
         """
-
-    def key(self, task: str, row: Answer) -> Hashable:
-        """The document."""
-        return task, row.id
 
     def is_missing(self, plan: Any, held: Held) -> bool:
         """Whether a document has no answer."""
@@ -180,11 +178,12 @@ class _Generating:
 
 
 def _answers(task: str, ids: Sequence[str], held: Held, writer: RunWriter) -> Iterator[Answer]:
+    found = {answer.id: answer for answer in held.rows(task)}
     for one in ids:
-        if (task, one) not in held:
+        if one not in found:
             # Cannot happen unless somebody has removed lines of the journal while it was read
             raise RunError(
                 f"the journal of {writer.folder} does not hold {task} document {one}; delete the folder and run the "
                 "command again"
             )
-        yield held.rows[task, one][0]
+        yield found[one]

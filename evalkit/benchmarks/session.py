@@ -9,11 +9,12 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 
-from evalkit.benchmarks.base import Benchmark, Held, Plan
+from evalkit.benchmarks.base import Benchmark, Plan
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
+from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, finished_run
 
@@ -36,9 +37,7 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
 
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
-    held = Held(kind.key)
-    for entry in writer.entries(kind.row):
-        held.keep(entry.task, entry.seconds, [kind.row(*row) for row in entry.rows])
+    held = writer.held(kind.row, kind.key)
     if kind.is_missing(plan, held):
         _compute(kind, plan, held, writer, progress)
     kind.finish(plan, held, writer)
@@ -61,9 +60,7 @@ def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progres
             started = time.perf_counter()
             rows = computer.compute(batch)
             seconds = round(time.perf_counter() - started, 4)
-            name = batch.journal or batch.task
-            writer.append(Entry(name, batch.number, seconds, [list(row) for row in rows], computer.place(batch)))
-            held.keep(name, seconds, rows)
+            held.append(Entry(batch.journal or batch.task, batch.number, seconds, computer.place(batch)), rows)
             progress.advance(batch.work, batch.documents)
 
 

@@ -1,36 +1,55 @@
 """The journal of a run: every finished batch on one line, with a checksum, on disk before the next is started.
 
+    <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, columns] <rows>
+
+`columns` is the digest of the rows' schema, and the rows are an Arrow record batch (`columns.py`) in base64, so that a
+line feed ends a line and nothing else. Lines of earlier versions are read as well; their rows are JSON:
+
     <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, rows]
 
 A process may be killed at any byte. A line that does not match its checksum is dropped when the journal is next
-opened, and its batch is scored again. A whole line of another run, or of another form, is refused.
+opened, and its batch is scored again. A whole line of another run, or of another form, is refused. One line at a time
+is in memory.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import os
+import sys
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import IO, TYPE_CHECKING, Any
 
 from evalkit.errors import RunError
 from evalkit.inputs.form import misfit
 from evalkit.runs.folder import WITHOUT_JOURNAL
 from evalkit.runs.place import Place
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from evalkit.runs.columns import Rows
+
 _LARGEST = 2**63
 """No whole number of a journal is as large: tables hold them in 64 bits."""
-_FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
+_LONGEST = 1 << 29
+"""No line has as many bytes: above the largest batch's in base64."""
+_LONGEST_JSON = 1 << 24
+"""Nor as many of JSON: Python's objects take twenty times the room."""
+_FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "columns": str}
+_EARLIER = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One finished batch."""
+    """One finished batch, without its rows."""
 
     task: str
     """The task; in runs of lm-eval's tasks, the kind of request and the task."""
@@ -38,10 +57,10 @@ class Entry:
     """Number of the batch in its task's plan; -1 for what needs no batch."""
     seconds: float
     """Wall time of the batch."""
-    rows: list[list[Any]]
-    """What was found: rows of the score table, or answers to lm-eval's requests (`benchmarks/lm_eval/requests.py`)."""
     place: Place
     """Where it was computed."""
+    offset: int = field(default=0, compare=False)
+    """Where its line begins in the file."""
 
 
 class Journal:
@@ -50,46 +69,82 @@ class Journal:
     Args:
         path: the file; made when the first entry is written.
         run: the run's id.
+        row: what the rows are: a `NamedTuple` of numbers, texts, truth values and None.
         say: called when damaged lines are dropped.
     """
 
-    def __init__(self, path: Path, run: str, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None]) -> None:
+        self.row = row
         self._path = path
         self._run = run
         self._say = say
 
-    def read(self, row: type[tuple[Any, ...]]) -> list[Entry]:
-        """All whole entries, each once. Damaged lines are removed from the file.
-
-        Args:
-            row: what the rows are: a `NamedTuple` of numbers, texts, truth values and None.
+    def read(self) -> Iterator[tuple[Entry, pa.RecordBatch]]:
+        """All whole entries, each once, with their rows. When all are read, damaged lines are removed from the file.
 
         Raises:
             RunError: the file cannot be read or repaired, or a whole line is of another run or form.
         """
+        seen: set[bytes] = set()
+        kept: list[tuple[int, int]] = []
+        damaged = size = end = 0
+        whole = True
         try:
-            lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
-            parsed = [(line, self._parse(line, number, row)) for number, line in enumerate(lines, start=1) if line]
-            # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
-            whole = list({line: (line, entry) for line, entry in parsed if entry}.values())
-            if damaged := sum(entry is None for _, entry in parsed):
+            for number, line in enumerate(self._lines(), start=1):
+                start, end = end, end + len(line)
+                content = line.removesuffix(b"\n")
+                found = self._parse(content, number, size)
+                damaged += found is None and content != b""
+                whole &= len(content) < len(line)
+                # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
+                if found is None or (digest := hashlib.sha256(content).digest()) in seen:
+                    whole = False
+                    continue
+                seen.add(digest)
+                kept.append((start, len(content)))
+                size += len(content) + 1
+                yield found
+            if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
-            if len(whole) < len(parsed) or (lines and lines[-1]):
-                replace_file(self._path, b"".join(line + b"\n" for line, _ in whole))
+            if not whole:
+                replace_file(self._path, self._pieces(kept))
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
-        return [entry for _, entry in whole]
 
-    def append(self, entry: Entry) -> None:
-        """Write an entry and wait until it is on the disk.
+    def rows(self, entry: Entry) -> pa.RecordBatch:
+        """The rows of an entry of `read` or `append`.
+
+        Raises:
+            RunError: they are not there any more.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(entry.offset)
+                found = self._parse(file.readline(_LONGEST).removesuffix(b"\n"), 0, entry.offset)
+        except OSError as error:
+            raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
+        if found is None or found[0] != entry:
+            raise RunError(f"journal {self._path} was changed while it was read; run the same command again")
+        return found[1]
+
+    def append(self, entry: Entry, rows: Rows) -> tuple[Entry, pa.RecordBatch]:
+        """Write an entry and wait until it is on the disk; returns what `read` gives of it.
 
         Raises:
             RunError: it could not be written; what was there before is safe.
         """
-        content = [self._run, entry.task, entry.batch, entry.seconds, entry.place, entry.rows]
-        payload = json.dumps(content, separators=(",", ":")).encode()
+        from evalkit.runs.columns import record_batch, schema_digest, to_bytes
+
+        try:
+            batch = record_batch(rows, self.row)
+            columns = to_bytes(batch)
+        except ValueError as error:
+            raise RunError(f"batch {entry.batch} of {entry.task} cannot be kept: {error}") from error
+        header = [self._run, entry.task, entry.batch, entry.seconds, entry.place, schema_digest(self.row)]
+        payload = json.dumps(header, separators=(",", ":")).encode() + b" " + base64.b64encode(columns)
         try:
             with self._path.open("ab") as file:
+                offset = file.seek(0, os.SEEK_END)
                 file.write(b"%08x %s\n" % (zlib.crc32(payload), payload))
                 file.flush()
                 os.fsync(file.fileno())
@@ -98,8 +153,22 @@ class Journal:
                 f"journal {self._path} cannot be written ({error.strerror or error}): batch {entry.batch} of "
                 f"{entry.task} is not saved, all before it is; repair that and run the same command again"
             ) from error
+        return replace(entry, offset=offset), batch
 
-    def _parse(self, line: bytes, number: int, row: type[tuple[Any, ...]]) -> Entry | None:
+    def _lines(self) -> Iterator[bytes]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                while line := file.readline(_LONGEST):
+                    yield line
+
+    def _pieces(self, kept: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        """Lines of the file, by where each begins and its length."""
+        with self._path.open("rb") as file:
+            for start, length in kept:
+                file.seek(start)
+                yield file.read(length) + b"\n"
+
+    def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
         """The entry of a line; None if the line is damaged."""
         checksum, _, payload = line.partition(b" ")
         try:
@@ -109,29 +178,42 @@ class Journal:
         except ValueError:
             return None
         try:
-            return self._entry(json.loads(payload, parse_int=_whole, parse_float=_number, parse_constant=_number), row)
+            return self._entry(payload, offset)
         except (ValueError, RecursionError) as error:
             raise RunError(
                 f"journal {self._path}, line {number}: not a batch of this run ({error}); put the run's own journal "
                 f"back, or {WITHOUT_JOURNAL}"
             ) from error
 
-    def _entry(self, content: Any, row: type[tuple[Any, ...]]) -> Entry:
+    def _entry(self, payload: bytes, offset: int) -> tuple[Entry, pa.RecordBatch]:
         """Raises `ValueError` where it is of another run or form."""
-        if not isinstance(content, list) or len(content) != len(_FIELDS):
-            raise ValueError(f"expected a list of {', '.join(_FIELDS)}")
-        fields = dict(zip(_FIELDS, content, strict=True))
-        if trouble := misfit(fields, _FIELDS):
+        from evalkit.runs.columns import from_bytes, record_batch, schema_digest
+
+        # Base64 ends in no bracket
+        earlier = payload.endswith((b"]", b"}"))
+        header, _, packed = (payload, b"", b"") if earlier else payload.rpartition(b" ")
+        form = _EARLIER if earlier else _FIELDS
+        if len(header) > _LONGEST_JSON:
+            raise ValueError(f"it holds {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
+        content = json.loads(header, parse_int=_whole, parse_float=_number, parse_constant=_number)
+        if not isinstance(content, list) or len(content) != len(form):
+            raise ValueError(f"expected a list of {', '.join(form)}")
+        if trouble := misfit(dict(zip(form, content, strict=True)), form):
             raise ValueError(trouble)
-        run, task, batch, seconds, place, rows = content
+        run, task, batch, seconds, place, last = content
         if run != self._run:
             raise ValueError(f"it is of run {run}; expected {self._run}")
         if seconds < 0:
             raise ValueError(f"'seconds' is {seconds}; expected a number of at least 0")
         if len(place) != len(Place._fields):
             raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(Place._fields)}")
-        check_rows(rows, row)
-        return Entry(task, batch, seconds, rows, Place(*place))
+        # A run has many entries and few tasks and places
+        entry = Entry(sys.intern(task), batch, seconds, Place(*map(sys.intern, place)), offset)
+        if earlier:
+            return entry, record_batch(last, self.row)
+        if last != schema_digest(self.row):
+            raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
+        return entry, from_bytes(base64.b64decode(packed, validate=True), self.row)
 
 
 def _number(text: str) -> float:
@@ -146,34 +228,24 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def check_rows(rows: Sequence[Sequence[Any]], row: type[tuple[Any, ...]]) -> None:
-    """Raise `ValueError` where rows of plain data are not the fields of a `NamedTuple`, each of its type."""
-    allowed = _types(row)
-    for kinds in {tuple(map(type, one)) for one in rows}:
-        if len(kinds) != len(allowed) or not all(map(frozenset.__contains__, allowed.values(), kinds)):
-            wrong = [name for name, kind in zip(allowed, kinds, strict=False) if kind not in allowed[name]]
-            what = f"'{wrong[0]}' is of another type" if wrong else f"{len(kinds)} fields"
-            raise ValueError(f"a row has {what}; expected {', '.join(allowed)}")
-
-
-@cache
-def _types(row: type[tuple[Any, ...]]) -> dict[str, frozenset[type]]:
-    """The types that JSON may have for each field; a whole number is a number too."""
-    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row).items()}
-    return {name: frozenset((*kinds, int) if float in kinds else kinds) for name, kinds in hints.items()}
-
-
-def replace_file(path: Path, content: bytes | Sequence[bytes]) -> None:
+def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Write a file so that it is either the old one or the whole new one, whenever the process dies.
 
     Raises:
         OSError: the disk is full or read-only; no half-written file is left.
     """
+    with replacing(path) as file:
+        file.writelines([content] if isinstance(content, bytes) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to be written that takes the place of another one when it is whole; see `replace_file`."""
     # One name for all processes, so that kills leave no more than one behind; a run folder has one writer at a time
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -5,11 +5,11 @@ In: a run's manifest, and what completes it. Out: the finished `Run`.
 
 from __future__ import annotations
 
-import io
+import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,17 @@ from filelock import FileLock, Timeout
 
 from evalkit.errors import RunError
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
-from evalkit.runs.journal import Entry, Journal, replace_file
+from evalkit.runs.held import Held
+from evalkit.runs.journal import Entry, Journal, replace_file, replacing
 from evalkit.runs.place import Place, devices, places
 from evalkit.runs.seal import DIGEST, RUN, digest, json_bytes, sealed
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+_GROUP = 32 << 20
+"""Bytes of a table that are gathered before they are written."""
 
 
 def finished_run(
@@ -79,9 +84,8 @@ class RunWriter:
     def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder = folder
         self.manifest = manifest
-        self.journal = Journal(folder / JOURNAL, manifest["id"], say)
         self.say = say
-        self._entries: list[Entry] = []
+        self._entries: Sequence[Entry] = ()
         self._files: dict[str, str] = {}
         """Name → digest of what has been written."""
 
@@ -94,23 +98,23 @@ class RunWriter:
                 f"or {WITHOUT_JOURNAL}"
             )
 
-    def entries(self, row: type[tuple[Any, ...]]) -> list[Entry]:
+    def held(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> Held:
         """What the journal holds, to go on from; what was made of it before passes for a result no longer.
+
+        Args:
+            row: see `Journal`.
+            key: see `Held`.
 
         Raises:
             RunError: as `Journal.read`, or the results cannot be removed.
         """
-        self._entries = self.journal.read(row)
+        held = Held(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
+        self._entries = held.entries
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
-        return list(self._entries)
-
-    def append(self, entry: Entry) -> None:
-        """Add a finished batch to the journal; see `Journal.append`."""
-        self.journal.append(entry)
-        self._entries.append(entry)
+        return held
 
     def compute_on(self, place: Place) -> None:
         """Say so where earlier batches were computed on another kind of device."""
@@ -141,13 +145,21 @@ class RunWriter:
     def save_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a Parquet file of the folder, whole or not at all."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         content = pa.Table.from_pandas(table, preserve_index=False)
-        content = content.replace_schema_metadata((content.schema.metadata or {}) | {RUN: self.manifest["id"]})
-        buffer = io.BytesIO()
-        pq.write_table(content, buffer)
-        self.save_bytes(name, buffer.getvalue())
+        self.save_batches(name, content.schema, content.to_batches())
+
+    def save_batches(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        """The same of a table that comes piece by piece and is never in memory as a whole."""
+        import pyarrow.parquet as pq
+
+        schema = schema.with_metadata((schema.metadata or {}) | {RUN: self.manifest["id"]})
+        path = self.folder / name
+        with self._saving(path), replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
+            for group in _groups(batches, schema):
+                writer.write_table(group)
+        with self._saving(path), path.open("rb") as file:
+            self._files[name] = hashlib.file_digest(file, "sha256").hexdigest()
 
     def save_bytes(self, name: str, content: bytes) -> None:
         """Write a file of the folder, whole or not at all, to be read back through `Run.read`.
@@ -159,16 +171,37 @@ class RunWriter:
         self._files[name] = digest(content)
 
     def _save(self, name: str, content: bytes) -> None:
-        path = self.folder / name
+        with self._saving(self.folder / name):
+            replace_file(self.folder / name, content)
+
+    @contextmanager
+    def _saving(self, path: Path) -> Iterator[None]:
+        """Makes the file's folder; raises a `RunError` where the file cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content)
+            yield
         except OSError as error:
             safe = "; what was scored is safe in the journal" if (self.folder / JOURNAL).exists() else ""
             raise RunError(
                 f"{path} cannot be written ({error.strerror or error}){safe}; repair that and run the same command "
                 "again"
             ) from error
+
+
+def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Batches put together, so that a file has few row groups."""
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= _GROUP:
+            yield pa.Table.from_batches(waiting, schema)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting, schema)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every benchmark with a run that is small: evalkit's own, and one of another package."""
+"""Every benchmark with a run that is small: evalkit's own, and two of another package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def install_plugin(folder: Path) -> Path:
     about = folder / "evalkit_copying-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evalkit-copying\nVersion: 1.0\n", encoding="utf-8")
-    (about / "entry_points.txt").write_text(f"[{GROUP}]\ncopying = tests.plugin.copying:Copying\n", encoding="utf-8")
+    named = "copying = tests.plugin.copying:Copying\nnorms = tests.plugin.norms:Norms\n"
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\n{named}", encoding="utf-8")
     return folder
 
 
@@ -30,7 +31,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = install_plugin(tmp_path_factory.mktemp("installed"))
     sys.path.insert(0, str(folder))
     benchmark.cache_clear()
-    assert "copying" in kinds()
+    assert {"copying", "norms"} <= {*kinds()}
     yield folder
     sys.path.remove(str(folder))
     benchmark.cache_clear()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.base import Held
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
@@ -27,15 +28,17 @@ from evalkit.compare.sides import Side
 from evalkit.export import export_run
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
-from evalkit.runs.journal import Journal
+from evalkit.runs.held import Held
+from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.listing import list_found
 from evalkit.tables.measured import accuracies
 from tests.documents import made_up
+from tests.journals import as_earlier
 from tests.longbench.made import record, write
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying")
-BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60}
+KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying", "norms")
+BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60, "norms": 60}
 """Small, so that there are many batches."""
 
 
@@ -72,6 +75,8 @@ def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
         common |= {"data_dir": files / "rows", "context": "none", "tasks": "qasper", "window": 400}
     if kind == "copying":
         common |= {"lists": 12}
+    if kind == "norms":
+        common |= {"count": 12}
     if kind == "needle":
         common |= {"lengths": (200, 300), "depths": (0, 50), "repeats": 2}
     return common
@@ -134,11 +139,11 @@ def test_an_interrupted_run_goes_on(
 ) -> None:
     append, written = Journal.append, []
 
-    def stops(own: Journal, entry: Any) -> None:
+    def stops(own: Journal, entry: Any, rows: Any) -> Any:
         if len(written) == after:
             raise KeyboardInterrupt
-        append(own, entry)
         written.append(entry)
+        return append(own, entry, rows)
 
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", stops)
@@ -150,6 +155,24 @@ def test_an_interrupted_run_goes_on(
     same(finished, runs[kind, 0])
     assert (finished.folder / JOURNAL).read_bytes().startswith(kept)
     assert batches_in(tmp_path) == (runs[kind, 0].folder / JOURNAL).read_bytes().count(b"\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_journal_of_an_earlier_version_goes_on(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
+) -> None:
+    """Its lines stay as they are, the batches that are missing follow in columns, and the table is the same."""
+    whole = runs[kind, 0]
+    folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
+    (folder / RESULTS).unlink()
+    as_earlier(load_run(folder), benchmark(kind).row)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    assert all(line.endswith(b"]\n") for line in lines)
+    (folder / JOURNAL).write_bytes(b"".join(lines[:2]))
+    finished = made(kind, files, tmp_path)
+    same(finished, whole)
+    assert (finished.folder / JOURNAL).read_bytes().startswith(b"".join(lines[:2]))
+    assert batches_in(tmp_path) == len(lines)
 
 
 def _run(kind: str, files: Path, output: Path, installed: str) -> None:
@@ -196,7 +219,7 @@ def test_the_command_line_runs_and_shows_it(
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        own = name in ("window", "lengths", "depths", "repeats", "lists")
+        own = name in ("window", "lengths", "depths", "repeats", "lists", "count")
         flag = f"--{name.replace('_', '-')}"
         command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
     for form in ("table", "json"):
@@ -219,33 +242,35 @@ def test_the_command_line_runs_and_shows_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_can_be_computed_elsewhere(kind: str, runs: dict[tuple[str, int], Run], files: Path) -> None:
+def test_a_batch_can_be_computed_elsewhere(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
+) -> None:
     """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one, Silent().say)
     computer = served_by.computer(one, loaded, BUDGET[kind], Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
-    planned = served_by.batches(one, facts, loaded.tokenizer, Held(served_by.key), Silent().say)
+    held = Held(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    planned = served_by.batches(one, facts, loaded.tokenizer, held, Silent().say)
     pickled = [pickle.dumps(batch) for batch in planned.batches]
     assert len(pickled) > 2
-    held = Held(served_by.key)
     for batch in map(pickle.loads, pickled[::-1]):
-        held.keep(batch.journal or batch.task, 0.0, computer.compute(batch))
+        held.append(
+            Entry(batch.journal or batch.task, batch.number, 0.0, computer.place(batch)), computer.compute(batch)
+        )
     assert not served_by.is_missing(one, held)
-    stored = Held(served_by.key)
     run = runs[kind, 0]
-    for entry in Journal(run.folder / JOURNAL, run.manifest["id"], pytest.fail).read(served_by.row):
-        stored.keep(entry.task, entry.seconds, [served_by.row(*row) for row in entry.rows])
-    assert without_times(held) == without_times(stored)
+    stored = Held(Journal(run.folder / JOURNAL, run.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    tasks = {entry.task for entry in held.entries}
+    assert tasks == {entry.task for entry in stored.entries}
+    # Read in the order of the batches' numbers, whatever the order that they were computed in
+    assert [without_times(held.rows(task)) for task in tasks] == [without_times(stored.rows(task)) for task in tasks]
 
 
-def without_times(held: Held) -> dict[Any, list[Any]]:
-    """Rows by key."""
-    return {
-        key: [row._replace(seconds=0.0) if hasattr(row, "seconds") else row for row in rows]
-        for key, rows in held.rows.items()
-    }
+def without_times(rows: Iterable[Any]) -> list[Any]:
+    """Rows that are equal where what was computed is."""
+    return [row._replace(seconds=0.0) if hasattr(row, "seconds") else row for row in rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)

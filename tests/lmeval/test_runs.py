@@ -22,6 +22,7 @@ from evalkit.errors import ScoringError, UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
+from tests.journals import entries_of
 from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.tiny import tiny_checkpoint
 
@@ -208,14 +209,14 @@ def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
     """As a journal would hold that was put there by hand."""
     first = run(tasks=("made_choice",))
-    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], pytest.fail)
-    entries = journal.read(Row)
+    entries = entries_of(first, Row)
     (first.folder / "journal.jsonl").unlink()
     (first.folder / "results.json").unlink()
-    doc_id, number, part, _, parts, likelihood, *rest = entries[0].rows[0]
-    entries[0].rows[0] = [doc_id, number, part, "0" * 16, parts, likelihood - 100, *rest]
-    for entry in entries:
-        journal.append(entry)
+    rows = entries[0][1]
+    rows[0] = rows[0]._replace(digest="0" * 16, likelihood=rows[0].likelihood - 100)
+    journal = Journal(first.folder / "journal.jsonl", first.manifest["id"], Row, pytest.fail)
+    for entry, rows in entries:
+        journal.append(entry, rows)
     again = run(tasks=("made_choice",))
     pd.testing.assert_frame_equal(again.scores, first.scores, check_exact=True)
 
@@ -229,10 +230,8 @@ def same_run(found: Run, expected: Run) -> None:
     """To the last bit, with every answer once in the journal."""
     pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
     assert exported(found)["results"] == exported(expected)["results"]
-    journals = [
-        Journal(one.folder / "journal.jsonl", one.manifest["id"], pytest.fail).read(Row) for one in (found, expected)
-    ]
-    answers = [[(e.task, e.batch, row) for e in entries for row in e.rows] for entries in journals]
+    journals = [entries_of(one, Row) for one in (found, expected)]
+    answers = [[(entry.task, entry.batch, row) for entry, rows in entries for row in rows] for entries in journals]
     assert answers[0] == answers[1]
     assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
 
@@ -241,11 +240,12 @@ def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: p
     """After every few batches: whatever kind of request it was at, nothing is scored twice, and nothing differs."""
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any) -> None:
-        append(journal, entry)
+    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+        found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) % 3 == 0:
             raise KeyboardInterrupt
+        return found
 
     monkeypatch.setattr(Journal, "append", interrupt)
     interrupted = 0

@@ -28,9 +28,9 @@ from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal
 from evalkit.runs.place import Place
 from tests.generation.made import by_transformers
+from tests.journals import relocate
 from tests.longbench.made import evaluate_longbench, record, write
 from tests.models.loading import load_folder
-from tests.sealed import relocate
 from tests.test_evaluation import Lines
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
@@ -139,12 +139,12 @@ def test_what_is_missing_is_generated(
     append = Journal.append
     count = 0
 
-    def stop(journal: Journal, entry: Any) -> None:
+    def stop(journal: Journal, entry: Any, rows: Any) -> Any:
         nonlocal count
         if count == after:
             raise Stopped
         count += 1
-        append(journal, entry)
+        return append(journal, entry, rows)
 
     with monkeypatch.context() as patched, pytest.raises(Stopped):
         patched.setattr(Journal, "append", stop)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,17 @@ import pandas as pd
 import pytest
 from transformers import AutoTokenizer
 
+from evalkit.benchmarks.generated import Answer
 from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
 from evalkit.generation.batches import Prompt
 from evalkit.generation.greedy import Generation, Generator
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
+from evalkit.runs.journal import Journal
 from tests.arguments import arguments
 from tests.generation.made import by_transformers
+from tests.journals import entries_of
 from tests.models.loading import load_folder
 from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit
 from tests.test_kills import batches_in, journal_of, wait_for
@@ -176,12 +178,12 @@ def test_an_answer_of_no_cell_stands_for_none(needle: Command) -> None:
     """In a whole line of the journal, as evalkit writes none."""
     folder = Path(needle().out.splitlines()[-1])
     expected = load_needles(load_run(folder)).drop(columns="seconds")
-    *kept, last = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    content = json.loads(last.partition(b" ")[2])
-    for row in content[-1]:
-        row[0] = str(int(row[0]) + 99)
-    payload = json.dumps(content).encode()
-    (folder / JOURNAL).write_bytes(b"".join(kept) + b"%08x %s\n" % (zlib.crc32(payload), payload))
+    run = load_run(folder)
+    *kept, (entry, rows) = entries_of(run, Answer)
+    kept_lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)[: len(kept)]
+    (folder / JOURNAL).write_bytes(b"".join(kept_lines))
+    others = [row._replace(id=str(int(row.id) + 99)) for row in rows]
+    Journal(folder / JOURNAL, run.manifest["id"], Answer, pytest.fail).append(entry, others)
     (folder / RESULTS).unlink()
     assert needle().code == 0
     pd.testing.assert_frame_equal(load_needles(load_run(folder)).drop(columns="seconds"), expected)

@@ -7,8 +7,8 @@ from typing import Any
 
 from lm_eval.api.model import LM
 
-from evalkit.benchmarks.base import Held
 from evalkit.benchmarks.lm_eval.requests import Place, Row, digest_of, places
+from evalkit.runs.held import Held
 
 
 class Answers(LM):  # type: ignore[misc]
@@ -21,6 +21,9 @@ class Answers(LM):  # type: ignore[misc]
     def __init__(self, held: Held) -> None:
         super().__init__()
         self._held = held
+        self._task = ""
+        self._rows: dict[tuple[Any, ...], Row] = {}
+        """Of one task of the journal at a time, since lm-eval asks task by task."""
 
     def of(self, request: Any) -> Row:
         """The answer to a scored request."""
@@ -55,8 +58,11 @@ class Answers(LM):  # type: ignore[misc]
             yield self._row(place._replace(part=part), digest)
 
     def _row(self, place: Place, digest: str) -> Row:
-        row: Row = self._held.rows[place, digest][0]
-        return row
+        if place.journal != self._task:
+            self._task, self._rows = place.journal, {}
+            for row in self._held.rows(place.journal):
+                self._rows.setdefault((row.doc_id, row.number, row.part, row.digest), row)
+        return self._rows[place.doc_id, place.number, place.part, digest]
 
 
 def _likelihood(row: Row) -> float:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalkit.benchmarks.base import Batch, Batches, Held, Say
+from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
-from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, is_held, label_of, owner_of, work_of
+from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, key_of, label_of, owner_of, unanswered, work_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
+from evalkit.runs.held import Held
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
 
@@ -76,7 +77,7 @@ def batches_of(
     """
     encoding = Encoding(tokenizer, facts.prefix_id, facts.prefix_text, facts.window)
     for members in asked.values():
-        if all(is_held(held, one) for one in members):
+        if not unanswered(held, members):
             continue
         if members[0].place.kind == "generate_until":
             yield from _to_generate(members, facts, encoding, held)
@@ -111,7 +112,7 @@ def _to_score(
     scored = {_whole(place) for place, _, _ in found}
     if empty := [one for one in members if one.place not in scored]:
         rows = [_row(one.place, one.digest, 0)._replace(likelihood=0.0) for one in empty]
-        if not all(is_held(held, one) for one in empty):
+        if unanswered(held, empty):
             yield Batch(task, EMPTY, rows, *_extent(empty), journal)
     items, numbers = items_of([wanted for _, wanted, _ in found])
     if items and facts.shares and budget == facts.token_budget:
@@ -119,7 +120,7 @@ def _to_score(
     work = {one.place: work_of(one.request) for one in members}
 
     def done(batch: pack.Batch) -> bool:
-        return all((found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
+        return all(key_of(found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
 
     for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
@@ -127,7 +128,7 @@ def _to_score(
             (place, row)
             for item in batch.items
             for place, _, row in (found[n] for n in numbers[item.index])
-            if (place, row.digest) not in held
+            if key_of(place, row.digest) not in held
         ]
         amount = sum(work[_whole(place)] / max(row.parts, 1) for place, row in fresh)
         documents = len({place.doc_id for place, _ in fresh})
@@ -142,12 +143,13 @@ def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encodi
     for one in members:
         settings = json.dumps(one.request.args[1], sort_keys=True, default=str)
         by_settings.setdefault(settings, []).append(one)
+    left = {one.place for one in unanswered(held, members)}
     number = 0
     for group in by_settings.values():
         group.sort(key=lambda one: (-lengths[one.place], one.request.args[0]))
         for start in range(0, len(group), facts.generation_batch):
             batch = group[start : start + facts.generation_batch]
-            if fresh := [one for one in batch if not is_held(held, one)]:
+            if fresh := [one for one in batch if one.place in left]:
                 content = ToGenerate(
                     [one.request.args for one in batch],
                     [(one.place.task, one.place.doc_id) for one in batch],

@@ -7,11 +7,11 @@ lm_eval/         the same in lm-eval's form
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
-from evalkit.benchmarks.lm_eval.requests import Row, is_held, key_of, work_of
+from evalkit.benchmarks.base import Benchmark, Planned, Say
+from evalkit.benchmarks.lm_eval.requests import KEY, Row, unanswered, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.runs.held import Held
     from evalkit.runs.writing import RunWriter
 
 
@@ -32,6 +33,7 @@ class LMEval(Benchmark):
 
     kind = LM_EVAL
     row = Row
+    key = KEY
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""
@@ -45,13 +47,9 @@ class LMEval(Benchmark):
 
         return plan_tasks(request, say)
 
-    def key(self, task: str, row: Row) -> Hashable:
-        """Which request, or which window of one, and what it asked."""
-        return key_of(task, row)
-
     def is_missing(self, plan: TaskPlan, held: Held) -> bool:
         """Whether a request has no answer."""
-        return any(not is_held(held, one) for members in plan.asked.values() for one in members)
+        return any(unanswered(held, members) for members in plan.asked.values())
 
     def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Answering:
         """See `Benchmark`."""
@@ -63,11 +61,12 @@ class LMEval(Benchmark):
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.batches import batches_of
 
-        every = [one for members in plan.asked.values() for one in members]
+        left = [one for members in plan.asked.values() for one in unanswered(held, members)]
+        total = sum(work_of(one.request) for members in plan.asked.values() for one in members)
         return Planned(
             batches_of(plan.asked, facts, tokenizer, held, plan.request.token_budget, say),
-            sum(work_of(one.request) for one in every),
-            sum(work_of(one.request) for one in every if is_held(held, one)),
+            total,
+            total - sum(work_of(one.request) for one in left),
         )
 
     def finish(self, plan: TaskPlan, held: Held, writer: RunWriter) -> None:

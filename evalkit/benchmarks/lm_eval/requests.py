@@ -11,7 +11,7 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from evalkit.benchmarks.base import Held
+from evalkit.runs.held import Held, Key
 
 _PER_TEXT = 2000
 """Work of generating one text, in characters that are scored."""
@@ -64,14 +64,13 @@ class Asked(NamedTuple):
     """Of its text."""
 
 
-Key = tuple[Place, str]
-"""A place and the digest of what was asked there."""
+KEY = ("doc_id", "number", "part", "digest")
+"""What a row is the answer to, in its task."""
 
 
-def key_of(journal: str, row: Row) -> Key:
-    """What a row of the journal is the answer to."""
-    kind, _, task = journal.partition(" ")
-    return Place(kind, task, row.doc_id, row.number, row.part), row.digest
+def key_of(place: Place, digest: str) -> Key:
+    """What the journal calls the answer at a place to a request of that digest."""
+    return place.journal, place.doc_id, place.number, place.part, digest
 
 
 def places(requests: Sequence[Any]) -> Iterator[tuple[Place, Any]]:
@@ -92,15 +91,18 @@ def digest_of(request: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_held(held: Held, asked: Asked) -> bool:
-    """Whether the journal has all parts of a request's answer."""
-    place, digest = asked.place, asked.digest
-    if (place, digest) not in held:
-        return False
-    if place.kind != "loglikelihood_rolling":
-        return True
-    parts = held.rows[place, digest][0].parts
-    return all((place._replace(part=part), digest) in held for part in range(1, parts))
+def unanswered(held: Held, asked: Sequence[Asked]) -> list[Asked]:
+    """Those requests of a task of which the journal does not have all parts of the answer."""
+    windows: dict[tuple[Any, ...], int] = {}
+    if asked and asked[0].place.kind == "loglikelihood_rolling":
+        journal = asked[0].place.journal
+        windows = {(journal, *(getattr(row, name) for name in KEY)): row.parts for row in held.rows(journal)}
+
+    def is_held(place: Place, digest: str) -> bool:
+        parts = max(1, windows.get(key_of(place, digest), 1))
+        return all(key_of(place._replace(part=place.part + part), digest) in held for part in range(parts))
+
+    return [one for one in asked if not is_held(one.place, one.digest)]
 
 
 def label_of(request: Any) -> str:

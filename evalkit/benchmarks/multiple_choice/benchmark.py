@@ -7,24 +7,25 @@ lm_eval/         the same in lm-eval's form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
+from evalkit.benchmarks.base import Batch, Batches, Benchmark, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
 from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.place import Place, place_of
-from evalkit.scores.table import SEGMENTS, ScoreRow, score_table
+from evalkit.scores.table import CLUSTER, SEGMENTS, ScoreRow
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.runs.held import Held, Key
     from evalkit.runs.writing import RunWriter
     from evalkit.scoring import pack
 
@@ -60,6 +62,7 @@ class MultipleChoice(Benchmark):
 
     kind = "multiple_choice"
     row = ScoreRow
+    key = ("subtask", "doc_id")
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""
@@ -74,10 +77,6 @@ class MultipleChoice(Benchmark):
 
         suite = asked_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
-
-    def key(self, task: str, row: ScoreRow) -> Hashable:
-        """The document."""
-        return row.subtask, row.doc_id
 
     def is_missing(self, plan: ChoicePlan, held: Held) -> bool:
         """Whether a document has no scores."""
@@ -276,20 +275,32 @@ class _Ahead:
 
 def _table(plan: ChoicePlan, held: Held, writer: RunWriter) -> pd.DataFrame:
     """The journal's rows as the score table, in the order of the documents."""
-    questions = list(chain(*plan.questions.values()))
-    rows = [row for question in questions for row in held.rows.get(_key(question), [])]
-    expected = [(q.subtask, q.doc_id, choice) for q in questions for choice in range(len(q.contexts))]
-    if [(row.subtask, row.doc_id, row.choice) for row in rows] != expected:
+    import pandas as pd
+
+    parts = [_task_table(members, held.table(task), writer) for task, members in plan.questions.items()]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _task_table(questions: Sequence[Question], rows: pa.Table, writer: RunWriter) -> pd.DataFrame:
+    """The same of one task."""
+    order = {(question.subtask, question.doc_id): place for place, question in enumerate(questions)}
+    documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
+    # Rows of a document stay in their order
+    places = sorted((order[one], number) for number, one in enumerate(documents) if one in order)
+    table = rows.take([number for _, number in places])
+    found = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
+    if found != [(place, choice) for place, one in enumerate(questions) for choice in range(len(one.contexts))]:
         # Cannot happen unless somebody has removed lines of the journal while it was read
         raise RunError(
             f"the journal of {writer.folder} does not hold the choices of every document; "
             "delete the folder and run the command again"
         )
-    return score_table(rows, {(q.subtask, q.doc_id): q.cluster for q in questions})
+    scores: pd.DataFrame = table.to_pandas()
+    return scores.assign(**{CLUSTER: [questions[place].cluster for place, _ in places]})
 
 
-def _key(question: Question) -> Hashable:
-    return question.subtask, question.doc_id
+def _key(question: Question) -> Key:
+    return question.task, question.subtask, question.doc_id
 
 
 def _scored(plan: ChoicePlan) -> frozenset[int]:

@@ -1,0 +1,170 @@
+"""Rows of a journal as Arrow columns.
+
+In: a `NamedTuple` class, and rows of it or an Arrow table. Out: a record batch of the class's schema, and its bytes.
+
+The bytes are one Arrow IPC message (a record batch without its schema, which the class has), compressed by zlib. They
+may come from anywhere: what is larger than `MOST_BYTES`, compressed once more inside, or not as the schema says is a
+`ValueError` before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, TypeAlias, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from evalkit.errors import first_line
+
+Rows: TypeAlias = Sequence[tuple[Any, ...]] | pa.RecordBatch | pa.Table
+"""What a computer returns of a batch."""
+
+MOST_BYTES = 256 << 20
+"""Of a batch's columns, uncompressed."""
+
+_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+_TAKEN = {pa.string(): str, pa.int64(): Integral, pa.float64(): Real, pa.bool_(): bool}
+"""What Python's values may be; a whole number is a number too, true and false are neither."""
+_LEVEL = 1
+"""Of zlib: the highest usual one, 6, saves a tenth of the size."""
+
+
+@cache
+def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
+    """The columns of a `NamedTuple` of numbers, texts and truth values; a field of `float | None` may be null.
+
+    Raises:
+        TypeError: a field is of another type.
+    """
+    fields = []
+    for name, hint in get_type_hints(row).items():
+        kinds = get_args(hint) or (hint,)
+        [*known] = (kind for kind in kinds if kind is not type(None))
+        if len(known) != 1 or known[0] not in _TYPES:
+            raise TypeError(f"{row.__name__}.{name}: expected one of str, int, float, bool, or that and None")
+        fields.append(pa.field(name, _TYPES[known[0]], nullable=len(kinds) > 1))
+    return pa.schema(fields)
+
+
+@cache
+def schema_digest(row: type[tuple[Any, ...]]) -> str:
+    """Eight hexadecimal digits that stand for the names and types of a schema."""
+    text = ", ".join(f"{field.name} {field.type}{' or null' * field.nullable}" for field in schema_of(row))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows as one record batch.
+
+    Args:
+        rows: `NamedTuple`s or lists of their fields, or a record batch or table with the columns of the schema.
+        row: the `NamedTuple` class.
+
+    Raises:
+        ValueError: a column is missing, of another type, or has what it must not have: nulls, NaN or infinity.
+    """
+    schema = schema_of(row)
+    if isinstance(rows, pa.Table):
+        rows = pa.RecordBatch.from_arrays([column.combine_chunks() for column in rows.columns], schema=rows.schema)
+    if not isinstance(rows, pa.RecordBatch):
+        if others := {len(one) for one in rows} - {len(schema)}:
+            raise ValueError(f"a row has {min(others)} fields; expected {', '.join(schema.names)}")
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+        arrays = [_array(column, field) for column, field in zip(columns, schema, strict=True)]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return _checked(rows, schema)
+
+
+def to_bytes(batch: pa.RecordBatch) -> bytes:
+    """The bytes of a record batch; see the module.
+
+    Raises:
+        ValueError: they are more than `MOST_BYTES`.
+    """
+    content = batch.serialize()
+    if content.size > MOST_BYTES:
+        raise ValueError(f"{batch.num_rows} rows are {content.size} bytes; expected batches of at most {MOST_BYTES}")
+    return zlib.compress(content, _LEVEL)
+
+
+def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
+    """The record batch of `to_bytes`.
+
+    Raises:
+        ValueError: they hold no record batch of that class's columns.
+    """
+    unpacked = zlib.decompressobj()
+    try:
+        message = unpacked.decompress(content, MOST_BYTES + 1)
+    except zlib.error as error:
+        raise ValueError(f"its rows cannot be unpacked: {error}") from error
+    if len(message) > MOST_BYTES:
+        raise ValueError(f"its rows are larger than {MOST_BYTES} bytes")
+    if not unpacked.eof or unpacked.unused_data:
+        raise ValueError("its rows are cut short, or something follows them")
+    try:
+        found = pa.ipc.read_message(message)
+        # What is compressed inside would be unpacked to whatever size it says
+        if found.type != "record batch" or found.metadata_version != pa.MetadataVersion.V5 or _compresses(found):
+            raise ValueError("its rows are no plain record batch")
+        batch = pa.ipc.read_record_batch(found, schema_of(row))
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+        raise ValueError(f"its rows are no record batch: {first_line(error)}") from error
+    return _checked(batch, schema_of(row))
+
+
+def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    # Arrow itself makes 1 of 1.5 where whole numbers are expected
+    for kind in {*map(type, values)} - {type(None)}:
+        if not issubclass(kind, _TAKEN[field.type]) or (kind is bool) != (field.type == pa.bool_()):
+            raise ValueError(f"'{field.name}' is of another type in a row ({kind.__name__}); expected {field.type}")
+    if field.type == pa.float64():
+        # Arrow refuses whole numbers past 2^53, which Python rounds
+        values = [None if value is None else float(value) for value in values]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"'{field.name}': {first_line(error)}") from error
+
+
+def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch under the schema itself."""
+    if batch.schema.names != schema.names:
+        raise ValueError(f"its columns are {', '.join(batch.schema.names)[:200]}; expected {', '.join(schema.names)}")
+    for column, field in zip(batch.columns, schema, strict=True):
+        if column.type != field.type:
+            raise ValueError(f"'{field.name}' is of type {column.type}; expected {field.type}")
+        if column.null_count and not field.nullable:
+            raise ValueError(f"'{field.name}' is null in a row")
+        if field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
+            raise ValueError(f"'{field.name}' holds NaN or infinity; expected finite numbers")
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _compresses(message: pa.Message) -> bool:
+    """Whether the buffers of a record batch are compressed, which pyarrow does not say.
+
+    Reads the message's metadata, a flatbuffer (Arrow's Message.fbs: the header is the third field of a message, the
+    compression the fourth of a record batch).
+    """
+    content = message.metadata.to_pybytes()
+
+    def pointed(at: int) -> int:
+        return at + int(struct.unpack_from("<I", content, at)[0])
+
+    def field(table: int, number: int) -> int | None:
+        vtable = table - struct.unpack_from("<i", content, table)[0]
+        size = struct.unpack_from("<H", content, vtable)[0]
+        place = 4 + 2 * number
+        offset = struct.unpack_from("<H", content, vtable + place)[0] if place < size else 0
+        return table + offset if offset else None
+
+    header = field(pointed(0), 2)
+    return header is None or field(pointed(header), 3) is not None

@@ -1,0 +1,56 @@
+"""Journals of runs, as tests read and change them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from evalkit.runs.folder import JOURNAL, Run
+from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.place import Place
+
+
+def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
+    """The entries of a run's journal with their rows; none may be damaged."""
+
+    def refuse(line: str) -> None:
+        raise AssertionError(line)
+
+    found = Journal(run.folder / JOURNAL, run.manifest["id"], row, refuse).read()
+    return [(entry, [row(**values) for values in batch.to_pylist()]) for entry, batch in found]
+
+
+def line_of(payload: bytes) -> bytes:
+    """A whole line of a journal, whatever stands in it."""
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
+
+
+def earlier_line(run: str, entry: Entry, rows: list[Any]) -> bytes:
+    """As versions before the columns wrote an entry."""
+    content = [run, entry.task, entry.batch, entry.seconds, entry.place, rows]
+    return line_of(json.dumps(content, separators=(",", ":")).encode())
+
+
+def as_earlier(run: Run, row: type[Any]) -> None:
+    """Rewrite a run's journal as earlier versions wrote it."""
+    lines = [earlier_line(run.manifest["id"], entry, rows) for entry, rows in entries_of(run, row)]
+    (run.folder / JOURNAL).write_bytes(b"".join(lines))
+
+
+def relocate(journal: Path, place: Place, keep: int | None = None) -> None:
+    """Have the first batches of a journal computed elsewhere, and leave out the last ones.
+
+    Args:
+        journal: of a run.
+        place: where they were computed.
+        keep: how many are left; None: all.
+    """
+    lines = []
+    for line in journal.read_bytes().splitlines()[:keep]:
+        header, _, rows = line.partition(b" ")[2].rpartition(b" ")
+        run, task, batch, seconds, _, columns = json.loads(header)
+        content = [run, task, batch, seconds, place, columns]
+        lines.append(line_of(json.dumps(content, separators=(",", ":")).encode() + b" " + rows))
+    journal.write_bytes(b"".join(lines))

@@ -1,0 +1,158 @@
+"""Norms: how long is each hidden state? One row for each document, layer and token, kept as columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from evalkit.benchmarks.base import Batch, Benchmark, Planned
+from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Metric
+from evalkit.benchmarks.request import Request, numerics
+from evalkit.models.load import LoadedModel
+from evalkit.models.locate import Checkpoint, Say
+from evalkit.runs.columns import schema_of
+from evalkit.runs.folder import Run
+from evalkit.runs.held import Held
+from evalkit.runs.place import Place, place_of
+from evalkit.runs.writing import RunWriter
+
+NORMS = "norms"
+STATES, DOCUMENTS = "states.parquet", "documents.parquet"
+
+
+class State(NamedTuple):
+    """A hidden state."""
+
+    document: int
+    layer: int
+    token: int
+    norm: float
+
+
+@dataclass(frozen=True)
+class NormsRequest(Request):
+    """Settings of its own."""
+
+    count: int = 12
+    """Of the texts."""
+
+
+@dataclass(frozen=True)
+class NormsPlan(GeneratedPlan):
+    """Which texts are read by which model."""
+
+    request: NormsRequest
+    checkpoint: Checkpoint
+    texts: tuple[str, ...]
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NoFacts:
+    """Planning needs to know nothing of the model."""
+
+
+class Reading:
+    """A model that reads texts."""
+
+    facts = NoFacts()
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.about = {"loaded": loaded.facts()}
+        self._model = loaded.model
+        self._place = place_of(loaded.device, loaded.attention)
+
+    def place(self, batch: Batch | None = None) -> Place:
+        """See `Computer`."""
+        return self._place
+
+    def compute(self, batch: Batch) -> pa.RecordBatch:
+        """No row is ever a Python object."""
+        with torch.no_grad():
+            states = self._model(torch.tensor([batch.content]), output_hidden_states=True).hidden_states
+        norms = torch.stack(states)[:, 0].double().norm(dim=-1).numpy()
+        layers, tokens = norms.shape
+        columns = {
+            "document": np.full(norms.size, batch.number),
+            "layer": np.repeat(np.arange(layers), tokens),
+            "token": np.tile(np.arange(tokens), layers),
+            "norm": norms.ravel(),
+        }
+        return pa.record_batch(columns, schema=schema_of(State))
+
+
+class Norms(Benchmark):
+    """See the module."""
+
+    kind = NORMS
+
+    def request(self) -> type[NormsRequest]:
+        """See `NormsRequest`."""
+        return NormsRequest
+
+    def plan(self, request: NormsRequest, say: Say) -> NormsPlan:
+        """Make the texts up."""
+        checkpoint = request.model.locate(say)
+        texts = tuple(" ".join(str((5 * n + 3 * k) % 10) for k in range(6 + n % 4)) for n in range(request.count))
+        specification = {
+            **numerics(request.model, checkpoint, None, say),
+            "suite": NORMS,
+            "documents": {NORMS: hashlib.sha256("\n".join(texts).encode()).hexdigest()},
+        }
+        documents = {NORMS: {"source": "made up", "official": None, "count": len(texts)}}
+        context = context_of(request.model, checkpoint, NORMS)
+        manifest = generated_manifest(NORMS, request.model, checkpoint, context, specification, False, documents)
+        return NormsPlan(request, checkpoint, texts, manifest)
+
+    row = State
+    key = ("document",)
+
+    def is_missing(self, plan: NormsPlan, held: Held) -> bool:
+        """Whether a text was not read."""
+        return any((NORMS, number) not in held for number in range(len(plan.texts)))
+
+    def computer(self, plan: NormsPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Reading:
+        """See `Benchmark`."""
+        return Reading(loaded)
+
+    def batches(self, plan: NormsPlan, facts: NoFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
+        """A text each."""
+        left = [number for number in range(len(plan.texts)) if (NORMS, number) not in held]
+        found = (Batch(NORMS, number, tokenizer(plan.texts[number]).input_ids, 1.0, 1) for number in left)
+        return Planned(found, len(plan.texts), len(plan.texts) - len(left))
+
+    def finish(self, plan: NormsPlan, held: Held, writer: RunWriter) -> None:
+        """A document's score is the share of its states that are longer than their mean."""
+        scores: list[float] = []
+
+        def states() -> Iterator[pa.RecordBatch]:
+            for batch in held.batches(NORMS):
+                norms = batch["norm"].to_numpy()
+                scores.append(float((norms > norms.mean()).mean()))
+                yield batch
+
+        writer.save_batches(STATES, schema_of(State), states())
+        ids = [str(number) for number in range(len(scores))]
+        writer.save_table(DOCUMENTS, pd.DataFrame({"task": NORMS, "id": ids, "text": plan.texts, "score": scores}))
+        mean, error = float(np.mean(scores)), float(pd.Series(scores).sem())
+        about = {"task": NORMS, "n": len(scores), "value": mean, "stderr": error}
+        writer.save_results({"tasks": [about], "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]})
+
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """One."""
+        [task] = run.stored["tasks"]
+        return [Metric(NORMS, "long states", task["n"], task["value"], task["stderr"])]
+
+    def comparable(self, run: Run) -> Comparable:
+        """Each text by itself."""
+        table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
+        words = "share of states that are longer than their mean, in %"
+        return GradedAnswers(run, table.assign(source=table["id"]), ("text",), {"Average": [NORMS]}, words)
