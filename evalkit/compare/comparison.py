@@ -17,16 +17,8 @@ from evalkit.benchmarks.outcomes import Measure
 from evalkit.compare.claim import Claim, claim_of
 from evalkit.compare.pairing import PairedTask, Pairing
 from evalkit.errors import UsageError
-from evalkit.stats.estimates import (
-    Estimate,
-    Floats,
-    adjusted_average,
-    average,
-    interval,
-    mean,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
+from evalkit.stats.adjusted import adjusted_average, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import Estimate, Floats, average, interval, mean
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test

@@ -19,16 +19,8 @@ from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.stats.estimates import (
-    Estimate,
-    average,
-    interval,
-    mean,
-    no_better_known_than,
-    pooled,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
+from evalkit.stats.adjusted import no_better_known_than, pooled, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
 
 

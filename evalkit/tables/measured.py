@@ -16,7 +16,6 @@ always, as are unofficial documents and a run whose model is not the row's.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -201,21 +200,20 @@ def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
 
 def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
     """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
+    # Here, since published tables need no numpy
+    from evalkit.stats.estimates import error_of_average
+
     found: dict[str, Number] = {}
     parts = {task: (task,) for task in layout.tasks} | layout.averages
     for name, tasks in parts.items():
         if not all(task in seed for seed in seeds for task in tasks):
             continue
         means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
-        spread = statistics.stdev(map(float, means)) if len(seeds) > 1 else _error([seeds[0][t][1] for t in tasks])
+        spread = (
+            statistics.stdev(map(float, means)) if len(seeds) > 1 else error_of_average([seeds[0][t][1] for t in tasks])
+        )
         found[name] = Number(mean(means), None if spread is None else of_float(spread))
     return found
-
-
-def _error(errors: Sequence[float | None]) -> float | None:
-    """Standard error of an unweighted mean over fixed tasks, from the tasks' own: √(Σ SE²) / T."""
-    known = [error for error in errors if error is not None]
-    return math.sqrt(sum(error**2 for error in known)) / len(known) if len(known) == len(errors) else None
 
 
 def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:

@@ -82,6 +82,7 @@ class MultipleChoice(Benchmark):
 
     def finish(self, plan: ChoicePlan, held: Held, writer: RunWriter) -> None:
         """See `Benchmark`."""
+        from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
@@ -90,12 +91,13 @@ class MultipleChoice(Benchmark):
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | held.seconds
         found = summarise_all(scores, manifest)
-        write_lm_eval(writer, scores, found, plan.questions, seconds, plan.common.log_samples)
+        total, samples = sum(seconds.values()), plan.common.log_samples
+        write_lm_eval(writer, evaluated(scores, found, plan.questions, manifest, total, samples))
         content = found[manifest["rule"]].to_json()
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in found.items()}
-        content["samples"] = plan.common.log_samples
+        content["samples"] = samples
         writer.save_results(content)
 
     def serves(self, plan: ChoicePlan, run: Run) -> bool:
