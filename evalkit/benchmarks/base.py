@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from evalkit.benchmarks.outcomes import Label
 from evalkit.reporting.decimals import percent
+from evalkit.runs.forms import RESULTS_FORM
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
@@ -140,6 +142,8 @@ class Benchmark(ABC):
     """Its name in manifests and in the registry."""
     row: ClassVar[type[Row]]
     """Of the journal."""
+    results_form: ClassVar[dict[str, Any]] = RESULTS_FORM
+    """What results.json must hold to be read (`inputs/form.py`)."""
 
     @abstractmethod
     def key(self, task: str, row: Any) -> Hashable:
@@ -216,6 +220,10 @@ class Benchmark(ABC):
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """The suite whose tables a run fills, and which of its tasks stand in another one's column."""
         return str(run.manifest["specification"]["suite"]), {}
+
+    def label(self, run: Run, task: str) -> Label:
+        """How a task, or an average, is printed."""
+        return Label(task, task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Where the documents of a task are published; None where that is not known.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.errors import UsageError
 from evalkit.scores.table import CLUSTER
@@ -31,12 +32,15 @@ class Metric:
     n: int
     """Documents."""
     value: float | None
-    """Between `bounds`; None where there is nothing to measure."""
+    """None where there is nothing to measure."""
     stderr: float | None
     """Standard error of the mean over documents, where it is known."""
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None where neither is."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
     """Least and largest possible value; None where there are none."""
+    layer: int | None = None
+    """Of the model, counted from 0; None where the number is of the whole model."""
     chance: float | None = None
     """What a guess reaches."""
     truncated: int | None = None
@@ -45,14 +49,40 @@ class Metric:
     """Whether the documents are the published ones; None where none are published."""
 
 
+class Label(NamedTuple):
+    """How a task is printed."""
+
+    full: str
+    short: str
+    """In narrow tables."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """How documents are scored under a rule."""
 
     words: str
-    """In a line, for a reader."""
+    """In a line, for a reader; with the unit where that is not a share."""
     graded: bool
-    """Whether scores lie anywhere from 0 to 1; else an answer is right or wrong."""
+    """Whether scores lie anywhere within the bounds; else an answer is right (1) or wrong (0)."""
+    name: str = "score"
+    """What is measured, as `Metric` has it: rules whose measures have one name are several ways to measure it."""
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    """Least and largest possible score; None where there are none. Shares, from 0 to 1, are printed in percent."""
+    higher_is_better: bool | None = True
+    """None where neither is."""
+    layers: tuple[int, ...] = ()
+    """The model's layers that have a score each of every document; empty where a document has one score."""
+
+    @property
+    def is_share(self) -> bool:
+        """Whether scores lie between 0 and 1."""
+        return self.bounds == (0.0, 1.0)
+
+    @property
+    def span(self) -> float:
+        """How far two scores can lie apart."""
+        return self.bounds[1] - self.bounds[0] if self.bounds else inf
 
 
 class Comparable(ABC):
@@ -84,7 +114,7 @@ class Comparable(ABC):
 
     @abstractmethod
     def by_rule(self, rule: str) -> Floats:
-        """[documents] scores from 0 to 1. Raises `UsageError` where the run cannot answer the rule."""
+        """[documents] scores, or [documents, layers]. Raises `UsageError` where the run cannot answer the rule."""
 
     @abstractmethod
     def measure(self, rule: str) -> Measure:

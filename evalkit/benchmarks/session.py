@@ -31,7 +31,7 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         EvalkitError: whatever is wrong, in one line.
     """
     served_by = benchmark(plan.manifest["kind"])
-    return finished_run(
+    run = finished_run(
         plan.folder,
         plan.manifest,
         lambda run: served_by.serves(plan, run),
@@ -39,6 +39,8 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         progress.say,
         plan.common.device,
     )
+    run.refuse_other_form(served_by.results_form)
+    return run
 
 
 def load_model(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable
+from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
@@ -64,14 +64,41 @@ class Pairing:
     graded: tuple[Comparable, ...]
     """The runs of A, then of B."""
 
+    def label(self, task: str) -> Label:
+        """How a task is printed."""
+        first = self.graded[0].run
+        return benchmark_of(first).label(first, task)
+
     @property
     def rules(self) -> list[str]:
         """The rules that all runs can answer."""
         return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
 
-    def scores(self, task: PairedTask, rule: str) -> tuple[Floats, Floats]:
-        """([runs of A, n], [runs of B, n]) scores from 0 to 1 of a task's documents."""
+    def measure(self, rule: str) -> Measure:
+        """How documents are scored under a rule, in all runs.
+
+        Raises:
+            UsageError: a run cannot answer it, or their models have other layers.
+        """
+        first, *others = (one.measure(rule) for one in self.graded)
+        for one, other in zip(self.graded[1:], others, strict=True):
+            if other.layers != first.layers:
+                raise UsageError(
+                    f"{first.name} is of {len(first.layers)} layers in run {self.graded[0].run.folder.name} and of "
+                    f"{len(other.layers)} in run {one.run.folder.name}; compare models with the same layers"
+                )
+        return first
+
+    def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
+        """([runs of A, n], [runs of B, n]) scores of a task's documents.
+
+        Args:
+            task: one of `tasks`.
+            rule: one of `rules`.
+            layer: place of one in the measure's layers; None: each document's mean over them.
+        """
         found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
+        found = [one if one.ndim == 1 else one.mean(axis=1) if layer is None else one[:, layer] for one in found]
         count = len(self.a.runs)
         return np.stack(found[:count]), np.stack(found[count:])
 

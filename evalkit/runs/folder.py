@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
+from evalkit.inputs.form import misfit
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
-from evalkit.runs.forms import manifest_trouble, results_trouble
+from evalkit.runs.forms import RESULTS_FORM, manifest_trouble
 from evalkit.runs.seal import RUN, content_digest, digest, unsealed
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task."""
+        """Seconds spent on each task, where they are kept."""
+        self.refuse_other_form({"tasks": [{"task": str, "seconds": float}]})
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property
@@ -160,6 +162,11 @@ class Run:
     def files(self) -> dict[str, str]:
         """Name of each file of the finished run that is read back → its digest."""
         return self._results[0]
+
+    def refuse_other_form(self, form: Mapping[str, Any]) -> None:
+        """Raise a `RunError` where results.json is not of a form (`inputs/form.py`)."""
+        if trouble := misfit(self.stored, form):
+            raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
 
     def read(self, name: str) -> bytes:
         """A file of the finished run, as it was written.
@@ -206,7 +213,7 @@ class Run:
                 raise ValueError(f"it is of run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            if trouble := results_trouble(content, self.kind):
+            if trouble := misfit(content, RESULTS_FORM):
                 raise ValueError(trouble)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error

@@ -15,7 +15,7 @@ from evalkit.stats.estimates import Estimate, Floats, interval
 
 
 def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
-    """A mean difference of scores between 0 and 1, as if two more sources had been compared: one won, one lost.
+    """A mean difference of scores, as if two more sources had been compared: one won, one lost.
 
     An interval about the difference itself covers too little where few documents differ, and has no length where none
     does, or where all are won. Bonett and Price (2012) add a half to each cell of the 2 x 2 table, which is to add
@@ -23,7 +23,7 @@ def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -
     nearly the p value of the exact test.
 
     Args:
-        estimate: of a mean of differences, each in [-1, 1].
+        estimate: of a mean of differences.
         n: how many sources it is of, documents that share one counted once.
         size: by how much the two are won and lost, see `size_of_differences`; 1 for answers that are right or wrong.
     """
@@ -63,17 +63,18 @@ def no_better_known_than(whole: Estimate, tasks: Sequence[Estimate]) -> Estimate
     return max([whole, *shares], key=lambda one: interval(one).high)
 
 
-def size_of_differences(sums: Floats, weights: Floats) -> float:
-    """By how much sources differ where they do (root mean square), from 0 to 1; 1 where none does.
+def size_of_differences(sums: Floats, weights: Floats, none: float = 1.0) -> float:
+    """By how much sources differ where they do (root mean square).
 
     Of graded scores, or of many documents of one source, a whole source won would outweigh a task.
 
     Args:
         sums: [clusters] of differences.
         weights: [clusters] documents.
+        none: what is returned where none does: the most by which they could, 0 where there is no most.
     """
     differ = sums != 0
-    return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else 1.0
+    return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else none
 
 
 def pooled(sources: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:

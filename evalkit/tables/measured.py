@@ -23,7 +23,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.suites import label
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_yaml
@@ -241,9 +240,11 @@ def _notes(
         if not mixed:
             _refuse_mixture(*flat[0], model, run, differing)
         says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
-        _, stands_for = benchmark_of(run).fills(run)
+        benchmark = benchmark_of(run)
+        _, stands_for = benchmark.fills(run)
         if layout.suite != run.manifest["specification"]["suite"]:
-            says += [f"{label(task)} in the column of {label(column)}" for task, column in stands_for.items()]
+            pairs = ([benchmark.label(run, name).full for name in pair] for pair in stands_for.items())
+            says += [f"{task} in the column of {column}" for task, column in pairs]
         says += unofficial_notes(run.manifest)
         says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
         if says:

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import Row, is_held, key_of, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
+from evalkit.inputs.form import Optional
 from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering
@@ -26,11 +29,27 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
+_METRIC = {"filter": str, "metric": str, "value": object, "stderr": NUMBER, "higher_is_better": (bool, None)}
+_MEASURED = {
+    "task": str,
+    "n": int,
+    "num_fewshot": (int, None),
+    "metrics": [_METRIC],
+    "seconds": Optional(float),
+}
+"""A task or a group in results.json."""
+
+
 class LMEval(Benchmark):
     """See the module."""
 
     kind = LM_EVAL
     row = Row
+    results_form = RESULTS_FORM | {
+        "tasks": [_MEASURED | {"seconds": float}],
+        "groups": [_MEASURED],
+        "samples": bool,
+    }
 
     def key(self, task: str, row: Row) -> Hashable:
         """Which request, or which window of one, and what it asked."""
@@ -120,6 +139,10 @@ class LMEval(Benchmark):
 
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), state(run.stored)
+
+    def label(self, run: Run, task: str) -> Label:
+        """As evalkit's suites have it."""
+        return label_of(task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Raises a `UsageError`: evalkit does not know the data sets of lm-eval's tasks."""

@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
-from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
+from evalkit.benchmarks.outcomes import GradedAnswers, Label, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,7 @@ class LongBench(GeneratedBenchmark):
     """See the module."""
 
     kind = LONGBENCH
+    results_form = RESULTS_FORM | {"tasks": [{"task": str, "all": {"n": int, "score": NUMBER}}]}
 
     def documents(self, plan: LongBenchPlan) -> dict[str, list[str]]:
         """See `GeneratedBenchmark`."""
@@ -90,6 +92,10 @@ class LongBench(GeneratedBenchmark):
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""
         return LongBenchAnswers(run)
+
+    def label(self, run: Run, task: str) -> Label:
+        """See `Benchmark`."""
+        return Label(*[LABELS.get(task, task)] * 2)
 
     def dataset(self, run: Run, task: str) -> HubSplit:
         """See `Benchmark`."""

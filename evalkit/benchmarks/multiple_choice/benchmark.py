@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Held, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
-from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, shipped_suites
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
+from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import RunError
+from evalkit.inputs.form import Each
 from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.forms import AVERAGES, NUMBER, RESULTS_FORM
 from evalkit.runs.place import Place, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow, score_table
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
     from evalkit.scoring import pack
 
+_SCORED = {"task": str, "n": int, "accuracy": float, "stderr": NUMBER, "chance": float}
+"""A task's accuracy in results.json."""
 _CANDIDATES = 2
 """Questions of each task that the start-up check may choose from."""
 
@@ -58,6 +62,11 @@ class MultipleChoice(Benchmark):
 
     kind = "multiple_choice"
     row = ScoreRow
+    results_form = RESULTS_FORM | {
+        "tasks": [_SCORED | {"seconds": float}],
+        "rules": Each({"tasks": [_SCORED], "averages": AVERAGES}),
+        "samples": bool,
+    }
 
     def key(self, task: str, row: ScoreRow) -> Hashable:
         """The document."""
@@ -122,6 +131,10 @@ class MultipleChoice(Benchmark):
         name = str(run.manifest["specification"]["suite"])
         suite = shipped_suites().get(name)
         return (suite.fills, suite.stands_for) if suite and suite.fills else (name, {})
+
+    def label(self, run: Run, task: str) -> Label:
+        """As the run's own suite has it, or evalkit's suites."""
+        return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """See `Benchmark`."""

@@ -18,6 +18,7 @@ from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import Run
+from evalkit.runs.forms import RESULTS_FORM
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +49,13 @@ class Needle(GeneratedBenchmark):
     """See the module."""
 
     kind = NEEDLE
+    results_form = RESULTS_FORM | {
+        "tasks": [{"task": str, "n": int, "found": int}],
+        "depths": [float],
+        "lengths": [int],
+        "repeats": int,
+        "found": [[float]],
+    }
 
     def documents(self, plan: NeedlePlan) -> dict[str, list[str]]:
         """See `GeneratedBenchmark`: a cell's number is its id."""
