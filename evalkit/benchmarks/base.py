@@ -219,7 +219,7 @@ class Benchmark(ABC):
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """The suite whose tables a run fills, and which of its tasks stand in another one's column."""
-        return str(run.manifest["specification"]["suite"]), {}
+        return run.suite, {}
 
     def label(self, run: Run, task: str) -> Label:
         """How a task, or an average, is printed."""

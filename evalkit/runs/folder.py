@@ -99,6 +99,11 @@ class Run:
         return None if rule == self.kind else rule
 
     @property
+    def suite(self) -> str:
+        """Whose tasks it asked; runs of one suite ask in one way."""
+        return str(self.manifest["specification"]["suite"])
+
+    @property
     def template(self) -> str:
         """The name of how its prompts are written."""
         template = self.manifest["template"]

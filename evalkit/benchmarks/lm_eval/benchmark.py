@@ -152,13 +152,15 @@ class LMEval(Benchmark):
 class TaskChoices(Choices):
     """See `Choices`."""
 
-    def must_agree(self, task: str) -> dict[str, Any]:
+    lacking = "no multiple-choice scores"
+
+    def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`: lm-eval's hash is of the documents up to the limit, and its configuration has the shots."""
         specification = self.run.manifest["specification"]
         about = specification["tasks"][task]
         return {
-            "limit": specification["limit"],
-            "number of examples": about["num_fewshot"],
-            "content hash of the documents": about["documents"],
-            "hash of the task's definition": about["config"],
+            "limit": str(specification["limit"] or "none"),
+            "number of examples": str(about["num_fewshot"]),
+            "documents": str(about["documents"]),
+            "task's definition": str(about["config"]),
         }

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import GradedAnswers, Label, Metric
+from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import NUMBER, RESULTS_FORM
@@ -101,7 +102,7 @@ class LongBench(GeneratedBenchmark):
         """See `Benchmark`."""
         from evalkit.data import HubSplit
 
-        e = "_e" * (run.manifest["specification"]["suite"] == "longbench-e")
+        e = "_e" * (run.suite == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -121,13 +122,13 @@ class LongBenchAnswers(GradedAnswers):
     def __init__(self, run: Run) -> None:
         averages = _averages(run.manifest["specification"]["suite"])
         groups = {group: averages[group] for group in GROUPS}
-        table = load_generations(run, ("task", "id", "answers", "score", SOURCE))
+        load = partial(load_generations, run, ("task", "id", "answers", "score", SOURCE))
         words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        super().__init__(run, table, ("answers",), groups, words)
+        super().__init__(run, load, ("answers",), groups, {LONGBENCH: Measure(words, True)})
 
-    def must_agree(self, task: str) -> dict[str, Any]:
+    def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`; of more or less of each document, the same questions are others."""
-        return {"window": self.run.manifest["specification"]["window"]} | super().must_agree(task)
+        return {"window": str(self.run.manifest["specification"]["window"])} | super().must_agree(task)
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:

@@ -128,9 +128,8 @@ class MultipleChoice(Benchmark):
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """See `Benchmark`."""
-        name = str(run.manifest["specification"]["suite"])
-        suite = shipped_suites().get(name)
-        return (suite.fills, suite.stands_for) if suite and suite.fills else (name, {})
+        suite = shipped_suites().get(run.suite)
+        return (suite.fills, suite.stands_for) if suite and suite.fills else (run.suite, {})
 
     def label(self, run: Run, task: str) -> Label:
         """As the run's own suite has it, or evalkit's suites."""
