@@ -19,7 +19,7 @@ from evalkit.compare.claim import Claim, claim_of
 from evalkit.compare.line import ScoredLine, by_layer, by_task, known, line_label, line_name
 from evalkit.compare.pairing import Pairing
 from evalkit.errors import UsageError
-from evalkit.stats.adjusted import adjusted_average
+from evalkit.stats.adjusted import adjusted_average, no_better_known_than
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
@@ -256,8 +256,12 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
     """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
     a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
     estimate = average([one.documents for one in members])
-    sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
-    adjusted = adjusted_average(estimate, [one.of_documents for one in members], sources, sizes)
+    of_tasks = [one.of_documents for one in members]
+    if measure.bounds:
+        sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
+        adjusted = adjusted_average(estimate, of_tasks, sources, sizes)
+    else:
+        adjusted = no_better_known_than(estimate, of_tasks)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2

@@ -14,7 +14,7 @@ from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.compare.pairing import PairedTask, Pairing
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Floats, mean
-from evalkit.stats.power import mcnemar_detectable, sign_flip_detectable, t_detectable
+from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
 from evalkit.stats.seeds import crossed, crossed_p_value, spread
 from evalkit.stats.significance import cluster_sums, mcnemar, sign_flip, t_test
 
@@ -40,11 +40,13 @@ class ScoredLine:
         self.documents = mean(self.differences, *place)
         self.sums = cluster_sums(self.differences, paired.clusters)
         self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
-        # Without bounds nothing tells how much two sources more would differ by where none does
-        self.size = size_of_differences(self.sums, self.weights, self.span if math.isfinite(self.span) else 0.0)
+        self.size = size_of_differences(self.sums, self.weights, self.span)
         self.several = len(a) > 1 or len(b) > 1
         self.spread = spread(a, b, *place) if self.several else None
-        self.adjusted = self.of_documents = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+        self.adjusted = self.documents
+        if measure.bounds:  # else there is no edge near which the interval would be too short
+            self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+        self.of_documents = self.adjusted
         self.estimate = self.documents
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         if self.spread is not None:
@@ -61,11 +63,12 @@ class ScoredLine:
         """The smallest true difference that these documents show in four cases of five; None if there is none."""
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost)
+        smooth = t_detectable(self.adjusted.stderr, self.adjusted.freedom, self.span)
+        if not math.isfinite(self.span):
+            # So few sources have too few patterns of signs, whatever they differ by
+            return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > ALPHA else smooth
         # Where documents and runs hardly differ, the steps of a test over documents allow less than the t
-        found = (
-            t_detectable(self.adjusted.stderr, self.adjusted.freedom, self.span),
-            sign_flip_detectable(self.sums, self.weights, self.documents.stderr, self.span),
-        )
+        found = smooth, sign_flip_detectable(self.sums, self.weights, self.documents.stderr, self.span)
         return None if None in found else max(one for one in found if one is not None)
 
 

@@ -54,8 +54,8 @@ def no_better_known_than(whole: Estimate, tasks: Sequence[Estimate]) -> Estimate
     documents that are all won would tell more in an average than alone.
 
     Args:
-        whole: of an unweighted mean over tasks, as if two more sources had been compared in the pool of all.
-        tasks: of each, as if two more had been compared in it.
+        whole: of an unweighted mean over tasks; of shares as if two more sources had been compared in the pool of all.
+        tasks: of each; of shares as if two more had been compared in it.
     """
     shares = [task._replace(value=whole.value, variance=task.variance / len(tasks) ** 2) for task in tasks]
     if any(math.isnan(one.variance) for one in (whole, *shares)):
@@ -71,7 +71,7 @@ def size_of_differences(sums: Floats, weights: Floats, none: float = 1.0) -> flo
     Args:
         sums: [clusters] of differences.
         weights: [clusters] documents.
-        none: what is returned where none does: the most by which they could, 0 where there is no most.
+        none: what is returned where none does: the most by which they could.
     """
     differ = sums != 0
     return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else none

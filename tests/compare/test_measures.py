@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.power import TTestPower
 
 from evalkit.benchmarks.registry import benchmark
 from evalkit.compare.comparison import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison, compare
@@ -67,12 +68,14 @@ def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> 
     apart = second - first
     assert task.difference == pytest.approx(apart.mean())
     assert task.stderr == pytest.approx(stats.sem(apart))
-    # As if one more source had been won and one lost: near the t interval, and nothing is cut at one
+    # Nothing is cut at one, and no source is added: there is no edge near which the interval would be too short
     low, high = stats.t.interval(0.95, N - 1, apart.mean(), stats.sem(apart))
-    assert (task.low, task.high) == pytest.approx((low, high), rel=0.12)
+    assert (task.low, task.high) == pytest.approx((low, high), rel=1e-9)
     assert task.low > 1
     assert task.test == SIGN_FLIP
-    assert task.detectable > 2.8 * stats.sem(apart) > 1
+    found = TTestPower().solve_power(nobs=N, alpha=0.05, power=0.8) * apart.std(ddof=1)
+    assert task.detectable == pytest.approx(found, rel=1e-4)
+    assert task.detectable > 1
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
@@ -92,6 +95,20 @@ def test_the_unit_changes_no_verdict(tmp_path: Path, scale: float) -> None:
         assert found[1].p == pytest.approx(found[0].p, abs=1e-9)
         for name in ("score_a", "difference", "low", "high", "stderr", "detectable"):
             assert getattr(found[1], name) == pytest.approx(scale * getattr(found[0], name), rel=1e-6), name
+
+
+def test_few_documents_show_nothing(tmp_path: Path) -> None:
+    """Five have 32 patterns of signs, so p is 2 / 32 at least; six have 64."""
+    for n, least in ((5, 1 / 16), (6, 1 / 32)):
+        values = np.random.default_rng(1).normal(0, 1, n)
+        runs = [
+            load_run(make_copying(tmp_path / f"{n}{name}", {SURPLUS: values + shift}, model=f"org/{name}"))
+            for name, shift in (("a", 0.0), ("b", 1000 + values))
+        ]
+        [task] = compared(*runs, SURPLUS).tasks
+        assert task.p == pytest.approx(least)
+        assert (task.detectable is None) == (n == 5)
+        assert (task.low <= 0) == (n == 5)
 
 
 def test_documents_of_one_source_count_once(tmp_path: Path) -> None:
