@@ -18,7 +18,7 @@ from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
 from evalkit.generation.batches import Prompt
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
-from evalkit.runs.forms import RESULTS_FORM
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_mean
 
@@ -28,7 +28,7 @@ NEW_TOKENS = 8
 LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
 """Stand in for what an analysis of a model's layers gives: a signed number of each, of which neither side is better;
 and a number of which less is better."""
-_NUMBERS = {"n": int, "value": float, "stderr": float}
+_NUMBERS = {"n": int, "value": float, "stderr": NUMBER}
 MEASURES = {
     COPYING: Measure("share of letters that stand in the list, in %", True),
     LEAD: Measure("code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS),
