@@ -13,7 +13,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.scores.table import CLUSTER
 
 if TYPE_CHECKING:
@@ -175,8 +175,13 @@ class GradedAnswers(Comparable):
     def by_rule(self, rule: str) -> Floats:
         """See `Comparable`."""
         name, layers = "score" if rule == self.run.kind else rule, self.measure(rule).layers
-        found = self._table[[f"{name} {layer}" for layer in layers] if layers else name]
-        scores: Floats = found.to_numpy(float)
+        columns = [f"{name} {layer}" for layer in layers] or [name]
+        if absent := [column for column in columns if column not in self._table]:
+            raise RunError(
+                f"run {self.run.folder} has no '{absent[0]}' of its documents: it was made before these were measured; "
+                "give its command again in a new --output"
+            )
+        scores: Floats = self._table[columns if layers else name].to_numpy(float)
         return scores
 
     def measure(self, rule: str) -> Measure:

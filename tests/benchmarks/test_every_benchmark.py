@@ -39,6 +39,14 @@ from tests.tiny import tiny_checkpoint
 KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying")
 BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60}
 """Small, so that there are many batches."""
+LABELS = {
+    "multiple_choice": {"PIQA", "BoolQ"},
+    "lm_eval": {"PIQA", "BoolQ"},
+    "longbench": {"Qasper"},
+    "needle": {"needle"},
+    "copying": {"Copying"},
+}
+"""How each one's tasks are printed."""
 
 
 class Silent(Progress):
@@ -231,6 +239,7 @@ def test_two_runs_are_compared(kind: str, runs: dict[tuple[str, int], Run]) -> N
     a, b = runs[kind, 0], runs[kind, 1]
     found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}))
     assert {task.name for task in found.tasks} == set(a.manifest["documents"])
+    assert {label.full for label in found.labels.values()} == LABELS[kind]
     assert found.measure.graded is (a.rule is None)
     metrics = [{m.task: m for m in reversed(benchmark_of(run).metrics(run))} for run in (a, b)]
     if kind != "lm_eval":  # whose own metric need not be the rule's

@@ -23,7 +23,7 @@ from evalkit.compare.plots import curves as draw_curves
 from evalkit.compare.plots import forest
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page, comparison_records, curve_page, headline
-from evalkit.errors import UsageError
+from evalkit.errors import RunError, UsageError
 from evalkit.reporting.page import terminal
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.conftest import install_plugin
@@ -167,6 +167,13 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
     graded = {str(a.folder): one, str(b.folder): other}
     with pytest.raises(UsageError, match=r"lead is of 3 layers in run .* and of 0 in run"):
         compare(pair(Side("a", (a,)), Side("b", (b,)), graded), LEAD)
+
+
+def test_a_table_without_the_measure_is_refused(tmp_path: Path) -> None:
+    """Such as an earlier version of the package wrote."""
+    a, b = (load_run(make_copying(tmp_path, {SURPLUS: drawn(1)}, model=f"org/{name}")) for name in "ab")
+    with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*give its command again"):
+        compared(a, b, LEAD)
 
 
 def test_a_curve_is_in_the_measures_unit(tmp_path: Path) -> None:
