@@ -30,7 +30,7 @@ from evalkit.inputs import values
 from evalkit.inputs.form import misfit
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.runs.forms import RESULTS_FORM, manifest_trouble
-from evalkit.runs.seal import RUN, content_digest, digest, unsealed
+from evalkit.runs.seal import content_digest, digest, unsealed, whose_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,7 +188,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         if self.files.get(name) != digest(content):
-            raise RunError(f"{path} is damaged ({_other_file(name, content, self.manifest)}); {self._remedy}")
+            raise RunError(f"{path} is damaged ({whose_file(name, content, self.manifest)}); {self._remedy}")
         return content
 
     def table(self, name: str, columns: Collection[str]) -> pd.DataFrame:
@@ -299,18 +299,3 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def _other_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
-    """What a file is that is not the one that was written: another run's, where a table says so itself."""
-    if name.endswith(".parquet"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            identity = (pq.read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode(), b"").decode()
-        except (pa.ArrowException, OSError, ValueError):
-            identity = ""
-        if identity not in ("", manifest["id"]):
-            return f"it is of run {identity}"
-    return f"it is not the file that {RESULTS} was written with"
