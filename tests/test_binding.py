@@ -19,6 +19,7 @@ from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
 from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.needle.view import needle_table
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import circumstances, request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
@@ -390,7 +391,7 @@ def test_results_of_another_form(own_run: Path, change: dict[str, Any], words: s
     (own_run / RESULTS).write_text(json.dumps(read(own_run, RESULTS) | change), encoding="utf-8")
     reseal(own_run)
     with pytest.raises(RunError, match=r"results.json is damaged \(.*\); delete results.json and run") as caught:
-        _ = load_run(own_run).stored
+        benchmark_of(load_run(own_run))
     assert words in str(caught.value)
 
 

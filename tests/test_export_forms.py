@@ -17,6 +17,7 @@ from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, 
 from evalkit.export import FORMS, export_run
 from evalkit.export.content import Content
 from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_finished, load_run
+from tests.sealed import read, reseal
 from tests.test_tables_measured import altered
 
 SCHEMA = Member(
@@ -177,8 +178,11 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
         export_run(finished, "hub", "ac")
     with pytest.raises(UsageError, match="every rule at once"):
         export_run(finished, "lm_eval", "acc")
+    theirs = Path(altered(finished, tmp_path / "theirs", manifest={"kind": LM_EVAL}))
+    (theirs / RESULTS).write_text(json.dumps(read(theirs, RESULTS) | {"tasks": [], "groups": []}), encoding="utf-8")
+    reseal(theirs)
     with pytest.raises(UsageError, match="--to lm_eval"):
-        export_run(load_run(altered(finished, tmp_path / "theirs", manifest={"kind": LM_EVAL})), "hub")
+        export_run(load_run(theirs), "hub")
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match="begun is not finished"):

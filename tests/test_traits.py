@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from evalkit.benchmarks.alike import differences
 from evalkit.compare.claim import claim_of
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run, load_run
-from evalkit.runs.traits import differences, model_differences, summary, traits, unofficial
+from evalkit.runs.traits import model_differences, summary, traits, unofficial
 from evalkit.tables.layout import load_layout
 from evalkit.tables.markup import plain
 from evalkit.tables.measured import measure, read_mapping

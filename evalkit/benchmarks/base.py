@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UsageError
 from evalkit.reporting.decimals import percent
+from evalkit.runs.forms import RESULTS_FORM
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
@@ -115,6 +117,8 @@ class Benchmark(ABC):
     """Of the journal."""
     key: ClassVar[tuple[str, ...]]
     """Columns of `row` that say what it is of, such as a document. All rows of a key are in one batch."""
+    results_form: ClassVar[dict[str, Any]] = RESULTS_FORM
+    """What results.json must hold to be read (`inputs/form.py`)."""
 
     @abstractmethod
     def request(self) -> type[Request]:
@@ -223,7 +227,11 @@ class Benchmark(ABC):
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """The suite whose tables a run fills, and which of its tasks stand in another one's column."""
-        return str(run.manifest["specification"]["suite"]), {}
+        return run.suite, {}
+
+    def label(self, run: Run, task: str) -> Label:
+        """How a task, or an average, is printed."""
+        return Label(task, task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Where the documents of a task are published; None where that is not known.

@@ -7,11 +7,13 @@ imported, and pandas only where documents are read.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from math import inf
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from evalkit.errors import UsageError
+from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.scores.table import CLUSTER
 
 if TYPE_CHECKING:
@@ -31,12 +33,15 @@ class Metric:
     n: int
     """Documents."""
     value: float | None
-    """Between `bounds`; None where there is nothing to measure."""
+    """None where there is nothing to measure."""
     stderr: float | None
     """Standard error of the mean over documents, where it is known."""
-    higher_is_better: bool = True
+    higher_is_better: bool | None = True
+    """None where neither is."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
     """Least and largest possible value; None where there are none."""
+    layer: int | None = None
+    """Of the model, counted from 0; None where the number is of the whole model."""
     chance: float | None = None
     """What a guess reaches."""
     truncated: int | None = None
@@ -45,18 +50,44 @@ class Metric:
     """Whether the documents are the published ones; None where none are published."""
 
 
+class Label(NamedTuple):
+    """How a task is printed."""
+
+    full: str
+    short: str
+    """In narrow tables."""
+
+
 @dataclass(frozen=True)
 class Measure:
     """How documents are scored under a rule."""
 
     words: str
-    """In a line, for a reader."""
+    """In a line, for a reader; with the unit where that is not a share."""
     graded: bool
-    """Whether scores lie anywhere from 0 to 1; else an answer is right or wrong."""
+    """Whether scores lie anywhere within the bounds; else an answer is right (1) or wrong (0)."""
+    name: str = "score"
+    """What is measured, as `Metric` has it: rules whose measures have one name are several ways to measure it."""
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    """Least and largest possible score; None where there are none. Shares, from 0 to 1, are printed in percent."""
+    higher_is_better: bool | None = True
+    """None where neither is."""
+    layers: tuple[int, ...] = ()
+    """The model's layers that have a score each of every document; empty where a document has one score."""
+
+    @property
+    def is_share(self) -> bool:
+        """Whether scores lie between 0 and 1."""
+        return self.bounds == (0.0, 1.0)
+
+    @property
+    def span(self) -> float:
+        """How far two scores can lie apart."""
+        return self.bounds[1] - self.bounds[0] if self.bounds else inf
 
 
 class Comparable(ABC):
-    """A run's documents and their scores.
+    """A run's documents and their scores. It is made of the manifest; tables are read when they are asked for.
 
     Args:
         run: finished.
@@ -68,6 +99,8 @@ class Comparable(ABC):
     """Average → its tasks."""
     group_sizes: Mapping[str, int]
     """Average → how many tasks it has when none is left out."""
+    lacking: ClassVar[str] = "no scores of its documents"
+    """Why a task that was measured has no documents here."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -84,61 +117,80 @@ class Comparable(ABC):
 
     @abstractmethod
     def by_rule(self, rule: str) -> Floats:
-        """[documents] scores from 0 to 1. Raises `UsageError` where the run cannot answer the rule."""
+        """[documents] scores, or [documents, layers]. Raises `UsageError` where the run cannot answer the rule."""
 
     @abstractmethod
     def measure(self, rule: str) -> Measure:
         """How documents are scored under a rule."""
 
-    def must_agree(self, task: str) -> dict[str, Any]:
-        """What must be equal for documents of a task to be the same, by what messages call it."""
-        return {"content hash of the documents": self.run.manifest["specification"]["documents"].get(task)}
+    def must_agree(self, task: str) -> dict[str, str]:
+        """What must be equal for documents of a task to be the same: what it is → its value, empty where not known."""
+        return {"documents": str(self.run.manifest["specification"]["documents"].get(task, ""))}
 
 
 class GradedAnswers(Comparable):
-    """Answers that their tasks score themselves.
+    """Answers that their tasks score themselves, and whatever else is measured of them.
 
     Args:
         run: finished.
-        table: a row for each answer: task, id, score from 0 to 1, `source` (equal for documents of one source), and
-            what is checked.
+        load: reads the table, a row for each answer: task, id, `source` (equal for documents of one source), what is
+            checked, and its scores: in column `score` by the benchmark's own measure, in columns of their rules' names
+            by others ("RULE LAYER" where each layer has one).
         checked: columns that are equal where documents are.
         groups: average → its tasks.
-        words: how answers are scored, in a line.
+        measures: by rule, the benchmark's own under its name first.
     """
 
     def __init__(
-        self, run: Run, table: pd.DataFrame, checked: Sequence[str], groups: Mapping[str, Sequence[str]], words: str
+        self,
+        run: Run,
+        load: Callable[[], pd.DataFrame],
+        checked: Sequence[str],
+        groups: Mapping[str, Sequence[str]],
+        measures: Mapping[str, Measure],
     ) -> None:
         super().__init__(run)
         self.checked = checked
         self.groups = groups
         self.group_sizes = {group: len(members) for group, members in groups.items()}
-        self._words = words
-        found = table[["task", "score", *checked]].assign(subtask=table["task"], doc_id=table["id"])
-        found[CLUSTER] = found.groupby([table["task"], table["source"]], sort=False)["doc_id"].transform("first")
-        self._documents = found
+        self._load, self._measures = load, measures
 
-    @property
+    @cached_property
+    def _table(self) -> pd.DataFrame:
+        return self._load()
+
+    @cached_property
     def documents(self) -> pd.DataFrame:
         """See `Comparable`."""
-        return self._documents
+        table = self._table
+        found = table[["task", *self.checked]].assign(subtask=table["task"], doc_id=table["id"])
+        found[CLUSTER] = found.groupby([table["task"], table["source"]], sort=False)["doc_id"].transform("first")
+        return found
 
     @property
     def rules(self) -> Sequence[str]:
-        """There is one: the tasks' own metrics, under the benchmark's name."""
-        return (self.run.kind,)
+        """The tasks' own metrics, under the benchmark's name, and other measures."""
+        return tuple(self._measures)
 
     def by_rule(self, rule: str) -> Floats:
         """See `Comparable`."""
-        if rule != self.run.kind:
-            raise UsageError(
-                f"run {self.run.folder.name} is of {self.run.kind}, whose tasks are scored by metrics of their own: "
-                f"leave out --rule {rule}"
+        name, layers = "score" if rule == self.run.kind else rule, self.measure(rule).layers
+        columns = [f"{name} {layer}" for layer in layers] or [name]
+        if absent := [column for column in columns if column not in self._table]:
+            raise RunError(
+                f"run {self.run.folder} has no '{absent[0]}' of its documents: it was made before these were measured; "
+                "give its command again in a new --output"
             )
-        scores: Floats = self._documents["score"].to_numpy(float)
+        scores: Floats = self._table[columns if layers else name].to_numpy(float)
         return scores
 
     def measure(self, rule: str) -> Measure:
         """See `Comparable`."""
-        return Measure(self._words, True)
+        if rule in self._measures:
+            return self._measures[rule]
+        if len(self._measures) > 1:
+            raise UnknownNameError(f"measure of run {self.run.folder.name}", rule, self._measures)
+        raise UsageError(
+            f"run {self.run.folder.name} is of {self.run.kind}, whose tasks are scored by metrics of their own: "
+            f"leave out --rule {rule}"
+        )

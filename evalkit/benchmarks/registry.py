@@ -85,9 +85,12 @@ def benchmark_of(run: Run) -> Benchmark:
     """The benchmark that made a run.
 
     Raises:
-        RunError: it is of a package that is not installed.
+        RunError: it is of a package that is not installed, or its results are not of the benchmark's form.
     """
     try:
-        return benchmark(run.kind)
+        found = benchmark(run.kind)
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
+    if run.complete:
+        run.refuse_other_form(found.results_form)
+    return found

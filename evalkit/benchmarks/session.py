@@ -26,7 +26,7 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         EvalkitError: whatever is wrong, in one line.
     """
     served_by = benchmark(plan.manifest["kind"])
-    return finished_run(
+    run = finished_run(
         plan.folder,
         plan.manifest,
         lambda run: served_by.serves(plan, run),
@@ -34,6 +34,8 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         progress.say,
         plan.request.model.device,
     )
+    run.refuse_other_form(served_by.results_form)
+    return run
 
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:

@@ -27,12 +27,16 @@ def as_table(run: Run, metrics: Sequence[Metric]) -> str:
     table = aligned(
         [_cells(metric) for metric in metrics], headers, colalign=("left", "right", "left", "right", "right")
     )
-    notes = [*mixture(run.manifest), *(["↓: lower is better"] if any(not m.higher_is_better for m in metrics) else [])]
+    notes = [
+        *mixture(run.manifest),
+        *(["↓: lower is better"] if any(m.higher_is_better is False for m in metrics) else []),
+    ]
     return "\n".join([table, *(["", *map(printable, notes)] if notes else [])])
 
 
 def _cells(metric: Metric) -> list[str]:
-    name = printable(metric.name) + ("" if metric.higher_is_better else " ↓")
+    layer = "" if metric.layer is None else f", layer {metric.layer}"
+    name = printable(metric.name) + layer + (" ↓" if metric.higher_is_better is False else "")
     task = printable(metric.task) + ("*" if metric.official is False else "")
     value = "–" if metric.value is None else f"{metric.value:.4f}"
     return [task, f"{metric.n:,}", name, value, "–" if metric.stderr is None else f"± {metric.stderr:.4f}"]

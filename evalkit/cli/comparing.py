@@ -69,7 +69,9 @@ def compare(
         from evalkit.compare.plots import forest
 
         forest(found, plot)
-    return exit_code(found, margin / 100) if fail_if_worse else 0
+    # Points of shares, or whatever else is measured
+    scale = 100 if found[0].measure.is_share else 1
+    return exit_code(found, margin / scale) if fail_if_worse else 0
 
 
 def _print(found: list[Comparison], form: str) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evalkit.benchmarks.alike import differences
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import steps_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import Trait, differences, model_differences
+from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,12 @@ def refuse_mixture(side: Side, besides: Collection[str] = ()) -> None:
 
 def _refuse_same_checkpoint(side: Side) -> None:
     """Seeds are different checkpoints."""
-    seen: dict[str, str] = {}
-    for run in side.runs:
-        if (weights := _weights(run)) in seen:
-            raise UsageError(
-                f"group {side.name}: runs {seen[weights]} and {run.folder.name} are of the same checkpoint, so they "
-                "are not two seeds; leave one out"
-            )
-        seen[weights] = run.folder.name
+    if pair := same_checkpoint(side.runs):
+        first, second = (run.folder.name for run in pair)
+        raise UsageError(
+            f"group {side.name}: runs {first} and {second} are of the same checkpoint, so they are not two seeds; "
+            "leave one out"
+        )
 
 
 def _asked_otherwise(a: Run, b: Run) -> list[tuple[Trait, Trait]]:
@@ -97,7 +96,7 @@ def _differing(a: Side, b: Side) -> dict[str, tuple[str, str]]:
 
 
 def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    weights = [{_weights(run) for run in side.runs} for side in (a, b)]
+    weights = [{checkpoint_of(run) for run in side.runs} for side in (a, b)]
     if weights[0] == weights[1]:
         what = " and ".join(differing) or "where it lies"
         return "setting", f"Both are the same checkpoint, so the claim is about {what}, not about models."
@@ -123,10 +122,6 @@ def _sentence(a: Side, b: Side, differing: Mapping[str, tuple[str, str]]) -> tup
         f"The claim is about two architectures: the errors hold for other seeds ({counts[0]} and {counts[1]} here) and "
         f"other documents{few}."
     )
-
-
-def _weights(run: Run) -> str:
-    return str(run.manifest["specification"]["checkpoint"])
 
 
 def _one_training(side: Side) -> bool:

@@ -9,30 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Measure
+from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.compare.claim import Claim, claim_of
-from evalkit.compare.pairing import PairedTask, Pairing
+from evalkit.compare.line import ScoredLine, by_layer, by_task, known, line_label, line_name
+from evalkit.compare.pairing import Pairing
 from evalkit.errors import UsageError
-from evalkit.stats.estimates import (
-    Estimate,
-    Floats,
-    adjusted_average,
-    average,
-    interval,
-    mean,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
-from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
-from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
-from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
+from evalkit.stats.adjusted import adjusted_average, no_better_known_than
+from evalkit.stats.estimates import Estimate, Floats, average, interval
+from evalkit.stats.power import ALPHA
+from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
+from evalkit.stats.significance import holm, t_test
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
-MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
+HIGHER, LOWER = "higher", "lower"
+"""Of measures of which neither is better."""
+_UP, _DOWN = (BETTER, HIGHER), (WORSE, LOWER)
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class TaskDifference(Difference):
-    """One task."""
+    """One task, or one layer of it."""
 
     n: int
     sources: int
@@ -69,7 +65,7 @@ class TaskDifference(Difference):
     dropped: int
     official: bool
     won: int
-    """Documents that B scores higher on."""
+    """Documents that B scores better on, or higher where neither is better."""
     lost: int
     same: int
     test: str
@@ -79,6 +75,8 @@ class TaskDifference(Difference):
     detectable: float | None
     """Smallest true difference that these documents show in four cases of five (without Holm); None if there is
     none."""
+    layer: int | None = None
+    """Of the model, where each has a line of its own."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,12 @@ class AverageDifference(Difference):
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What another rule says of the same scores."""
+    """What another rule says of the same quantity."""
 
     rule: str
     average: AverageDifference
     better: int
-    """Tasks on which B is better."""
+    """Tasks on which B is better, or higher where neither is."""
     worse: int
 
 
@@ -114,10 +112,17 @@ class Comparison:
     averages: tuple[AverageDifference, ...]
     """Of the suite's groups, then of all tasks."""
     rules: tuple[RuleVerdict, ...]
-    """Every rule that all runs can answer, this one too."""
+    """Every rule for the same quantity that all runs can answer, this one too."""
     claim: Claim
     left_out: Mapping[str, str]
     """Tasks that are not compared, and why."""
+    labels: Mapping[str, Label]
+    """Line, or task that is left out → how it is printed."""
+
+    @property
+    def verdicts(self) -> tuple[str, str]:
+        """What B is where a difference is shown."""
+        return (HIGHER, LOWER) if self.measure.higher_is_better is None else (BETTER, WORSE)
 
     @property
     def average(self) -> AverageDifference:
@@ -140,25 +145,32 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         UsageError: no rule is given and the runs have different ones, or a run cannot answer it.
     """
     rule = rule or _own_rule(pairing)
+    measure = pairing.measure(rule)
     tasks, averages = _differences(pairing, rule, True)
     others = [
-        (name, *((tasks, averages) if name == rule else _differences(pairing, name, False))) for name in pairing.rules
+        (name, *((tasks, averages) if name == rule else _differences(pairing, name, False)))
+        for name in pairing.rules
+        if pairing.measure(name).name == measure.name
     ]
+    labels = {task: pairing.label(task) for task in (*(one.task for one in pairing.tasks), *pairing.left_out)}
+    for task, layer in product([*labels], measure.layers):
+        labels[line_name(task, layer)] = line_label(labels[task], layer)
     return Comparison(
         a=pairing.a.name,
         b=pairing.b.name,
         runs_a=tuple(str(run.folder) for run in pairing.a.runs),
         runs_b=tuple(str(run.folder) for run in pairing.b.runs),
         rule=rule,
-        measure=pairing.graded[0].measure(rule),
+        measure=measure,
         tasks=tasks,
         averages=averages,
         rules=tuple(
-            RuleVerdict(name, means[-1], *(sum(task.verdict == v for task in found) for v in (BETTER, WORSE)))
+            RuleVerdict(name, means[-1], *(sum(task.verdict in v for task in found) for v in (_UP, _DOWN)))
             for name, found, means in others
         ),
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
+        labels=labels,
     )
 
 
@@ -171,16 +183,19 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
     by_name = {task.task: task for task in pairing.tasks}
     if absent := [task for task in tasks if task not in by_name]:
         raise UsageError(f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}, which a run lacks")
-    found = [_Measured(by_name[task], *pairing.scores(by_name[task], rule)) for task in tasks]
-    p = found[0].p if len(found) == 1 else _average("", found).p
+    measure = pairing.measure(rule)
+    found = [ScoredLine(by_name[task], *pairing.scores(by_name[task], rule), measure) for task in tasks]
+    p = found[0].p if len(found) == 1 else _average("", found, measure).p
     return 1.0 if p is None else p
 
 
-def verdict_of(p: float | None, difference: float) -> str:
-    """Better or worse where the p value is at most 5 %."""
+def verdict_of(p: float | None, difference: float, higher_is_better: bool | None = True) -> str:
+    """Better or worse where the p value is at most 5 %; higher or lower where neither is better."""
     if p is None or not p <= ALPHA:
         return UNDECIDED
-    return BETTER if difference > 0 else WORSE
+    if higher_is_better is None:
+        return HIGHER if difference > 0 else LOWER
+    return BETTER if (difference > 0) == higher_is_better else WORSE
 
 
 def _own_rule(pairing: Pairing) -> str:
@@ -196,9 +211,10 @@ def _own_rule(pairing: Pairing) -> str:
 def _differences(
     pairing: Pairing, rule: str, with_power: bool
 ) -> tuple[tuple[TaskDifference, ...], tuple[AverageDifference, ...]]:
-    measured = [_Measured(task, *pairing.scores(task, rule)) for task in pairing.tasks]
-    ps = holm([1.0 if one.p is None else one.p for one in measured])
-    tasks = tuple(_task(one, p, with_power) for one, p in zip(measured, ps, strict=True))
+    measure, measured = pairing.measure(rule), by_task(pairing, rule)
+    lines = by_layer(pairing, rule) if measure.layers else measured
+    ps = holm([1.0 if one.p is None else one.p for one in lines])
+    tasks = tuple(_task(one, p, measure, with_power) for one, p in zip(lines, ps, strict=True))
     by_name = {one.paired.task: one for one in measured}
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     averages = []
@@ -206,8 +222,8 @@ def _differences(
         for name, members in groups.items():
             present = [by_name[task] for task in members if task in by_name]
             if len(present) > 1:
-                averages.append(_average(_title(name, len(present), sizes[name]), present))
-    averages.append(_average(_title("Average", len(measured), sum(sizes.values())), measured))
+                averages.append(_average(_title(name, len(present), sizes[name]), present, measure))
+    averages.append(_average(_title("Average", len(measured), sum(sizes.values())), measured, measure))
     return tasks, tuple(averages)
 
 
@@ -215,89 +231,59 @@ def _title(name: str, count: int, size: int) -> str:
     return name if count == size else f"{name} ({count} of {size})"
 
 
-class _Measured:
-    """What one task's scores say, before they are corrected for being one of several."""
-
-    def __init__(self, paired: PairedTask, a: Floats, b: Floats) -> None:
-        self.paired, self.a, self.b = paired, a, b
-        self.differences = b.mean(axis=0) - a.mean(axis=0)
-        place = (paired.clusters, paired.strata)
-        self.documents = mean(self.differences, *place)
-        self.sums = cluster_sums(self.differences, paired.clusters)
-        self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
-        self.size = size_of_differences(self.sums, self.weights)
-        self.several = len(a) > 1 or len(b) > 1
-        self.spread = spread(a, b, *place) if self.several else None
-        self.adjusted = self.of_documents = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
-        self.estimate = self.documents
-        self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
-        if self.spread is not None:
-            self.test, p = SEEDS, crossed_p_value(self.adjusted, self.spread)
-            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
-        elif paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
-            self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
-        else:
-            # Sources of unlike sizes need not be as likely to lean to either side: the t of the interval counts too
-            self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
-        self.p = _known(p)
-
-    def detectable(self) -> float | None:
-        if self.test == MCNEMAR:
-            return mcnemar_detectable(self.paired.n, self.won + self.lost)
-        # Where documents and runs hardly differ, the steps of a test over documents allow less than the t
-        found = (
-            t_detectable(self.adjusted.stderr, self.adjusted.freedom),
-            sign_flip_detectable(self.sums, self.weights, self.documents.stderr),
-        )
-        return None if None in found else max(one for one in found if one is not None)
-
-
-def _task(one: _Measured, p_holm: float, with_power: bool) -> TaskDifference:
+def _task(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) -> TaskDifference:
     paired = one.paired
     return TaskDifference(
-        **_common(paired.task, one.a, one.b, one.estimate, one.adjusted, one.p),
+        **_common(one.name, one.a, one.b, one.estimate, one.adjusted, one.p, measure),
         spread=one.spread,
         n=paired.n,
         sources=paired.sources,
         strata=1 if paired.strata is None else len(np.unique(paired.strata)),
         dropped=paired.dropped,
         official=paired.official,
-        won=one.won,
-        lost=one.lost,
+        won=one.lost if measure.higher_is_better is False else one.won,
+        lost=one.won if measure.higher_is_better is False else one.lost,
         same=paired.n - one.won - one.lost,
         test=one.test,
         p_holm=None if one.p is None else p_holm,
-        verdict=verdict_of(None if one.p is None else p_holm, one.estimate.value),
+        verdict=verdict_of(None if one.p is None else p_holm, one.estimate.value, measure.higher_is_better),
         detectable=one.detectable() if with_power else None,
+        layer=one.layer,
     )
 
 
-def _average(name: str, members: Sequence[_Measured]) -> AverageDifference:
+def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> AverageDifference:
     """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
     a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
     estimate = average([one.documents for one in members])
-    sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
-    adjusted = adjusted_average(estimate, [one.of_documents for one in members], sources, sizes)
+    of_tasks = [one.of_documents for one in members]
+    if measure.bounds:
+        sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
+        adjusted = adjusted_average(estimate, of_tasks, sources, sizes)
+    else:
+        adjusted = no_better_known_than(estimate, of_tasks)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2
         parts = Spread(between(a), between(b), estimate.variance, shared, len(a), len(b))
-        p = _known(crossed_p_value(adjusted, parts))
+        p = known(crossed_p_value(adjusted, parts))
         estimate, adjusted = crossed(estimate, parts), crossed(adjusted, parts)
     else:
-        p = members[0].p if len(members) == 1 else _known(t_test(adjusted))
-    common = _common(name, a[:, None], b[:, None], estimate, adjusted, p)
-    return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value))
+        p = members[0].p if len(members) == 1 else known(t_test(adjusted))
+    common = _common(name, a[:, None], b[:, None], estimate, adjusted, p, measure)
+    return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value, measure.higher_is_better))
 
 
-def _common(name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estimate, p: float | None) -> dict[str, Any]:
+def _common(
+    name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estimate, p: float | None, measure: Measure
+) -> dict[str, Any]:
     """What tasks and averages have alike; the interval is the adjusted estimate's, within what differences can be.
 
     An exact test may find nothing where the interval's t would: then the interval reaches to zero, so that both say
     the same.
     """
-    reach = interval(adjusted)
-    low, high = (-1.0, 1.0) if math.isnan(reach.low) else (max(-1.0, reach.low), min(1.0, reach.high))
+    reach, span = interval(adjusted), measure.span
+    low, high = (-span, span) if math.isnan(reach.low) else (max(-span, reach.low), min(span, reach.high))
     if p is None or p > ALPHA:
         low, high = min(low, 0.0), max(high, 0.0)
     return {
@@ -307,11 +293,7 @@ def _common(name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estim
         "difference": estimate.value,
         "low": low,
         "high": high,
-        "stderr": _known(estimate.stderr),
-        "freedom": _known(adjusted.freedom),
+        "stderr": known(estimate.stderr),
+        "freedom": known(adjusted.freedom),
         "p": p,
     }
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

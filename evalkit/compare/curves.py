@@ -12,29 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable, Measure
+from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.compare.claim import refuse_mixture
+from evalkit.compare.line import line_label, line_name
 from evalkit.compare.pairing import PairedTask, Pairing, pair
 from evalkit.compare.sides import Side
 from evalkit.compare.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.stats.estimates import (
-    Estimate,
-    average,
-    interval,
-    mean,
-    no_better_known_than,
-    pooled,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
+from evalkit.stats.adjusted import no_better_known_than, pooled, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
 
 
 @dataclass(frozen=True)
 class Point:
-    """One checkpoint, on one task or on average; a fraction with its 95 % interval."""
+    """One checkpoint, on one task (or a layer of it) or on average, with its 95 % interval."""
 
     step: int
     accuracy: float
@@ -58,6 +51,8 @@ class Curve:
     chance: dict[str, float]
     """Accuracy of a uniform guess on each task, and on average; empty where answers are not chosen."""
     average: tuple[Point, ...]
+    labels: dict[str, Label]
+    """Line → how it is printed."""
 
 
 def curve(side: Side, rule: str | None = None) -> Curve:
@@ -92,22 +87,30 @@ def curve(side: Side, rule: str | None = None) -> Curve:
             f"all can answer {', '.join(pairing.rules)}"
         )
     chosen = rule or str(rules.pop())
-    found = {task.task: _by_step(pairing, task, chosen) for task in pairing.tasks}
-    documents, chance = pairing.graded[0].documents, {}
+    measure, documents, chance = pairing.measure(chosen), pairing.graded[0].documents, {}
     if "choices" in documents:
         guess = 1 / documents["choices"].to_numpy(float)
         chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
         chance["Average"] = sum(chance.values()) / len(chance)
-    means = [_average(list(of_step)) for of_step in zip(*found.values(), strict=True)]
+    lines = [
+        (task, place, line_name(task.task, layer), line_label(pairing.label(task.task), layer))
+        for task in pairing.tasks
+        for place, layer in (enumerate(measure.layers) if measure.layers else [(None, None)])
+    ]
+    whole = [_by_step(pairing, task, chosen, measure, None) for task in pairing.tasks]
     return Curve(
         name=side.name,
         rule=chosen,
-        measure=pairing.graded[0].measure(chosen),
+        measure=measure,
         runs=tuple(str(by_step[step].folder) for step in steps),
-        tasks={task: _points(steps, estimates) for task, estimates in found.items()},
-        documents={task.task: task.n for task in pairing.tasks},
+        tasks={
+            name: _points(steps, _by_step(pairing, task, chosen, measure, place), measure)
+            for task, place, name, _ in lines
+        },
+        documents={name: task.n for task, _, name, _ in lines},
         chance=chance,
-        average=_points(steps, means),
+        average=_points(steps, [_average(list(of_step), measure) for of_step in zip(*whole, strict=True)], measure),
+        labels={name: label for _, _, name, label in lines},
     )
 
 
@@ -119,35 +122,41 @@ class _Accuracy(NamedTuple):
     size: float
     """By how much sources lie above or below a half, see `size_of_differences`."""
     adjusted: Estimate
-    """Of twice the accuracy less one, as if four more sources had been answered."""
+    """Of a share: of twice the share less one, as if four more sources had been answered."""
 
 
-def _by_step(pairing: Pairing, task: PairedTask, rule: str) -> list[_Accuracy]:
+def _by_step(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
     found = []
     weights = cluster_sums(np.ones(task.n), task.clusters)
-    for scores in chain(*pairing.scores(task, rule)):
+    for scores in chain(*pairing.scores(task, rule, layer)):
         size = size_of_differences(cluster_sums(2 * scores - 1, task.clusters), weights)
-        found.append(_accuracy(mean(scores, task.clusters, task.strata), len(weights), size))
+        found.append(_accuracy(mean(scores, task.clusters, task.strata), len(weights), size, measure))
     return found
 
 
-def _average(tasks: Sequence[_Accuracy]) -> _Accuracy:
+def _average(tasks: Sequence[_Accuracy], measure: Measure) -> _Accuracy:
     pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
-    found = _accuracy(average([one.estimate for one in tasks]), *pool)
+    found = _accuracy(average([one.estimate for one in tasks]), *pool, measure)
     return found._replace(adjusted=no_better_known_than(found.adjusted, [one.adjusted for one in tasks]))
 
 
-def _points(steps: Sequence[int], found: Sequence[_Accuracy]) -> tuple[Point, ...]:
+def _points(steps: Sequence[int], found: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:
     points = []
     for step, one in zip(steps, found, strict=True):
-        low, high = ((end + 1) / 2 for end in interval(one.adjusted))
-        points.append(Point(step, one.estimate.value, one.estimate.stderr, max(0.0, low), min(1.0, high)))
+        low, high = interval(one.adjusted)
+        if measure.is_share:
+            low, high = (low + 1) / 2, (high + 1) / 2
+        if measure.bounds:
+            low, high = max(measure.bounds[0], low), min(measure.bounds[1], high)
+        points.append(Point(step, one.estimate.value, one.estimate.stderr, low, high))
     return tuple(points)
 
 
-def _accuracy(estimate: Estimate, sources: float, size: float) -> _Accuracy:
-    """As if two more sources had been answered right and two wrong (Agresti and Coull 1998): where nearly all are
-    right, an interval about the accuracy itself is too short, and where all are it has no length."""
+def _accuracy(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:
+    """Of a share, as if two more sources had been answered right and two wrong (Agresti and Coull 1998): where nearly
+    all are right, an interval about the share itself is too short, and where all are it has no length."""
+    if not measure.is_share:
+        return _Accuracy(estimate, sources, size, estimate)
     value, variance, freedom = estimate
     more = Estimate(2 * value - 1, 4 * variance, freedom)
     for n in (sources, sources + 2):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Comparable
+from evalkit.benchmarks.alike import document_difference
+from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.compare.sides import Side
 from evalkit.errors import UsageError
@@ -64,14 +65,41 @@ class Pairing:
     graded: tuple[Comparable, ...]
     """The runs of A, then of B."""
 
+    def label(self, task: str) -> Label:
+        """How a task is printed."""
+        first = self.graded[0].run
+        return benchmark_of(first).label(first, task)
+
     @property
     def rules(self) -> list[str]:
         """The rules that all runs can answer."""
         return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
 
-    def scores(self, task: PairedTask, rule: str) -> tuple[Floats, Floats]:
-        """([runs of A, n], [runs of B, n]) scores from 0 to 1 of a task's documents."""
+    def measure(self, rule: str) -> Measure:
+        """How documents are scored under a rule, in all runs.
+
+        Raises:
+            UsageError: a run cannot answer it, or their models have other layers.
+        """
+        first, *others = (one.measure(rule) for one in self.graded)
+        for one, other in zip(self.graded[1:], others, strict=True):
+            if other.layers != first.layers:
+                raise UsageError(
+                    f"{first.name} is of {len(first.layers)} layers in run {self.graded[0].run.folder.name} and of "
+                    f"{len(other.layers)} in run {one.run.folder.name}; compare models with the same layers"
+                )
+        return first
+
+    def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
+        """([runs of A, n], [runs of B, n]) scores of a task's documents.
+
+        Args:
+            task: one of `tasks`.
+            rule: one of `rules`.
+            layer: place of one in the measure's layers; None: each document's mean over them.
+        """
         found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
+        found = [one if one.ndim == 1 else one.mean(axis=1) if layer is None else one[:, layer] for one in found]
         count = len(self.a.runs)
         return np.stack(found[:count]), np.stack(found[count:])
 
@@ -97,38 +125,34 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
     held = [list(dict.fromkeys(one.documents["task"])) for one in found]
     shared = [task for task in held[0] if all(task in tasks for tasks in held)]
     left_out = {task: "not in every run" for task in dict.fromkeys(chain(*held)) if task not in shared}
-    for run in runs:
-        measured = [task["task"] for task in run.stored["tasks"]]
-        left_out |= {task: "no multiple-choice scores" for task in measured if not any(task in one for one in held)}
+    for one in found:
+        measured = [task["task"] for task in one.run.stored["tasks"]]
+        left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in held)}
     if not shared:
         listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, held, strict=True))
         raise UsageError(f"the runs have no task in common ({listed})")
     for task in shared:
-        _refuse_other_documents(task, found)
+        _refuse_other_documents(task, runs)
     return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
 
 
 def _refuse_other_suites(runs: tuple[Run, ...]) -> None:
-    suites = [run.manifest["specification"]["suite"] for run in runs]
-    for run, suite in zip(runs, suites, strict=True):
-        if suite != suites[0]:
+    for run in runs:
+        if run.suite != runs[0].suite:
             raise UsageError(
-                f"run {runs[0].folder.name} is of suite {suites[0]} and run {run.folder.name} of {suite}, which ask in "
-                "different ways; compare runs of one suite"
+                f"run {runs[0].folder.name} is of suite {runs[0].suite} and run {run.folder.name} of {run.suite}, "
+                "which ask in different ways; compare runs of one suite"
             )
 
 
-def _refuse_other_documents(task: str, graded: tuple[Comparable, ...]) -> None:
-    first, *others = (one.must_agree(task) for one in graded)
-    runs = [one.run for one in graded]
-    for run, content in zip(runs[1:], others, strict=True):
-        for what, mine in first.items():
-            if content[what] != mine:
-                raise UsageError(
-                    f"task {task}: the {what} of run {run.folder.name} ({str(content[what])[:12]}) is not that of run "
-                    f"{runs[0].folder.name} ({str(mine)[:12]}), so their documents cannot be paired; run both on "
-                    "the same"
-                )
+def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
+    for run in runs[1:]:
+        if found := document_difference(runs[0], run, task):
+            what, mine, theirs = found
+            raise UsageError(
+                f"task {task}: the {what} of run {run.folder.name} ({theirs[:12]}) is not that of run "
+                f"{runs[0].folder.name} ({mine[:12]}), so their documents cannot be paired; run both on the same"
+            )
 
 
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:

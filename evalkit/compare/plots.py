@@ -6,6 +6,7 @@ window.
 
 from __future__ import annotations
 
+import math
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -16,15 +17,25 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.compare.comparison import BETTER, UNDECIDED, WORSE, Comparison, Difference, TaskDifference
+from evalkit.compare.comparison import (
+    BETTER,
+    HIGHER,
+    LOWER,
+    UNDECIDED,
+    WORSE,
+    AverageDifference,
+    Comparison,
+    TaskDifference,
+)
 from evalkit.compare.curves import Curve, Point
-from evalkit.compare.view import headline, label, p_text, points
+from evalkit.compare.units import Unit
+from evalkit.compare.view import curve_unit, headline, label, p_text, page_unit
 from evalkit.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", UNDECIDED: "#6b6b6b"}
+COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: "#6b6b6b"}
 """By verdict; told apart also by those who do not see red and green."""
 
 _FAINT, _INK = "#ececec", "#222222"
@@ -52,16 +63,18 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     height = 0.34 * len(places) + 2.0
     figure = Figure(figsize=(1.6 + 6.2 * len(found), height), layout="constrained")
     panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
-    reach = max(abs(edge) for one in found for row in (*one.tasks, *one.averages) for edge in (row.low, row.high))
+    edges = [abs(edge) for one in found for row in (*one.tasks, *one.averages) for edge in (row.low, row.high)]
+    reach = max(filter(math.isfinite, edges), default=0.0)
     for panel, one in zip(panels, found, strict=True):
-        _panel(panel, one, places, 100 * reach * 1.08 + 0.1)
+        _panel(panel, one, places, 100 * reach * 1.08 + 0.1 if one.measure.is_share else 1.08 * reach or 1.0)
     by_name = {task.name: task for one in found for task in one.tasks}
     panels[0].set_yticks(list(places.values()), ["" for _ in places])
     for name, place in places.items():
         count = f"n = {by_name[name].n:,}" if name in by_name else ""
         _beside(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
         weight = "normal" if count else "bold"
-        _beside(panels[0], label(name), place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
+        shown = next((label(one, name) for one in found if name in one.labels), name)
+        _beside(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
     figure.supxlabel(
         "interval: 95 %, each row's own; filled: significant (tasks: Holm); shaded: less than these documents can show",
         fontsize=7.5,
@@ -89,12 +102,13 @@ def curves(found: Sequence[Curve], path: Path) -> None:
     for panel, name in zip(panels, shown, strict=False):
         for one, colour in zip(found, _LINES * len(found), strict=False):
             if drawn := one.average if name == "Average" else one.tasks.get(name, ()):
-                _line(panel, drawn, one.name, colour)
+                _line(panel, drawn, one.name, colour, curve_unit(one).factor)
         chances = [one.chance[name] for one in found if name in one.chance]
         if chances:
             panel.axhline(100 * chances[0], color="#999999", linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
         weight = "bold" if name == "Average" else "normal"
-        panel.set_title(label(name), fontsize=10, loc="left", color=_INK, weight=weight)
+        known = [one.labels[name].full for one in found if name in one.labels]
+        panel.set_title(known[0] if known else name, fontsize=10, loc="left", color=_INK, weight=weight)
         _tidy(panel)
         panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -105,25 +119,29 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         for text in legend.get_texts():
             text.set_parse_math(False)
     figure.supxlabel("step", fontsize=9, color=_INK)
-    scale = "accuracy, % (dotted: chance)" if any(one.chance for one in found) else "score, %"
+    percent = ", %" * found[0].measure.is_share
+    scale = found[0].measure.name + percent + " (dotted: chance)" * any(one.chance for one in found)
     figure.supylabel(scale, fontsize=9, color=_INK)
     _save(figure, path)
 
 
 def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float) -> None:
+    unit = page_unit(one)
     for task in one.tasks:
         if task.detectable is not None:
-            width = min(100 * task.detectable, reach)
+            width = min(unit.factor * task.detectable, reach)
             panel.barh(places[task.name], 2 * width, 0.62, -width, color=_FAINT, zorder=0)
-        _row(panel, task, places[task.name], task.verdict, task.p_holm)
+        _row(panel, task, places[task.name], task.p_holm, unit)
     for mean in one.averages if len(one.tasks) > 1 else ():
-        _row(panel, mean, places[mean.name], mean.verdict, mean.p)
+        _row(panel, mean, places[mean.name], mean.p, unit)
     panel.axvline(0, color=_INK, linewidth=0.9, zorder=1)
     panel.set_xlim(-reach, reach)
     panel.set_ylim(min(places.values()) - 0.7, 0.7)
     title = "\n".join(textwrap.wrap(headline(one), 86))
     panel.set_title(title, fontsize=9, loc="left", color=_INK, pad=24, **_PLAIN)
-    for side, text, place in (("left", f"← {one.a} is better", 0.0), ("right", f"{one.b} is better →", 1.0)):
+    ends = [one.b, one.a] if one.measure.higher_is_better is False else [one.a, one.b]
+    said = f"is {one.verdicts[0]}"
+    for side, text, place in (("left", f"← {ends[0]} {said}", 0.0), ("right", f"{ends[1]} {said} →", 1.0)):
         panel.annotate(
             text,
             (place, 1),
@@ -135,18 +153,19 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
             color="#666666",
             **_PLAIN,
         )
-    panel.set_xlabel("difference, points", fontsize=8.5, color=_INK)
+    panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=_INK)
     _tidy(panel)
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
 
-def _row(panel: Axes, row: Difference, place: float, verdict: str, p: float | None) -> None:
+def _row(panel: Axes, row: TaskDifference | AverageDifference, place: float, p: float | None, unit: Unit) -> None:
+    verdict = row.verdict
     colour = COLOURS[verdict]
-    reach = [100 * row.low, 100 * row.high]
+    reach = [unit.factor * row.low, unit.factor * row.high]
     panel.plot(reach, [place, place], color=colour, linewidth=2.0, solid_capstyle="round", zorder=2)
     panel.plot(
-        [100 * row.difference],
+        [unit.factor * row.difference],
         [place],
         color=colour,
         marker="o" if isinstance(row, TaskDifference) else "D",
@@ -155,7 +174,7 @@ def _row(panel: Axes, row: Difference, place: float, verdict: str, p: float | No
         markeredgewidth=1.5,
         zorder=3,
     )
-    _beside(panel, points(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
+    _beside(panel, unit.difference(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
     _beside(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
 
 
@@ -172,11 +191,11 @@ def _beside(panel: Axes, text: str, place: float, shift: float, style: dict[str,
     )
 
 
-def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str) -> None:
+def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str, factor: float) -> None:
     steps = [point.step for point in drawn]
-    low, high = [100 * point.low for point in drawn], [100 * point.high for point in drawn]
+    low, high = [factor * point.low for point in drawn], [factor * point.high for point in drawn]
     panel.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
-    heights = [100 * point.accuracy for point in drawn]
+    heights = [factor * point.accuracy for point in drawn]
     panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=_short(name))
 
 

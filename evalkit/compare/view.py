@@ -1,6 +1,7 @@
 """Comparisons and curves as a person reads them.
 
-In: a `Comparison` or `Curve`. Out: a `Page` of tables in percent and points, and records in fractions for programs.
+In: a `Comparison` or `Curve`. Out: a `Page` of tables (shares in percent and points, others in their own unit), and
+records in fractions for programs.
 """
 
 from __future__ import annotations
@@ -10,42 +11,48 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.benchmarks.longbench.protocol import LABELS as LONGBENCH_LABELS
-from evalkit.benchmarks.multiple_choice.suites import label as suite_label
-from evalkit.benchmarks.multiple_choice.suites import short_label
 from evalkit.compare.comparison import (
-    BETTER,
-    SEEDS,
-    SIGN_FLIP,
     UNDECIDED,
-    WORSE,
     Comparison,
     Difference,
 )
 from evalkit.compare.curves import Curve
-from evalkit.reporting.decimals import percent
+from evalkit.compare.line import SEEDS, SIGN_FLIP
+from evalkit.compare.units import Unit, unit_of
 from evalkit.reporting.page import Page, Table
 from evalkit.stats.significance import DRAWS
 
 
 def headline(found: Comparison) -> str:
     """The verdict in words."""
-    better, worse, count = found.count(BETTER), found.count(WORSE), len(found.tasks)
-    tasks, average = f"{count} task" + "s" * (count > 1), found.average
+    up, down = found.verdicts
+    better, worse, count = found.count(up), found.count(down), len(found.tasks)
+    tasks, average = f"{count} {'layer' if found.measure.layers else 'task'}" + "s" * (count > 1), found.average
+    unit = page_unit(found)
     if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
         alone = f"none of {tasks} shows it alone after Holm's correction"
-        return f"{found.b} is {average.verdict} than {found.a} on average, {_average_words(average)}; {alone}."
+        return f"{found.b} is {average.verdict} than {found.a} on average, {_in_words(average, unit)}; {alone}."
     if better and worse:
-        said = f"{found.b} is better than {found.a} on {better} of {tasks} and worse on {worse}"
+        said = f"{found.b} is {up} than {found.a} on {better} of {tasks} and {down} on {worse}"
     elif better or worse:
-        said = f"{found.b} is {BETTER if better else WORSE} than {found.a} on {better or worse} of {tasks}"
+        said = f"{found.b} is {up if better else down} than {found.a} on {better or worse} of {tasks}"
     else:
         on = f"any of {tasks}" if count > 1 else tasks
         said = f"No difference between {found.b} and {found.a} is shown on {on}"
     corrected = " after Holm's correction" if count > 1 else ""
     if count == 1:
-        return f"{said}: {_average_words(found.tasks[0])}."
-    return f"{said}{corrected}; average {_average_words(average)}: {average.verdict}."
+        return f"{said}: {_in_words(found.tasks[0], unit)}."
+    return f"{said}{corrected}; average {_in_words(average, unit)}: {average.verdict}."
+
+
+def page_unit(found: Comparison) -> Unit:
+    """In what a comparison is printed."""
+    return unit_of(found.measure, [one.stderr for one in (*found.tasks, *found.averages)])
+
+
+def label(found: Comparison, name: str) -> str:
+    """How a line is printed; an average by its name."""
+    return found.labels[name].full if name in found.labels else name
 
 
 def comparison_page(found: Comparison, a: str, b: str) -> Page:
@@ -80,6 +87,7 @@ def comparison_records(found: Comparison) -> Iterator[dict[str, Any]]:
                 "rule": found.rule,
                 "kind": kind,
                 "name": one.name,
+                **({"layer": content.get("layer")} if found.measure.layers else {}),
                 **{key: content.get(key) for key in _COLUMNS},
                 **{f"variance_{key}": getattr(one.spread, key, None) for key in ("seeds", "documents", "shared")},
             }
@@ -94,22 +102,29 @@ def curve_page(curves: Sequence[Curve]) -> Page:
     lead, tables = [], []
     for one in curves:
         first, last = one.average[0], one.average[-1]
+        unit, noun = curve_unit(one), "layer" if one.measure.layers else "task"
         lead.append(
-            f"{one.name}: average {percent(first.accuracy)} at step {first.step:,}, {percent(last.accuracy)} at step "
-            f"{last.step:,} ({len(one.average)} checkpoints, {len(one.tasks)} task{'s' * (len(one.tasks) > 1)})"
+            f"{one.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
+            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(one.average)} checkpoints, "
+            f"{len(one.tasks)} {noun}{'s' * (len(one.tasks) > 1)})"
         )
         rows = tuple(
             (
                 f"{point.step:,}",
-                *(percent(points[place].accuracy) for points in one.tasks.values()),
-                percent(point.accuracy),
-                _error(point.stderr),
+                *(unit.value(points[place].accuracy) for points in one.tasks.values()),
+                unit.value(point.accuracy),
+                unit.error(point.stderr),
             )
             for place, point in enumerate(one.average)
         )
-        headers = ("step", *(_short(task) for task in one.tasks), "Avg.", "± SE")
+        headers = ("step", *(one.labels[task].short for task in one.tasks), "Avg.", "± SE")
         tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
     return Page(tuple(lead), (), tuple(tables), (curves[0].measure.words,))
+
+
+def curve_unit(one: Curve) -> Unit:
+    """In what a curve is printed."""
+    return unit_of(one.measure, [point.stderr for points in (*one.tasks.values(), one.average) for point in points])
 
 
 def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
@@ -120,16 +135,6 @@ def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
                 yield {"curve": one.name, "rule": one.rule, "task": task, "n": one.documents.get(task)} | asdict(point)
 
 
-def label(task: str) -> str:
-    """How a task is printed."""
-    return LONGBENCH_LABELS.get(task) or suite_label(task)
-
-
-def points(fraction: float) -> str:
-    """A difference in points, signed; nothing is not negative."""
-    return percent(fraction, signed=True)
-
-
 def p_text(p: float | None) -> str:
     """A p value in three places."""
     if p is None:
@@ -137,52 +142,67 @@ def p_text(p: float | None) -> str:
     return "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-def _average_words(average: Difference) -> str:
-    sign = "" if average.p is not None and average.p < 0.0005 else "= "
+def _in_words(one: Difference, unit: Unit) -> str:
+    sign = "" if one.p is not None and one.p < 0.0005 else "= "
     return (
-        f"{points(average.difference)} points (95 % interval {points(average.low)} to {points(average.high)}), "
-        f"p {sign}{p_text(average.p)}"
+        f"{unit.difference(one.difference)}{unit.points} (95 % interval {_reach(one, unit)}), p {sign}{p_text(one.p)}"
     )
 
 
+def _reach(one: Difference, unit: Unit) -> str:
+    return f"{unit.difference(one.low)} to {unit.difference(one.high)}"
+
+
 def _differences(found: Comparison, a: str, b: str) -> Table:
+    unit = page_unit(found)
     rows = [
         (
-            label(task.name) + "†" * (task.sources < task.n) + "*" * (not task.official),
+            label(found, task.name) + "†" * (task.sources < task.n) + "*" * (not task.official),
             f"{task.n:,}",
-            *_common(task),
+            *_common(task, unit),
             p_text(task.p_holm),
             f"{task.won:,}",
             f"{task.lost:,}",
             f"{task.same:,}",
-            "–" if task.detectable is None else percent(task.detectable),
+            "–" if task.detectable is None else unit.value(task.detectable),
             "" if task.verdict == UNDECIDED else task.verdict,
         )
         for task in found.tasks
     ]
     averages = [
-        (one.name, "", *_common(one), p_text(one.p), "", "", "", "", "" if one.verdict == UNDECIDED else one.verdict)
+        (
+            one.name,
+            "",
+            *_common(one, unit),
+            p_text(one.p),
+            "",
+            "",
+            "",
+            "",
+            "" if one.verdict == UNDECIDED else one.verdict,
+        )
         for one in (found.averages if len(found.tasks) > 1 else ())
     ]
     about = ("task", "n", a, b, f"{b} - {a}", "95 % interval", "± SE", "p (Holm)")
-    headers = (*about, "won", "lost", "same", "could show", f"{b} is")
+    won = ("higher", "lower") if found.measure.higher_is_better is None else ("won", "lost")
+    headers = (*about, *won, "same", "could show", f"{b} is")
     return Table(headers, (*rows, *averages), frozenset({len(rows)} if averages else ()))
 
 
-def _common(one: Difference) -> tuple[str, ...]:
-    reach = f"{points(one.low)} to {points(one.high)}"
-    return percent(one.score_a), percent(one.score_b), points(one.difference), reach, _error(one.stderr)
+def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
+    scores = unit.value(one.score_a), unit.value(one.score_b), unit.difference(one.difference)
+    return *scores, _reach(one, unit), unit.error(one.stderr)
 
 
 def _spreads(found: Comparison, a: str, b: str) -> Table:
     """Both parts of the error, of tasks and of the average."""
-    rows = []
+    rows, unit = [], page_unit(found)
     for one in (*found.tasks, *found.averages):
         if parts := one.spread:
-            name = label(one.name)
+            name = label(found, one.name)
             sources = (*parts.deviations, math.sqrt(parts.seeds), _root(parts.documents))
             freedom = "–" if one.freedom is None else f"{one.freedom:,.1f}"
-            rows.append((name, *map(_error, sources), _error(one.stderr), freedom))
+            rows.append((name, *map(unit.error, sources), unit.error(one.stderr), freedom))
     headers = (
         "task",
         f"SD of {a}'s runs",
@@ -192,15 +212,21 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
         "± both",
         "t with df",
     )
-    return Table(headers, tuple(rows), frozenset({len(found.tasks)}), "Where the error comes from (in points):")
+    return Table(
+        headers,
+        tuple(rows),
+        frozenset({len(found.tasks)}),
+        f"Where the error comes from{' (in points)' if unit.points else ''}:",
+    )
 
 
 def _rules(found: Comparison, a: str, b: str) -> Table:
+    unit = page_unit(found)
     rows = tuple(
         (
             f"{one.rule} <" if one.rule == found.rule else one.rule,
-            points(one.average.difference),
-            f"{points(one.average.low)} to {points(one.average.high)}",
+            unit.difference(one.average.difference),
+            _reach(one.average, unit),
             p_text(one.average.p),
             str(one.better),
             str(one.worse),
@@ -213,12 +239,21 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     title = (
         f"The same scores under every rule that all runs can answer: {agree} of {len(verdicts)} agree on the average."
     )
-    headers = ("rule", f"average {b} - {a}", "95 % interval", "p", "tasks better", "tasks worse", f"{b} is")
+    headers = (
+        "rule",
+        f"average {b} - {a}",
+        "95 % interval",
+        "p",
+        *(f"tasks {verdict}" for verdict in found.verdicts),
+        f"{b} is",
+    )
     return Table(headers, rows, title=title)
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
-    yield f"{found.measure.words}; differences in points"
+    yield found.measure.words + ("; differences in points" if found.measure.is_share else "")
+    if found.measure.layers and found.average.name == "Average":
+        yield "average: of each document's mean over the layers"
     if any(task.test == SEEDS for task in found.tasks):
         yield (
             "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
@@ -234,24 +269,27 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         else:
             test = "exact McNemar"
         yield f"p: {test}; Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
-    yield f"won, lost: documents that {b} scores higher on, and {a}; intervals are each row's own, not corrected"
+    won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
+        found.measure.higher_is_better
+    ]
+    yield f"{won}: documents that {b} scores {more} on, and {a}; intervals are each row's own, not corrected"
     if clustered := [task for task in found.tasks if task.sources < task.n]:
-        listed = ", ".join(f"{label(task.name)} {task.sources:,}" for task in clustered)
+        listed = ", ".join(f"{label(found, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not found.measure.graded)
         larger = f", p the larger of {exact}sign flips of whole sources and the interval's t"
         tested = "" if clustered[0].test == SEEDS else larger
         yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
-        yield f"stratified by subject: {', '.join(label(task.name) for task in strata)}"
+        yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
     evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
     yield f"could show: the smallest true difference that so many {evidence} find in four cases of five, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, since not every run has them: " + ", ".join(
-            f"{task.dropped:,} documents of {label(task.name)}" for task in dropped
+            f"{task.dropped:,} documents of {label(found, task.name)}" for task in dropped
         )
     reasons: dict[str, list[str]] = {}
     for task, reason in found.left_out.items():
-        reasons.setdefault(reason, []).append(label(task))
+        reasons.setdefault(reason, []).append(label(found, task))
     for reason, tasks in reasons.items():
         yield f"not compared ({reason}): {', '.join(tasks)}"
     if any(not task.official for task in found.tasks):
@@ -260,11 +298,3 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
 
 def _root(variance: float) -> float:
     return math.sqrt(variance) if variance >= 0 else math.nan
-
-
-def _error(stderr: float | None) -> str:
-    return "–" if stderr is None or math.isnan(stderr) else percent(stderr, 2)
-
-
-def _short(task: str) -> str:
-    return LONGBENCH_LABELS.get(task) or short_label(task)

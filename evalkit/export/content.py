@@ -25,6 +25,8 @@ class TaskScore:
     """Why this is no score of the published documents, all of them; beside its name wherever a form has one."""
     source: str
     """Where they came from."""
+    distinct: str = ""
+    """Metric and layer, where its task's first metric is another."""
 
     @property
     def named(self) -> str:
@@ -32,18 +34,16 @@ class TaskScore:
         return f"{self.metric.task} ({'; '.join(self.caveats)})" if self.caveats else self.metric.task
 
     @property
-    def fraction(self) -> float:
-        """The value between 0 and 1, where it has bounds."""
-        return float(self.metric.value or 0.0) / self._scale
+    def score(self) -> float:
+        """The value: from 0 to 1 where it has bounds, else in its own unit."""
+        low, high = self.metric.bounds or (0.0, 1.0)
+        return (float(self.metric.value or 0.0) - low) / (high - low)
 
     @property
     def stderr(self) -> float | None:
-        """Of the fraction."""
-        return None if self.metric.stderr is None else self.metric.stderr / self._scale
-
-    @property
-    def _scale(self) -> float:
-        return self.metric.bounds[1] if self.metric.bounds else 1.0
+        """Of the score."""
+        low, high = self.metric.bounds or (0.0, 1.0)
+        return None if self.metric.stderr is None else self.metric.stderr / (high - low)
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,21 @@ def content_of(run: Run, rule: str | None) -> Content:
         "limit": own["limit"].words,
         "dtype": own["dtype"].value,
         "context_extension": own["context extension"].value,
-        "suite": str(run.manifest["specification"]["suite"]),
+        "suite": run.suite,
     }
     metrics = benchmark.metrics(run, rule)
-    scores = tuple(_score(run, metric, datasets[metric.task]) for metric in metrics if metric.value is not None)
+    first = {metric.task: metric for metric in reversed(metrics)}
+    scores = tuple(
+        _score(run, metric, datasets[metric.task], first[metric.task] is metric)
+        for metric in metrics
+        if metric.value is not None
+    )
     return Content(run, protocol.get("rule", run.kind), scores, protocol)
 
 
-def _score(run: Run, metric: Metric, dataset: HubSplit | None) -> TaskScore:
+def _score(run: Run, metric: Metric, dataset: HubSplit | None, first: bool) -> TaskScore:
     source = run.manifest["documents"][metric.task]
     some = [f"{metric.n:,} of {source['count']:,} documents"] if metric.n < source["count"] else []
-    return TaskScore(metric, dataset, source["count"], (*caveats(run.manifest, metric.task), *some), source["source"])
+    distinct = "" if first else metric.name + ("" if metric.layer is None else f"/layer {metric.layer}")
+    about = (*caveats(run.manifest, metric.task), *some)
+    return TaskScore(metric, dataset, source["count"], about, source["source"], distinct)

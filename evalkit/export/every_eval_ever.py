@@ -1,4 +1,4 @@
-"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, scores as fractions.
+"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, scores with bounds as fractions.
 
 The name is made from the run and the rule, so that the same export is the same file.
 """
@@ -72,8 +72,11 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
     uncertainty: dict[str, Any] = {"num_samples": metric.n}
     if score.stderr is not None:
         uncertainty["standard_error"] = {"value": score.stderr, "method": "analytic"}
+    bounded = {"metric_unit": "proportion"}, {"score_type": "continuous", "min_score": 0, "max_score": 1}
+    unit, bounds = bounded if metric.bounds else ({}, {})
+    about = {"rule": content.rule} | ({} if metric.layer is None else {"layer": metric.layer})
     return {
-        "evaluation_result_id": f"{metric.task}/{content.rule}",
+        "evaluation_result_id": "/".join(filter(None, (metric.task, content.rule, score.distinct))),
         "evaluation_name": metric.task,
         "source_data": _source(score),
         "evaluation_timestamp": content.created.isoformat(),
@@ -82,15 +85,13 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
             "metric_id": metric.name,
             "metric_name": f"{metric.name} ({content.rule})",
             "metric_kind": metric.name,
-            "metric_unit": "proportion",
-            "metric_parameters": {"rule": content.rule},
-            "lower_is_better": not metric.higher_is_better,
-            "score_type": "continuous",
-            "min_score": 0,
-            "max_score": 1,
+            **unit,
+            "metric_parameters": about,
+            "lower_is_better": metric.higher_is_better is False,
+            **bounds,
         },
         "score_details": {
-            "score": score.fraction,
+            "score": score.score,
             **({} if metric.chance is None else {"details": {"chance": str(metric.chance)}}),
             "uncertainty": uncertainty,
         },
@@ -100,7 +101,9 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
 
 def _description(content: Content, score: TaskScore) -> str:
     if content.run.rule is None:
-        return f"mean {score.metric.name} of the generated answers"
+        where = "" if score.metric.layer is None else f" in layer {score.metric.layer}"
+        neither = "; neither higher nor lower is better" * (score.metric.higher_is_better is None)
+        return f"mean {score.metric.name} of the generated answers{where}{neither}"
     return f"share of questions whose right answer has the best score under {content.rule}"
 
 

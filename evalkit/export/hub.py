@@ -1,9 +1,9 @@
 """The Hugging Face hub's evaluation results, in both of its forms.
 
 `model_card.md` has the metadata block (`model-index`) that a model's README.md begins with;
-`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Values are percent. Averages are left
-out: they are of no data set. What is no score of the published documents, all of them, says so in the data set's name
-of the first and in the note of the second, which are what the hub shows.
+`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Values with bounds are percent.
+Averages are left out: they are of no data set. What is no score of the published documents, all of them, says so in the
+data set's name of the first and in the note of the second, which are what the hub shows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def _model_index(content: Content) -> str:
             dataset_split=dataset.split,
             metric_type=score.metric.name,
             metric_name=f"{score.metric.name} ({content.rule})",
-            metric_value=_percent(score.fraction),
-            metric_args=content.protocol | {"n": score.metric.n, "stderr": score.stderr and _percent(score.stderr)},
+            metric_value=_shown(score, score.score),
+            metric_args=content.protocol
+            | {"n": score.metric.n, "stderr": score.stderr and _shown(score, score.stderr)},
         )
         for score, dataset in _published(content)
     ]
@@ -70,14 +71,15 @@ def _task_name(content: Content) -> str:
 def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, Any]:
     how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
     caveats = "".join(f"{caveat}; " for caveat in score.caveats)
-    error = "" if score.stderr is None else f" ± {_percent(score.stderr)}"
+    error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
+    unit = " in %" if score.metric.bounds else ""
     return {
         "dataset": {"id": dataset.path, "task_id": score.metric.task},
-        "value": _percent(score.fraction),
+        "value": _shown(score, score.score),
         "date": content.created.isoformat(),
-        "notes": f"{caveats}evalkit: {score.metric.name} in %{error}, n {score.metric.n}, {how}",
+        "notes": f"{caveats}evalkit: {score.metric.name}{unit}{error}, n {score.metric.n}, {how}",
     }
 
 
-def _percent(fraction: float) -> float:
-    return round(100 * fraction, 4)
+def _shown(score: TaskScore, value: float) -> float:
+    return round(100 * value if score.metric.bounds else value, 4)

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
+from evalkit.inputs.form import misfit
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
-from evalkit.runs.forms import manifest_trouble, results_trouble
-from evalkit.runs.seal import RUN, content_digest, digest, unsealed
+from evalkit.runs.forms import RESULTS_FORM, manifest_trouble
+from evalkit.runs.seal import content_digest, digest, unsealed, whose_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +99,11 @@ class Run:
         return None if rule == self.kind else rule
 
     @property
+    def suite(self) -> str:
+        """Whose tasks it asked; runs of one suite ask in one way."""
+        return str(self.manifest["specification"]["suite"])
+
+    @property
     def template(self) -> str:
         """The name of how its prompts are written."""
         template = self.manifest["template"]
@@ -144,7 +150,8 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task."""
+        """Seconds spent on each task, where they are kept."""
+        self.refuse_other_form({"tasks": [{"task": str, "seconds": float}]})
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property
@@ -161,6 +168,11 @@ class Run:
         """Name of each file of the finished run that is read back → its digest."""
         return self._results[0]
 
+    def refuse_other_form(self, form: Mapping[str, Any]) -> None:
+        """Raise a `RunError` where results.json is not of a form (`inputs/form.py`)."""
+        if trouble := misfit(self.stored, form):
+            raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
+
     def read(self, name: str) -> bytes:
         """A file of the finished run, as it was written.
 
@@ -176,7 +188,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         if self.files.get(name) != digest(content):
-            raise RunError(f"{path} is damaged ({_other_file(name, content, self.manifest)}); {self._remedy}")
+            raise RunError(f"{path} is damaged ({whose_file(name, content, self.manifest)}); {self._remedy}")
         return content
 
     def table(self, name: str, columns: Collection[str]) -> pd.DataFrame:
@@ -206,7 +218,7 @@ class Run:
                 raise ValueError(f"it is of run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            if trouble := results_trouble(content, self.kind):
+            if trouble := misfit(content, RESULTS_FORM):
                 raise ValueError(trouble)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
@@ -287,18 +299,3 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
-
-
-def _other_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
-    """What a file is that is not the one that was written: another run's, where a table says so itself."""
-    if name.endswith(".parquet"):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            identity = (pq.read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode(), b"").decode()
-        except (pa.ArrowException, OSError, ValueError):
-            identity = ""
-        if identity not in ("", manifest["id"]):
-            return f"it is of run {identity}"
-    return f"it is not the file that {RESULTS} was written with"

@@ -1,4 +1,4 @@
-"""The form of a run's manifest and of its results: what is read anywhere, which both hold whoever wrote them.
+"""The form of a run's manifest, and what the results of every benchmark have.
 
 A file with a digest of its own has the content that was written. That it was written as this version of evalkit
 reads it is checked here, once, so that no reader meets a list where it looks for a name.
@@ -11,7 +11,8 @@ from typing import Any
 
 from evalkit.inputs.form import Each, Optional, misfit
 
-_NUMBER = (float, None)
+NUMBER = (float, None)
+"""Or none, where there is nothing to measure."""
 
 PLACE = {"device": str, "hardware": str, "kernel": str, "host": str, "batches": Each(str)}
 """Where a part of a run was computed (`place.py`)."""
@@ -52,36 +53,9 @@ _MANIFEST = {
     "devices": Optional([PLACE]),
 }
 
-_SCORED = {"task": str, "n": int, "accuracy": float, "stderr": _NUMBER, "chance": float}
-_AVERAGES = [{"name": str, "accuracy": float, "stderr": _NUMBER}]
-_METRIC = {"filter": str, "metric": str, "value": object, "stderr": _NUMBER, "higher_is_better": (bool, None)}
-_MEASURED = {
-    "task": str,
-    "n": int,
-    "num_fewshot": (int, None),
-    "metrics": [_METRIC],
-    "seconds": Optional(float),
-}
-
-_SUITE = {
-    "tasks": [_SCORED | {"seconds": float}],
-    "averages": _AVERAGES,
-    "rules": Each({"tasks": [_SCORED], "averages": _AVERAGES}),
-    "samples": bool,
-}
-_LM_EVAL = {"tasks": [_MEASURED | {"seconds": float}], "groups": [_MEASURED], "averages": _AVERAGES, "samples": bool}
-_LONGBENCH = {"tasks": [{"task": str, "all": {"n": int, "score": _NUMBER}}], "averages": _AVERAGES}
-_NEEDLE = {
-    "tasks": [{"task": str, "n": int, "found": int}],
-    "averages": _AVERAGES,
-    "depths": [float],
-    "lengths": [int],
-    "repeats": int,
-    "found": [[float]],
-}
-_RESULTS = {"multiple_choice": _SUITE, "lm_eval": _LM_EVAL, "longbench": _LONGBENCH, "needle": _NEEDLE}
-"""By benchmark; of others what is read of all."""
-_ANY = {"tasks": [{"task": str}], "averages": _AVERAGES}
+AVERAGES = [{"name": str, "accuracy": float, "stderr": NUMBER}]
+RESULTS_FORM = {"tasks": [{"task": str}], "averages": AVERAGES}
+"""Of every results.json; a benchmark says what else its own have (`Benchmark.results_form`)."""
 
 
 def manifest_trouble(content: Any) -> str | None:
@@ -95,8 +69,3 @@ def manifest_trouble(content: Any) -> str | None:
     except ValueError:
         return f"'created' is {content['created'][:40]!r}; expected a date and time"
     return None
-
-
-def results_trouble(content: Any, kind: str) -> str | None:
-    """What is wrong with the form of the results of a benchmark's run, in words; None where nothing is."""
-    return misfit(content, _RESULTS.get(kind, _ANY))

@@ -12,6 +12,7 @@ Pictures and the lock are never read back and have none.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -59,3 +60,18 @@ def json_bytes(content: Any, **options: Any) -> bytes:
     A lone surrogate, which paths can hold and UTF-8 cannot, is written as the escape that JSON has for it.
     """
     return json.dumps(content, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
+
+
+def whose_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
+    """What a file is that is not the one that was written: another run's, where a table says so itself."""
+    if name.endswith(".parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            identity = (pq.read_schema(io.BytesIO(content)).metadata or {}).get(RUN.encode(), b"").decode()
+        except (pa.ArrowException, OSError, ValueError):
+            identity = ""
+        if identity not in ("", manifest["id"]):
+            return f"it is of run {identity}"
+    return "it is not the file that results.json was written with"

@@ -1,15 +1,16 @@
-"""How a run was measured: the one definition of "measured alike" that compare, tables and the integrity check share.
+"""How a run was measured.
 
-In: a run's manifest. Out: its `Trait`s: all that determines its scores beside the checkpoint. Each says whether runs
-that differ in it are refused a common table or group of seeds, since another quantity was measured, or whether the
-difference is noted, since it moves scores by rounding only (docs/tables.md lists them). What cannot change a score is
+In: a run's manifest. Out: its `Trait`s: what determines its scores beside the checkpoint and the content of its
+documents (`benchmarks/alike.py` puts two runs beside each other). Each says whether runs that differ in it are refused
+a common table or group of seeds, since another quantity was measured, or whether the difference is noted, since it
+moves scores by rounding only (docs/tables.md lists them). What cannot change a score is
 none: the token budget, and how prefixes are shared, which the start-up check compares with the model's own forward
 pass. What a model is itself (its window, its end tokens) is no trait of the measurement either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Trait:
 
 
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
-    """A run's traits by name, but for the content of its documents and examples, which `differences` compares by task.
+    """A run's traits by name.
 
     Args:
         run: any run.
@@ -72,17 +73,6 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     return {trait.name: trait for trait in found}
 
 
-def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Trait]]:
-    """(A's, B's) of every trait in which two runs differ; documents and examples only of tasks that both have."""
-    first, second = traits(a, rule), traits(b, rule)
-    pairs = [(one, second[name]) for name, one in first.items() if name in second and one.value != second[name].value]
-    if any(one.name == "template" for one, _ in pairs):  # of which the text is no news
-        pairs = [pair for pair in pairs if pair[0].name != "template's text"]
-    specifications = a.manifest["specification"], b.manifest["specification"]
-    contents = (_contents(kind, *(one.get(kind) or {} for one in specifications)) for kind in ("documents", "examples"))
-    return pairs + [pair for found in contents for pair in found]
-
-
 def model_differences(a: Run, b: Run) -> list[str]:
     """In what the models of two runs differ, as far as their manifests tell: seeds of one model differ in nothing."""
     first, second = (run.manifest.get("loaded") or {} for run in (a, b))
@@ -91,6 +81,20 @@ def model_differences(a: Run, b: Run) -> list[str]:
         return [key for key in first | second if first.get(key) != second.get(key)]
     known = [key for key in ("architecture", "parameters") if key in first and key in second]
     return [key for key in known if first[key] != second[key]]
+
+
+def same_checkpoint(runs: Sequence[Run]) -> tuple[Run, Run] | None:
+    """The first two runs of one checkpoint, which are not two seeds."""
+    seen: dict[str, Run] = {}
+    for run in runs:
+        if (first := seen.setdefault(checkpoint_of(run), run)) is not run:
+            return first, run
+    return None
+
+
+def checkpoint_of(run: Run) -> str:
+    """What a checkpoint's numbers depend on, as one text."""
+    return str(run.manifest["specification"]["checkpoint"])
 
 
 def summary(run: Run, rule: str | None = None) -> str:
@@ -134,13 +138,3 @@ def _extension(specification: Mapping[str, Any] | None) -> Trait:
 
     words = Extension(**specification).describe()
     return Trait("context extension", words, words, True)
-
-
-def _contents(kind: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[tuple[Trait, Trait]]:
-    """Where the tasks that both runs have are of other documents or examples."""
-    if tasks := [task for task in a if task in b and a[task] != b[task]]:
-        name = f"{kind} of {', '.join(tasks)}"
-        yield (
-            _trait(name, " ".join(a[task][:12] for task in tasks)),
-            _trait(name, " ".join(b[task][:12] for task in tasks)),
-        )

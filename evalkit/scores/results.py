@@ -5,7 +5,6 @@ A number never stands alone: every accuracy carries n and a standard error. No t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
+from evalkit.stats.estimates import error_of_average, error_of_share
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
         task=name,
         n=n,
         accuracy=accuracy,
-        stderr=math.sqrt(accuracy * (1 - accuracy) / (n - 1)) if n > 1 else None,
+        stderr=error_of_share(accuracy, n),
         chance=float((1 / decisions["choices"]).mean()),
         ties=int(decisions["tie"].sum()),
         truncated=int((decisions["truncated"] > 0).sum()),
@@ -117,9 +117,8 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
 
 def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
     count = len(tasks)
-    errors = [task.stderr for task in tasks if task.stderr is not None]
     return Average(
         name=name if count == size else f"{name} ({count} of {size})",
         accuracy=sum(task.accuracy for task in tasks) / count,
-        stderr=math.sqrt(sum(error**2 for error in errors)) / count if len(errors) == count else None,
+        stderr=error_of_average([task.stderr for task in tasks]),
     )

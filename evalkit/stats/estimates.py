@@ -2,10 +2,13 @@
 
 In: one value a document, and which documents share a source or a stratum. Out: an `Estimate`.
 
+Standard errors by other formulas stand here too: of shares, of averages over fixed tasks, of lm-eval's groups, and
+intervals of resampled sources.
+
 Sources: clustered standard errors as in Miller, "Adding Error Bars to Evals" (2411.00640), with the CR2 correction and
 degrees of freedom of Bell and McCaffrey (2002) under a random-effects working model (Imbens and Kolesár 2016;
 Pustejovsky and Tipton 2018); stratified means as in Cochran, Sampling Techniques, 5.4; degrees of freedom of sums after
-Satterthwaite (1946); the interval of a paired difference after Bonett and Price (2012).
+Satterthwaite (1946).
 """
 
 from __future__ import annotations
@@ -99,80 +102,60 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, float(parts.sum()), _satterthwaite(parts, freedom))
 
 
-def with_one_won_and_one_lost(estimate: Estimate, n: float, size: float = 1.0) -> Estimate:
-    """A mean difference of scores between 0 and 1, as if two more sources had been compared: one won, one lost.
-
-    An interval about the difference itself covers too little where few documents differ, and has no length where none
-    does, or where all are won. Bonett and Price (2012) add a half to each cell of the 2 x 2 table, which is to add
-    these two. The degrees of freedom stay, which makes up for few documents: where all n documents are won, the t has
-    nearly the p value of the exact test.
-
-    Args:
-        estimate: of a mean of differences, each in [-1, 1].
-        n: how many sources it is of, documents that share one counted once.
-        size: by how much the two are won and lost, see `size_of_differences`; 1 for answers that are right or wrong.
-    """
-    observed = estimate.variance * n**2 / (n + 2) ** 2
-    # Squares of the two about the mean, and of the mean's own move
-    variance = observed + 2 * (size**2 + n * estimate.value**2 / (n + 2)) / (n + 2) ** 2
-    return Estimate(estimate.value * n / (n + 2), variance, estimate.freedom)
+def error_of_share(share: float, n: int) -> float | None:
+    """Standard error of the share of right answers among n (sample variance, as lm-eval's); None for a single one."""
+    return math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None
 
 
-def adjusted_average(
-    whole: Estimate, tasks: Sequence[Estimate], sources: Sequence[float], sizes: Sequence[float]
-) -> Estimate:
-    """An unweighted mean over tasks as if two more sources had been compared in the pool of all, one won and one lost.
+def error_of_mean(values: Floats) -> float | None:
+    """Standard error of the mean of independent values, s / √n; None for a single one."""
+    return float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+def error_of_average(errors: Sequence[float | None]) -> float | None:
+    """Of an unweighted mean over fixed tasks, from the tasks' own: √(Σ SE²) / T; None where one is not known."""
+    known = [error for error in errors if error is not None]
+    return math.sqrt(sum(error**2 for error in known)) / len(known) if len(known) == len(errors) else None
+
+
+def pooled_error(errors: Sequence[float | None], sizes: Sequence[int]) -> float | None:
+    """Of the mean over all documents of a group of tasks, as lm-eval has it: from their pooled sample variance.
 
     Args:
-        whole: the mean over the tasks as they are (`average`).
-        tasks: of each, as if two more had been compared in it.
-        sources: of each task.
-        sizes: of each task's differences, see `size_of_differences`.
+        errors: of each task's mean.
+        sizes: documents of each.
+
+    Returns:
+        None where an error is not known, or every task has a single document.
     """
-    return no_better_known_than(with_one_won_and_one_lost(whole, *pooled(sources, sizes)), tasks)
+    known, freedom = [error for error in errors if error is not None], sum(sizes) - len(sizes)
+    if len(known) < len(errors) or not freedom:
+        return None
+    spread = sum((n - 1) * n * error**2 for n, error in zip(sizes, known, strict=True))
+    return math.sqrt(spread / freedom / sum(sizes))
 
 
-def no_better_known_than(whole: Estimate, tasks: Sequence[Estimate]) -> Estimate:
-    """An average whose interval is at least as long as each task by itself makes it.
-
-    Satterthwaite's degrees of freedom take a variance that is small by chance for one that is well known: three
-    documents that are all won would tell more in an average than alone.
+def resampled_means(values: Floats, clusters: Codes, count: int, seed: Sequence[int], unit: float = 1.0) -> Floats:
+    """[count] means of the values with whole clusters drawn anew (bootstrap), as many as there are.
 
     Args:
-        whole: of an unweighted mean over tasks, as if two more sources had been compared in the pool of all.
-        tasks: of each, as if two more had been compared in it.
+        values: [n].
+        clusters: [n], numbered from 0.
+        count: of means.
+        seed: of the draws.
+        unit: what the means are multiplied by.
     """
-    shares = [task._replace(value=whole.value, variance=task.variance / len(tasks) ** 2) for task in tasks]
-    if any(math.isnan(one.variance) for one in (whole, *shares)):
-        return whole
-    return max([whole, *shares], key=lambda one: interval(one).high)
+    sums, sizes = np.bincount(clusters, values), np.bincount(clusters).astype(float)
+    drawn = len(sizes)
+    counts = np.random.default_rng(seed).multinomial(drawn, np.full(drawn, 1 / drawn), size=count)
+    means: Floats = unit * (counts @ sums) / (counts @ sizes)
+    return means
 
 
-def size_of_differences(sums: Floats, weights: Floats) -> float:
-    """By how much sources differ where they do (root mean square), from 0 to 1; 1 where none does.
-
-    Of graded scores, or of many documents of one source, a whole source won would outweigh a task.
-
-    Args:
-        sums: [clusters] of differences.
-        weights: [clusters] documents.
-    """
-    differ = sums != 0
-    return math.sqrt(float((sums**2).sum() / (weights[differ] ** 2).sum())) if differ.any() else 1.0
-
-
-def pooled(sources: Sequence[float], sizes: Sequence[float]) -> tuple[float, float]:
-    """(sources, size) with which `with_one_won_and_one_lost` takes the unweighted mean over several tasks.
-
-    Two sources are added to the pool of all tasks: two in each would pull the mean over many small tasks to zero.
-
-    Args:
-        sources: of each task; their pool is as large as so many sources in one task would have to be.
-        sizes: of each task's differences.
-    """
-    shares = 1 / np.array(sources, float)
-    size = float((shares * np.array(sizes) ** 2).sum() / shares.sum())
-    return len(shares) ** 2 / float(shares.sum()), math.sqrt(size)
+def percentile_interval(means: Floats) -> Interval:
+    """The middle of resampled means that holds 95 % of them."""
+    low, high = np.percentile(means, (2.5, 97.5))
+    return Interval(float(low), float(high))
 
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> Interval:

@@ -33,15 +33,15 @@ def t_power(shift: float, freedom: float) -> float:
     return 1 - float(nctdtr(freedom, shift, critical)) + wrong
 
 
-def t_detectable(stderr: float, freedom: float) -> float | None:
-    """For a t test, in the unit of the standard error; of differences in scores at most 1."""
+def t_detectable(stderr: float, freedom: float, most: float = 1.0) -> float | None:
+    """For a t test, in the unit of the standard error; None where it is more than scores can differ by (`most`)."""
     if not stderr > 0:
         return None
     found = _first(lambda shift: t_power(shift, freedom), _MOST_SHIFT)
-    return None if found is None or found * stderr > 1 else found * stderr
+    return None if found is None or found * stderr > most else found * stderr
 
 
-def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float) -> float | None:
+def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: float = 1.0) -> float | None:
     """For the sign-flip test of whole sources.
 
     That of a t, as if of so many equal sources as these weigh, with the error that was found. Where few sources differ,
@@ -51,9 +51,10 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float) -> float 
         sums: [clusters] of differences.
         weights: [clusters] documents.
         stderr: of the mean difference of a document.
+        most: that scores can differ by.
     """
     n, count = float(weights.sum()), len(sums)
-    smooth = 0.0 if stderr == 0 else t_detectable(stderr, n**2 / float((weights**2).sum()) - 1)
+    smooth = 0.0 if stderr == 0 else t_detectable(stderr, n**2 / float((weights**2).sum()) - 1, most)
     differing = np.abs(sums[sums != 0])
     exact = mcnemar_detectable(count, len(differing))
     if smooth is None or exact is None:

@@ -54,9 +54,8 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
         UnknownNameError: it was not scored for the rule.
     """
     layout = load_layout(LAYOUT)
-    suite = run.manifest["specification"]["suite"]
-    if suite != layout.suite:
-        raise UsageError(f"run {run.folder} is of suite {suite}; the published numbers are of suite {layout.suite}")
+    if run.suite != layout.suite:
+        raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
     beliefs = list(read_beliefs())
     own = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]

@@ -32,11 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.registry import suite_averages
+from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
 from evalkit.inputs.reading import read_yaml
 from evalkit.resources import resource
-from evalkit.runs.folder import LM_EVAL
 from evalkit.tables.markup import Text, parse
 
 AVERAGE = "Average"
@@ -209,14 +208,14 @@ class _Reader:
     def _averages(self, name: Any) -> dict[str, tuple[str, ...]]:
         if name is None:
             return {}
-        if name == LM_EVAL:
-            raise TableError(
-                f"layout {self.path}: suite {LM_EVAL} has no averages and no list of tasks; leave 'suite' out and give "
-                "the numbers as a CSV"
-            )
         try:
             return suite_averages(str(name))
         except UnknownNameError as error:
+            if name in kinds():
+                raise TableError(
+                    f"layout {self.path}: suite {name} has no averages and no list of tasks; leave 'suite' out and "
+                    "give the numbers as a CSV"
+                ) from error
             raise TableError(f"layout {self.path}: {error}") from error
 
     def _groups(self, raw: Mapping[str, Any], axis: str, facts: tuple[str, ...]) -> tuple[Group, ...]:

@@ -9,14 +9,13 @@
 or runs alone, which find their rows by what their models are (`row_models.py`).
 
 Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
-table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/runs/traits.py`) do not
-share a table: they are refused by name, or marked where that is asked for. What moves them by rounding only is marked
-always, as are unofficial documents and a run whose model is not the row's.
+table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/benchmarks/alike.py`)
+do not share a table: they are refused by name, or marked where that is asked for. What moves them by rounding only is
+marked always, as are unofficial documents and a run whose model is not the row's.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.multiple_choice.suites import label
+from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.reading import read_yaml
@@ -32,7 +31,7 @@ from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import Trait, differences, model_differences, summary, unofficial_notes
+from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import Layout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
@@ -141,7 +140,7 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
                     f"row '{model}': the models of runs {seeds[0].folder} and {run.folder} differ in "
                     f"{', '.join(models)}; several runs of a row are seeds of one model"
                 )
-        if len({str(run.manifest["specification"]["checkpoint"]) for run in seeds}) < len(seeds):
+        if same_checkpoint(seeds):
             raise UsageError(f"row '{model}': one checkpoint stands there twice, which is no two seeds; leave one out")
         numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
     letters, notes = _notes(layout, runs, rule, mixed)
@@ -167,7 +166,7 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     _, stands_for = benchmark.fills(run)
     for metric in benchmark.metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
-        if task not in found and metric.value is not None:
+        if task not in found and metric.value is not None and metric.layer is None:
             # What is stored in percent is in percent already, so that its decimals stay
             scale = PERCENT / of_float(metric.bounds[1]) if metric.bounds else Fraction(1)
             error = None if metric.stderr is None else float(scale) * metric.stderr
@@ -185,7 +184,7 @@ def _open(folder: Path, model: str) -> Run:
 
 
 def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
-    suite = str(run.manifest["specification"]["suite"])
+    suite = run.suite
     fills, _ = benchmark_of(run).fills(run)
     if layout.suite is None:
         raise UsageError(
@@ -201,21 +200,20 @@ def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
 
 def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
     """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
+    # Here, since published tables need no numpy
+    from evalkit.stats.estimates import error_of_average
+
     found: dict[str, Number] = {}
     parts = {task: (task,) for task in layout.tasks} | layout.averages
     for name, tasks in parts.items():
         if not all(task in seed for seed in seeds for task in tasks):
             continue
         means = [mean([seed[task][0] for task in tasks]) for seed in seeds]
-        spread = statistics.stdev(map(float, means)) if len(seeds) > 1 else _error([seeds[0][t][1] for t in tasks])
+        spread = (
+            statistics.stdev(map(float, means)) if len(seeds) > 1 else error_of_average([seeds[0][t][1] for t in tasks])
+        )
         found[name] = Number(mean(means), None if spread is None else of_float(spread))
     return found
-
-
-def _error(errors: Sequence[float | None]) -> float | None:
-    """Standard error of an unweighted mean over fixed tasks, from the tasks' own: √(Σ SE²) / T."""
-    known = [error for error in errors if error is not None]
-    return math.sqrt(sum(error**2 for error in known)) / len(known) if len(known) == len(errors) else None
 
 
 def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
@@ -243,9 +241,11 @@ def _notes(
         if not mixed:
             _refuse_mixture(*flat[0], model, run, differing)
         says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
-        _, stands_for = benchmark_of(run).fills(run)
-        if layout.suite != run.manifest["specification"]["suite"]:
-            says += [f"{label(task)} in the column of {label(column)}" for task, column in stands_for.items()]
+        benchmark = benchmark_of(run)
+        _, stands_for = benchmark.fills(run)
+        if layout.suite != run.suite:
+            pairs = ([benchmark.label(run, name).full for name in pair] for pair in stands_for.items())
+            says += [f"{task} in the column of {column}" for task, column in pairs]
         says += unofficial_notes(run.manifest)
         says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
         if says:
@@ -270,7 +270,6 @@ def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]
     if not runs:
         return []
     first = next(iter(runs.values()))[0]
-    suite = first.manifest["specification"]["suite"]
     several = [f"'{model}' ({len(seeds)} runs)" for model, seeds in runs.items() if len(seeds) > 1]
     means = [f"Means over several runs: {', '.join(several)}."] if several else []
-    return [f"evalkit, suite {suite}, {summary(first, rule)}.", *means]
+    return [f"evalkit, suite {first.suite}, {summary(first, rule)}.", *means]

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
@@ -27,7 +28,7 @@ from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.export import export_run
 from evalkit.progress import Progress
-from evalkit.runs.folder import JOURNAL, RESULTS, Run, load_run
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.listing import list_found
@@ -35,11 +36,21 @@ from evalkit.tables.measured import accuracies
 from tests.documents import made_up
 from tests.journals import as_earlier
 from tests.longbench.made import record, write
+from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 
 KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying", "norms")
 BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60, "norms": 60}
 """Small, so that there are many batches."""
+LABELS = {
+    "multiple_choice": {"PIQA", "BoolQ"},
+    "lm_eval": {"PIQA", "BoolQ"},
+    "longbench": {"Qasper"},
+    "needle": {"needle"},
+    "copying": {"Copying"},
+    "norms": {"norms"},
+}
+"""How each one's tasks are printed."""
 
 
 class Silent(Progress):
@@ -278,6 +289,7 @@ def test_two_runs_are_compared(kind: str, runs: dict[tuple[str, int], Run]) -> N
     a, b = runs[kind, 0], runs[kind, 1]
     found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}))
     assert {task.name for task in found.tasks} == set(a.manifest["documents"])
+    assert {label.full for label in found.labels.values()} == LABELS[kind]
     assert found.measure.graded is (a.rule is None)
     metrics = [{m.task: m for m in reversed(benchmark_of(run).metrics(run))} for run in (a, b)]
     if kind != "lm_eval":  # whose own metric need not be the rule's
@@ -319,7 +331,86 @@ def test_it_is_exported(kind: str, runs: dict[tuple[str, int], Run], tmp_path: P
     content = json.loads(path.read_text(encoding="utf-8"))
     named = {one["evaluation_name"] for one in content["evaluation_results"]}
     assert named == set(runs[kind, 0].manifest["documents"])
-    assert all(0 <= one["score_details"]["score"] <= 1 for one in content["evaluation_results"])
+    results = content["evaluation_results"]
+    assert len({one["evaluation_result_id"] for one in results}) == len(results)
+    for one, metric in zip(results, benchmark_of(runs[kind, 0]).metrics(runs[kind, 0]), strict=True):
+        score, bounded = one["score_details"]["score"], metric.bounds is not None
+        assert score == pytest.approx(metric.value / (metric.bounds[1] if bounded else 1))
+        assert ("min_score" in one["metric_config"]) is bounded
+        assert one["metric_config"]["metric_parameters"].get("layer") == metric.layer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_what_must_agree_without_reading_a_table(
+    kind: str, runs: dict[tuple[str, int], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = runs[kind, 0], runs[kind, 1]
+    monkeypatch.setattr(Run, "table", lambda *_: pytest.fail("a table was read"))
+    for task in a.manifest["documents"]:
+        agreed = benchmark_of(a).comparable(a).must_agree(task)
+        assert agreed == benchmark_of(b).comparable(b).must_agree(task)
+        assert agreed
+        assert all(agreed.values())
+    assert differences(a, b) == []
+    # Other documents are another measurement, whatever calls them documents
+    other = Path(shutil.copytree(b.folder, tmp_path / "other"))
+    manifest = json.dumps(read(other, MANIFEST))
+    (other / MANIFEST).write_text(manifest.replace(list(agreed.values())[-1], "otherwise"), encoding="utf-8")
+    reseal(other)
+    assert [mine.refused for mine, _ in differences(a, load_run(other))] == [True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_of_another_form_are_refused(kind: str, runs: dict[tuple[str, int], Run], tmp_path: Path) -> None:
+    """Such as an earlier version wrote; each benchmark says what its own must hold."""
+    from evalkit.errors import RunError
+
+    folder = Path(shutil.copytree(runs[kind, 0].folder, tmp_path / runs[kind, 0].folder.name))
+    assert benchmark_of(load_run(folder)).kind == kind
+    content = read(folder, RESULTS)
+    (folder / RESULTS).write_text(json.dumps(content | {"tasks": [{"task": "a"}]}), encoding="utf-8")
+    reseal(folder)
+    with pytest.raises(
+        RunError, match=r"results.json is damaged \(it lacks 'tasks.0.\w+'\); delete results.json and run"
+    ):
+        benchmark_of(load_run(folder))
+    assert [one.state for one in list_found(tmp_path)] == ["damaged"]
+
+
+def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys: Any) -> None:
+    """Signed, without bounds, of which neither side is better: a line for each layer, in its own unit."""
+    a, b = runs["copying", 0], runs["copying", 1]
+    found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}), "lead")
+    assert [(task.name, task.layer) for task in found.tasks] == [(f"copying layer {n}", n) for n in (0, 1, 2)]
+    tables = [run.table("answers.parquet", ()) for run in (a, b)]
+    apart = [tables[1][f"lead {n}"] - tables[0][f"lead {n}"] for n in (0, 1, 2)]
+    for task, values in zip(found.tasks, apart, strict=True):
+        assert task.difference == pytest.approx(values.mean())
+        assert task.stderr == pytest.approx(values.sem())
+        assert (task.won, task.lost) == ((values > 0).sum(), (values < 0).sum())
+        assert task.low < task.difference < task.high
+    assert max(abs(task.difference) for task in found.tasks) > 1  # no share
+    # Layers answer the same documents, so their mean is taken by document
+    assert found.average.stderr == pytest.approx((sum(apart) / 3).sem())
+    # Other quantities are no other rules for this one
+    assert [one.rule for one in found.rules] == ["lead"]
+    given = ["compare", str(a.folder), str(b.folder), "--rule"]
+    code, out, _ = ended(capsys, *given, "lead")
+    assert code == 0
+    assert "Copying, layer 2" in out
+    assert "points;" not in out
+    code, _, err = ended(capsys, *given, "led")
+    assert (code, "unknown measure" in err) == (2, True)
+    code, _, err = ended(capsys, *given, "lead", "--fail-if-worse")
+    assert (code, "of lead neither higher nor lower is better" in err) == (2, True)
+
+
+def ended(capsys: Any, *given: str) -> tuple[int, str, str]:
+    """A command's exit code and output."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(list(given))
+    return int(left.value.code or 0), *capsys.readouterr()
 
 
 def test_a_run_of_a_benchmark_that_is_not_installed(runs: dict[tuple[str, int], Run], monkeypatch: Any) -> None:

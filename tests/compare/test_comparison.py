@@ -22,7 +22,8 @@ from evalkit.compare.sides import Side
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs.folder import load_run
 from evalkit.scores.table import CLUSTER
-from evalkit.stats.estimates import mean, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import mean
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
 from tests.compare.conftest import PASSAGES, Make, answers

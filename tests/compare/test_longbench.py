@@ -11,7 +11,8 @@ import yaml
 from scipy import stats
 
 from evalkit.benchmarks.request import request_of
-from evalkit.compare.comparison import MCNEMAR, SIGN_FLIP, Comparison, compare
+from evalkit.compare.comparison import Comparison, compare
+from evalkit.compare.line import MCNEMAR, SIGN_FLIP
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
 from evalkit.compare.view import comparison_page

@@ -12,16 +12,27 @@ import pandas as pd
 
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Metric
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.generation.batches import Prompt
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 from evalkit.runs.writing import RunWriter
+from evalkit.stats.estimates import error_of_mean
 
 COPYING = "copying"
 ANSWERS = "answers.parquet"
 NEW_TOKENS = 8
+LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
+"""Stand in for what an analysis of a model's layers gives: a signed number of each, of which neither side is better;
+and a number of which less is better."""
+_NUMBERS = {"n": int, "value": float, "stderr": NUMBER}
+MEASURES = {
+    COPYING: Measure("share of letters that stand in the list, in %", True),
+    LEAD: Measure("code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS),
+    SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Copying(GeneratedBenchmark):
     """See the module."""
 
     kind = COPYING
+    results_form = RESULTS_FORM | {"tasks": [{"task": str, **_NUMBERS, "layers": [_NUMBERS]}]}
 
     def request(self) -> type[CopyingRequest]:
         """See `CopyingRequest`."""
@@ -88,22 +100,50 @@ class Copying(GeneratedBenchmark):
             sum(letter in text for letter in answer) / max(1, len(answer))
             for text, answer in zip(plan.texts, table["text"], strict=True)
         ]
+        pairs = list(zip(plan.texts, table["text"], strict=True))
+        table[SURPLUS] = [len(answer) - len(text) / 2 for text, answer in pairs]
+        for layer in LAYERS:
+            table[f"{LEAD} {layer}"] = [lead(answer, layer) - lead(text, layer) for text, answer in pairs]
         writer.save_table(ANSWERS, table)
-        mean, error = float(table["score"].mean()), float(table["score"].sem())
-        about = {"task": COPYING, "n": len(table), "value": mean, "stderr": error}
-        writer.save_results({"tasks": [about], "averages": [{"name": "Average", "accuracy": mean, "stderr": error}]})
+        about = numbers(table["score"])
+        layers = [numbers(table[f"{LEAD} {layer}"]) for layer in LAYERS]
+        average = {"name": "Average", "accuracy": about["value"], "stderr": about["stderr"]}
+        writer.save_results({"tasks": [{"task": COPYING, **about, "layers": layers}], "averages": [average]})
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """One."""
+        """The share that was copied, and each layer's lead."""
+        self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
-        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"])]
+        layers = [
+            Metric(COPYING, LEAD, **found, higher_is_better=None, bounds=None, layer=layer)
+            for layer, found in zip(LAYERS, task["layers"], strict=True)
+        ]
+        return [Metric(COPYING, "copied", task["n"], task["value"], task["stderr"]), *layers]
 
     def comparable(self, run: Run) -> Comparable:
         """Each list by itself."""
-        table = run.table(ANSWERS, ("task", "id", "wanted", "score"))
-        words = "share of letters that stand in the list, in %"
-        return GradedAnswers(run, table.assign(source=table["id"]), ("wanted",), {"Average": [COPYING]}, words)
+
+        def load() -> pd.DataFrame:
+            table = run.table(ANSWERS, ("task", "id", "wanted", "score"))
+            return table if "source" in table else table.assign(source=table["id"])
+
+        return GradedAnswers(run, load, ("wanted",), {"Average": [COPYING]}, MEASURES)
+
+    def label(self, run: Run, task: str) -> Label:
+        """With a capital."""
+        return Label(task.capitalize(), "Copy")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """One suite of one task."""
         return {COPYING: {"Average": (COPYING,)}}
+
+
+def lead(text: str, layer: int) -> float:
+    """Mean code point of every few characters."""
+    codes = [ord(letter) for letter in text[layer :: layer + 1]]
+    return sum(codes) / max(1, len(codes))
+
+
+def numbers(values: pd.Series) -> dict[str, Any]:
+    """Mean and standard error."""
+    return {"n": len(values), "value": float(values.mean()), "stderr": error_of_mean(values.to_numpy(float))}

@@ -14,12 +14,13 @@ import torch
 
 from evalkit.benchmarks.base import Batch, Benchmark, Planned
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
-from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Metric
+from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 from evalkit.runs.held import Held
 from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
@@ -114,6 +115,7 @@ class Norms(Benchmark):
 
     row = State
     key = ("document",)
+    results_form = RESULTS_FORM | {"tasks": [{"task": str, "n": int, "value": float, "stderr": NUMBER}]}
 
     def is_missing(self, plan: NormsPlan, held: Held) -> bool:
         """Whether a text was not read."""
@@ -153,6 +155,10 @@ class Norms(Benchmark):
 
     def comparable(self, run: Run) -> Comparable:
         """Each text by itself."""
-        table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
-        words = "share of states that are longer than their mean, in %"
-        return GradedAnswers(run, table.assign(source=table["id"]), ("text",), {"Average": [NORMS]}, words)
+
+        def load() -> pd.DataFrame:
+            table = run.table(DOCUMENTS, ("task", "id", "text", "score"))
+            return table.assign(source=table["id"])
+
+        measures = {NORMS: Measure("share of states that are longer than their mean, in %", True)}
+        return GradedAnswers(run, load, ("text",), {"Average": [NORMS]}, measures)

@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
+from evalkit.stats.adjusted import pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import (
     Codes,
     Estimate,
     Floats,
     average,
+    error_of_average,
+    error_of_mean,
+    error_of_share,
     interval,
     mean,
-    pooled,
-    size_of_differences,
-    with_one_won_and_one_lost,
+    percentile_interval,
+    pooled_error,
+    resampled_means,
 )
 from evalkit.stats.significance import mcnemar, t_test
 
@@ -255,3 +259,30 @@ def test_b_less_a_is_the_mirror_of_a_less_b(values: list[float], data: st.DataOb
     there, back = mean(one, **place), mean(-one, **place)
     assert back.value == -there.value
     assert back.variance == pytest.approx(there.variance, nan_ok=True)
+
+
+def test_errors_by_other_formulas() -> None:
+    """Each against the definition that it shortens."""
+    right = np.array([1.0] * 7 + [0.0] * 4)
+    assert error_of_share(7 / 11, 11) == pytest.approx(stats.sem(right), rel=1e-12)
+    assert error_of_mean(np.array([0.25, 0.5, 1.0])) == pytest.approx(stats.sem([0.25, 0.5, 1.0]), rel=1e-12)
+    assert error_of_share(1.0, 1) is error_of_mean(np.array([1.0])) is None
+    parts = [np.array([1.0, 0.0, 0.5]), np.array([0.2, 0.4, 0.9, 0.3])]
+    errors = [mean(part).stderr for part in parts]
+    assert error_of_average(errors) == pytest.approx(average([mean(part) for part in parts]).stderr, rel=1e-12)
+    assert error_of_average([*errors, None]) is None
+    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+    assert pooled_error(errors, [3, 4]) == pytest.approx(np.sqrt(squares / (7 - 2) / 7), rel=1e-12)
+    assert pooled_error([0.1, None], [3, 1]) is pooled_error([0.0, 0.0], [1, 1]) is None
+
+
+def test_resampled_means_keep_clusters_together() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+    twice, both = np.repeat(values, 2), np.repeat(np.arange(400), 2)
+    alone = resampled_means(values, np.arange(400), 4000, [1])
+    assert resampled_means(twice, both, 4000, [1]) == pytest.approx(alone, abs=1e-12)
+    assert alone.std() == pytest.approx(stats.sem(values), rel=0.05)
+    low, high = percentile_interval(alone)
+    assert ((alone < low).mean(), (alone > high).mean()) == pytest.approx((0.025, 0.025), abs=1e-3)
+    # As if they were independent, the same values would seem better known
+    assert resampled_means(twice, np.arange(800), 4000, [1]).std() < 0.8 * alone.std()

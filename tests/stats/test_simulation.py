@@ -12,17 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from evalkit.stats.estimates import (
-    Codes,
-    Estimate,
-    Floats,
-    adjusted_average,
-    average,
-    interval,
-    mean,
-    size_of_differences,
-    with_one_won_and_one_lost,
-)
+from evalkit.stats.adjusted import adjusted_average, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import Codes, Estimate, Floats, average, interval, mean
 from evalkit.stats.power import mcnemar_power, t_power
 from evalkit.stats.significance import cluster_sums, mcnemar, sign_flip, t_test
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evalkit.stats.estimates import Estimate, Floats, average, interval, mean, with_one_won_and_one_lost
+from evalkit.stats.adjusted import with_one_won_and_one_lost
+from evalkit.stats.estimates import Estimate, Floats, average, interval, mean
 from evalkit.stats.power import t_detectable
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value, spread
 from tests.stats.test_simulation import adjusted, allowed

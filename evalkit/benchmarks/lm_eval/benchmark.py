@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Benchmark, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import KEY, Row, unanswered, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
+from evalkit.inputs.form import Optional
 from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering
@@ -28,12 +31,28 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
+_METRIC = {"filter": str, "metric": str, "value": object, "stderr": NUMBER, "higher_is_better": (bool, None)}
+_MEASURED = {
+    "task": str,
+    "n": int,
+    "num_fewshot": (int, None),
+    "metrics": [_METRIC],
+    "seconds": Optional(float),
+}
+"""A task or a group in results.json."""
+
+
 class LMEval(Benchmark):
     """See the module."""
 
     kind = LM_EVAL
     row = Row
     key = KEY
+    results_form = RESULTS_FORM | {
+        "tasks": [_MEASURED | {"seconds": float}],
+        "groups": [_MEASURED],
+        "samples": bool,
+    }
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""
@@ -154,6 +173,10 @@ class LMEval(Benchmark):
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), state(run.stored)
 
+    def label(self, run: Run, task: str) -> Label:
+        """As evalkit's suites have it."""
+        return label_of(task)
+
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Raises a `UsageError`: evalkit does not know the data sets of lm-eval's tasks."""
         raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
@@ -162,13 +185,15 @@ class LMEval(Benchmark):
 class TaskChoices(Choices):
     """See `Choices`."""
 
-    def must_agree(self, task: str) -> dict[str, Any]:
+    lacking = "no multiple-choice scores"
+
+    def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`: lm-eval's hash is of the documents up to the limit, and its configuration has the shots."""
         specification = self.run.manifest["specification"]
         about = specification["tasks"][task]
         return {
-            "limit": specification["limit"],
-            "number of examples": about["num_fewshot"],
-            "content hash of the documents": about["documents"],
-            "hash of the task's definition": about["config"],
+            "limit": str(specification["limit"] or "none"),
+            "number of examples": str(about["num_fewshot"]),
+            "documents": str(about["documents"]),
+            "task's definition": str(about["config"]),
         }

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from evalkit.data.clusters import SHARED, clusters_of
-from evalkit.export.lm_eval import about_run, marked_alias
+from evalkit.export.lm_eval import Evaluated, write_lm_eval
 from evalkit.runs.folder import SCORES
 from evalkit.runs.writing import RunWriter
 
@@ -38,17 +37,16 @@ def write_results(
     Raises:
         RunError: a file could not be written.
     """
+    from lm_eval.utils import handle_non_serializable
+
     _write_table(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
     hashes = _task_hashes(results["samples"])
     content = _content(results, tasks, answers.seconds) | {"samples": samples, "task_hashes": hashes}
-    stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    exported = _lm_eval_form(results, writer.manifest, hashes, sum(answers.seconds.values()))
-    writer.save_bytes(f"lm_eval/results_{stamp}.json", (_dumped(exported, indent=2) + "\n").encode())
-    if samples:
-        for name, members in results["samples"].items():
-            text = "".join(_dumped(_sample(sample)) + "\n" for sample in members)
-            writer.save_bytes(f"lm_eval/samples_{name}_{stamp}.jsonl", text.encode("utf-8", "surrogatepass"))
-    writer.save_results(json.loads(_dumped(content)))
+    seconds = sum(answers.seconds.values())
+    lines = {name: map(_sample, members) for name, members in results["samples"].items()} if samples else {}
+    entries = {key: value for key, value in results.items() if key != "samples"}
+    write_lm_eval(writer, Evaluated(entries, _settings(writer.manifest), seconds, lines, hashes=hashes))
+    writer.save_results(json.loads(json.dumps(content, default=handle_non_serializable)))
 
 
 def score_rows(tasks: Mapping[str, Any], answers: Answers) -> Iterator[ScoreRow]:
@@ -190,52 +188,19 @@ def _metrics(found: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> I
         }
 
 
-def _lm_eval_form(
-    results: Mapping[str, Any], manifest: Mapping[str, Any], hashes: Mapping[str, str], seconds: float
-) -> dict[str, Any]:
-    """What lm-eval itself writes, as far as it is known here."""
-    loaded = manifest.get("loaded", {})
+def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Of lm-eval's entry "config", beside the model."""
     seeds = manifest["specification"]["seeds"]
-    kept = {key: value for key, value in results.items() if key != "samples"}
-    for kind in kept.keys() & {"results", "groups"}:
-        kept[kind] = {
-            name: {**entry, "alias": marked_alias(entry["alias"], manifest, [*_leaves(name, kept["group_subtasks"])])}
-            for name, entry in kept[kind].items()
-        }
     return {
-        **kept,
-        "config": {
-            "model": "evalkit",
-            "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
-            "model_num_parameters": loaded.get("parameters"),
-            "model_dtype": loaded.get("dtype"),
-            "batch_size": manifest.get("generation_batch"),
-            "device": loaded.get("device"),
-            "limit": manifest["specification"]["limit"],
-            "bootstrap_iters": 100000,
-            "random_seed": seeds["random"],
-            "numpy_seed": seeds["numpy"],
-            "torch_seed": seeds["torch"],
-            "fewshot_seed": seeds["fewshot"],
-        },
-        "task_hashes": hashes,
-        "max_length": loaded.get("window"),
-        "date": datetime.fromisoformat(manifest["created"]).timestamp(),
-        "transformers_version": manifest["versions"]["transformers"],
-        "lm_eval_version": manifest["versions"]["lm-eval"],
-        "model_source": "evalkit",
-        "model_name": manifest["model"],
-        "total_evaluation_time_seconds": f"{seconds:.3f}",
-        "evalkit": about_run(manifest),
+        "batch_size": manifest.get("generation_batch"),
+        "device": manifest.get("loaded", {}).get("device"),
+        "limit": manifest["specification"]["limit"],
+        "bootstrap_iters": 100000,
+        "random_seed": seeds["random"],
+        "numpy_seed": seeds["numpy"],
+        "torch_seed": seeds["torch"],
+        "fewshot_seed": seeds["fewshot"],
     }
-
-
-def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The tasks of a group and of the groups in it; of a task, itself."""
-    if not groups.get(name):
-        yield name
-    for member in groups.get(name, ()):
-        yield from _leaves(member, groups)
 
 
 def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
@@ -263,9 +228,3 @@ def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
         "filtered_resps": sanitize_list(sample["filtered_resps"]),
         "target": str(sample["target"]),
     }
-
-
-def _dumped(content: Any, indent: int | None = None) -> str:
-    from lm_eval.utils import handle_non_serializable
-
-    return json.dumps(content, indent=indent, ensure_ascii=False, default=handle_non_serializable)

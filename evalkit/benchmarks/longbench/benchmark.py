@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
-from evalkit.benchmarks.longbench.protocol import GROUPS, SUITES, Task, find_task, suite_tasks
-from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
+from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import LONGBENCH, Run
+from evalkit.runs.forms import NUMBER, RESULTS_FORM
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +43,7 @@ class LongBench(GeneratedBenchmark):
     """See the module."""
 
     kind = LONGBENCH
+    results_form = RESULTS_FORM | {"tasks": [{"task": str, "all": {"n": int, "score": NUMBER}}]}
 
     def request(self) -> type[LongBenchRequest]:
         """See `Benchmark`."""
@@ -114,11 +117,15 @@ class LongBench(GeneratedBenchmark):
         """See `Benchmark`."""
         return LongBenchAnswers(run)
 
+    def label(self, run: Run, task: str) -> Label:
+        """See `Benchmark`."""
+        return Label(*[LABELS.get(task, task)] * 2)
+
     def dataset(self, run: Run, task: str) -> HubSplit:
         """See `Benchmark`."""
         from evalkit.data import HubSplit
 
-        e = "_e" * (run.manifest["specification"]["suite"] == "longbench-e")
+        e = "_e" * (run.suite == "longbench-e")
         return HubSplit(path="THUDM/LongBench", config=f"{task}{e}", split="test")
 
     def suites(self) -> dict[str, str]:
@@ -142,13 +149,13 @@ class LongBenchAnswers(GradedAnswers):
     def __init__(self, run: Run) -> None:
         averages = _averages(run.manifest["specification"]["suite"])
         groups = {group: averages[group] for group in GROUPS}
-        table = load_generations(run, ("task", "id", "answers", "score", SOURCE))
+        load = partial(load_generations, run, ("task", "id", "answers", "score", SOURCE))
         words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        super().__init__(run, table, ("answers",), groups, words)
+        super().__init__(run, load, ("answers",), groups, {LONGBENCH: Measure(words, True)})
 
-    def must_agree(self, task: str) -> dict[str, Any]:
+    def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`; of more or less of each document, the same questions are others."""
-        return {"window": self.run.manifest["specification"]["window"]} | super().must_agree(task)
+        return {"window": str(self.run.manifest["specification"]["window"])} | super().must_agree(task)
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:

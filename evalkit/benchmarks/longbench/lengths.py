@@ -14,6 +14,7 @@ from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.benchmarks.longbench.scores import score_rows
 from evalkit.errors import DataError
+from evalkit.stats.estimates import error_of_mean
 
 BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
 """Words of the document and question together, as stored with the row; LongBench-E's limits are among these."""
@@ -51,6 +52,5 @@ def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib"
         for number, band in enumerate(BANDS):
             part = scores[where == number]
             if n := len(part):
-                stderr = float(part.std(ddof=1)) / n**0.5 if n > 1 else None
-                found.append(BandScore(name, band, n, float(part.mean()), stderr))
+                found.append(BandScore(name, band, n, float(part.mean()), error_of_mean(part)))
     return tuple(found)

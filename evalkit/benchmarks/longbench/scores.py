@@ -23,6 +23,7 @@ import pandas as pd
 from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.errors import DataError
+from evalkit.stats.estimates import percentile_interval, resampled_means
 
 BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
 """LongBench-E's, by the stored length in words: below 4,000, below 8,000, and from there on."""
@@ -191,8 +192,8 @@ class _Cell:
     def score(self) -> Score:
         if self.mean is None or not len(self.resampled):
             return Score(self.n, self.mean, None, None)
-        low, high = np.percentile(self.resampled, (2.5, 97.5))
-        return Score(self.n, self.mean, round(float(low), 2), round(float(high), 2))
+        low, high = percentile_interval(self.resampled)
+        return Score(self.n, self.mean, round(low, 2), round(high, 2))
 
 
 _Cells = list[_Cell]
@@ -208,14 +209,11 @@ def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) ->
         return _Cell(0, None, _NONE)
     mean = round(100 * float(np.mean(scores)), 2)
     codes, names = pd.factorize(sources)
-    drawn = len(names)
-    if drawn == 1:
+    if len(names) == 1:
         return _Cell(n, mean, _NONE)
-    sums, sizes = np.bincount(codes, scores), np.bincount(codes).astype(float)
     # Seeded by the task, so that its interval does not hang on which others are in the table
-    generator = np.random.default_rng([_SEED, crc32(task.encode()), part])
-    counts = generator.multinomial(drawn, np.full(drawn, 1 / drawn), size=_RESAMPLES)
-    return _Cell(n, mean, 100 * (counts @ sums) / (counts @ sizes))
+    seed = [_SEED, crc32(task.encode()), part]
+    return _Cell(n, mean, resampled_means(scores, codes, _RESAMPLES, seed, 100))
 
 
 def _mean_cells(members: Sequence[_Cells]) -> _Cells:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from evalkit.benchmarks.base import Batch, Batches, Benchmark, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
-from evalkit.benchmarks.multiple_choice.suites import pinned_tasks, shipped_suites
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
+from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import RunError
+from evalkit.inputs.form import Each
 from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.forms import AVERAGES, NUMBER, RESULTS_FORM
 from evalkit.runs.place import Place, place_of
 from evalkit.scores.table import CLUSTER, SEGMENTS, ScoreRow
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
     from evalkit.scoring import pack
 
+_SCORED = {"task": str, "n": int, "accuracy": float, "stderr": NUMBER, "chance": float}
+"""A task's accuracy in results.json."""
 _CANDIDATES = 2
 """Questions of each task that the start-up check may choose from."""
 
@@ -63,6 +67,11 @@ class MultipleChoice(Benchmark):
     kind = "multiple_choice"
     row = ScoreRow
     key = ("subtask", "doc_id")
+    results_form = RESULTS_FORM | {
+        "tasks": [_SCORED | {"seconds": float}],
+        "rules": Each({"tasks": [_SCORED], "averages": AVERAGES}),
+        "samples": bool,
+    }
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""
@@ -97,6 +106,7 @@ class MultipleChoice(Benchmark):
 
     def finish(self, plan: ChoicePlan, held: Held, writer: RunWriter) -> None:
         """See `Benchmark`."""
+        from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
@@ -105,12 +115,13 @@ class MultipleChoice(Benchmark):
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | held.seconds
         found = summarise_all(scores, manifest)
-        write_lm_eval(writer, scores, found, plan.questions, seconds, plan.request.log_samples)
+        total, samples = sum(seconds.values()), plan.request.log_samples
+        write_lm_eval(writer, evaluated(scores, found, plan.questions, manifest, total, samples))
         content = found[manifest["rule"]].to_json()
         for task in content["tasks"]:
             task["seconds"] = round(seconds[task["task"]], 3)
         content["rules"] = {rule: results.to_json() for rule, results in found.items()}
-        content["samples"] = plan.request.log_samples
+        content["samples"] = samples
         writer.save_results(content)
 
     def serves(self, plan: ChoicePlan, run: Run) -> bool:
@@ -156,9 +167,12 @@ class MultipleChoice(Benchmark):
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
         """See `Benchmark`."""
-        name = str(run.manifest["specification"]["suite"])
-        suite = shipped_suites().get(name)
-        return (suite.fills, suite.stands_for) if suite and suite.fills else (name, {})
+        suite = shipped_suites().get(run.suite)
+        return (suite.fills, suite.stands_for) if suite and suite.fills else (run.suite, {})
+
+    def label(self, run: Run, task: str) -> Label:
+        """As the run's own suite has it, or evalkit's suites."""
+        return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """See `Benchmark`."""

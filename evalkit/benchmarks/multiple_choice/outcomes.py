@@ -48,9 +48,9 @@ class Choices(Comparable):
 
     def measure(self, rule: str) -> Measure:
         """See `Comparable`."""
-        from evalkit.scores.rules import RULES
+        from evalkit.scores.rules import find_rule
 
-        return Measure(f"rule {rule}: {RULES[rule].description}; accuracy in %", False)
+        return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, "accuracy")
 
     def _grade(self, rule: str) -> Floats:
         from evalkit.scores.rules import choose, find_rule

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.form import Each, Optional, misfit
 from evalkit.inputs.reading import read_yaml
@@ -141,6 +142,11 @@ def label(task: str, labels: dict[str, str] | None = None) -> str:
 def short_label(task: str, short: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> str:
     """The same in narrow tables; the run's own label where it has no shorter one."""
     return (short or {}).get(task) or (labels or {}).get(task) or task_labels().get(task, (task, task))[1]
+
+
+def label_of(task: str, labels: dict[str, str] | None = None, short: dict[str, str] | None = None) -> Label:
+    """Both."""
+    return Label(label(task, labels), short_label(task, short, labels))
 
 
 def load_suite(name: str) -> Suite:

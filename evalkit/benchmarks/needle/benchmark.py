@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
 from evalkit.benchmarks.needle import NEEDLE
-from evalkit.benchmarks.outcomes import GradedAnswers, Metric
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import Run
+from evalkit.runs.forms import RESULTS_FORM
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,13 @@ class Needle(GeneratedBenchmark):
     """See the module."""
 
     kind = NEEDLE
+    results_form = RESULTS_FORM | {
+        "tasks": [{"task": str, "n": int, "found": int}],
+        "depths": [float],
+        "lengths": [int],
+        "repeats": int,
+        "found": [[float]],
+    }
 
     def request(self) -> type[NeedleRequest]:
         """See `Benchmark`."""
@@ -139,14 +147,17 @@ class Needles(GradedAnswers):
     """See `GradedAnswers`: 1 where a needle was found."""
 
     def __init__(self, run: Run) -> None:
-        table = load_needles(run)
-        places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
-        found = table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
-        super().__init__(run, found, ("secret",), {"Average": [NEEDLE]}, "share of needles found, in %")
+        measure = Measure("share of needles found, in %", True)
+        super().__init__(run, self._cells, ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
 
-    def must_agree(self, task: str) -> dict[str, Any]:
+    def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
-        return {"text": self.run.manifest["specification"]["text"]}
+        return {"text": str(self.run.manifest["specification"]["text"])}
+
+    def _cells(self) -> pd.DataFrame:
+        table = load_needles(self.run)
+        places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
+        return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
 
 
 def load_needles(run: Run) -> pd.DataFrame:

@@ -1,0 +1,153 @@
+"""A suite's results in the entries of lm-eval's `evaluate`, and its documents as lines of lm-eval's sample files.
+
+`acc` and `acc_norm` are computed as lm-eval does from the same log-likelihoods; the other rules stand beside them under
+their own names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from evalkit.export.lm_eval import Evaluated
+from evalkit.scores.results import Results, TaskResult, available_rules
+from evalkit.scores.rules import RULES, decide
+from evalkit.stats.estimates import pooled_error
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question
+
+
+def evaluated(
+    scores: pd.DataFrame,
+    found: Mapping[str, Results],
+    questions: Mapping[str, Sequence[Question]],
+    manifest: Mapping[str, Any],
+    seconds: float,
+    samples: bool,
+) -> Evaluated:
+    """What lm-eval's form is made of.
+
+    Args:
+        scores: the score table.
+        found: its results by rule.
+        questions: by task, in the table's order.
+        manifest: the run's.
+        seconds: of all tasks.
+        samples: also every document with its choices and scores.
+    """
+    leaves = {question.subtask: question.leaf for members in questions.values() for question in members}
+    loaded = manifest.get("loaded", {})
+    return Evaluated(
+        entries=_entries(found, leaves, manifest["specification"].get("num_fewshot", 0)),
+        settings={"limit": manifest["specification"]["limit"], "device": loaded.get("device")},
+        seconds=seconds,
+        samples=_by_subtask(scores, questions) if samples else {},
+        documents={question.subtask: task for task, members in questions.items() for question in members},
+        about={"rule": manifest["rule"], "template": manifest["template"]["name"]},
+    )
+
+
+def _entries(found: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots: int) -> dict[str, Any]:
+    rules = list(found)
+    results: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    subtasks: dict[str, list[str]] = {}
+    for place, task in enumerate(found[rules[0]].tasks):
+        parts = {rule: found[rule].subtasks.get(task.task, ()) for rule in rules}
+        results[task.task] = _metrics(task.task, {rule: found[rule].tasks[place] for rule in rules})
+        for index, part in enumerate(parts[rules[0]]):
+            results[part.task] = _metrics(part.task, {rule: parts[rule][index] for rule in rules})
+        if members := [part.task for part in parts[rules[0]]]:
+            subtasks[task.task] = members
+            groups[task.task] = results[task.task] = _pooled(results, task.task, members, rules)
+    for name, leaf in leaves.items():
+        results[name]["alias"] = leaf.alias
+    return {
+        "results": results,
+        **({"groups": groups} if groups else {}),
+        "group_subtasks": subtasks,
+        "configs": {name: {"task": name, "output_type": "multiple_choice", "num_fewshot": shots} for name in leaves},
+        "versions": {name: leaf.version for name, leaf in leaves.items()},
+        "n-shot": dict.fromkeys(results, shots),
+        "higher_is_better": {name: {_metric(rule): True for rule in rules} for name in results},
+        "n-samples": {
+            name: {"original": leaf.documents, "effective": results[name]["sample_len"]}
+            for name, leaf in leaves.items()
+        },
+    }
+
+
+def _metric(rule: str) -> str:
+    """A rule's name among lm-eval's metrics; the perplexity rules' accuracy must not pass for a perplexity."""
+    return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
+
+
+def _metrics(name: str, by_rule: Mapping[str, TaskResult]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "alias": name, "sample_len": next(iter(by_rule.values())).n}
+    for rule, result in by_rule.items():
+        found[f"{_metric(rule)},none"] = result.accuracy
+        found[f"{_metric(rule)}_stderr,none"] = result.stderr
+    return found
+
+
+def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rules: Sequence[str]) -> dict[str, Any]:
+    """The group's own line with lm-eval's standard error."""
+    sizes = [results[name]["sample_len"] for name in members]
+    keys = [f"{_metric(rule)}_stderr,none" for rule in rules]
+    own: dict[str, Any] = results[group]
+    return own | {key: pooled_error([results[name][key] for name in members], sizes) for key in keys}
+
+
+def _by_subtask(
+    scores: pd.DataFrame, questions: Mapping[str, Sequence[Question]]
+) -> dict[str, Iterator[dict[str, Any]]]:
+    found = {}
+    for task, members in questions.items():
+        table = scores[scores["task"] == task]
+        for subtask in dict.fromkeys(question.subtask for question in members):
+            own = [question for question in members if question.subtask == subtask]
+            found[subtask] = _samples(table[table["subtask"] == subtask], own)
+    return found
+
+
+def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
+    rules = available_rules(table)
+    correct = {rule: decide(table, RULES[rule])["correct"].to_list() for rule in rules}
+    by_doc = dict(iter(table.groupby("doc_id", sort=False)))
+    for place, question in enumerate(questions):
+        target = _target(question)
+        likelihoods = by_doc[question.doc_id]["ll_continuation"].to_list()
+        arguments = {
+            f"gen_args_{i}": {"arg_0": context, "arg_1": question.delimiter + continuation}
+            for i, (context, continuation) in enumerate(zip(question.contexts, question.continuations, strict=True))
+        }
+        yield {
+            "doc_id": question.doc_id,
+            "doc": question.doc,
+            "target": target,
+            "arguments": arguments,
+            # lm-eval writes (log-likelihood, greedy?) pairs as text; greediness is not known here
+            "resps": [[[str(value), "None"]] for value in likelihoods],
+            "filtered_resps": [[str(value), "None"] for value in likelihoods],
+            "filter": "none",
+            "metrics": [_metric(rule) for rule in rules],
+            "doc_hash": _hash(json.dumps(question.doc, indent=2, ensure_ascii=False, default=str)),
+            "prompt_hash": _hash(question.contexts[0]),
+            "target_hash": _hash(target),
+            **{_metric(rule): float(correct[rule][place]) for rule in rules},
+        }
+
+
+def _target(question: Question) -> str:
+    """lm-eval's target: the gold index, or, where the options stand in the contexts, what follows them."""
+    shared = len(set(question.contexts)) > 1
+    return question.continuations[0] if shared else str(question.gold)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

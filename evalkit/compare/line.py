@@ -1,0 +1,103 @@
+"""What one line of a comparison says by itself: a task, or one layer of it.
+
+In: paired documents with the scores of both sides. Out: the difference with its error, and its p value by the test that
+fits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.compare.pairing import PairedTask, Pairing
+from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.estimates import Floats, mean
+from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
+from evalkit.stats.seeds import crossed, crossed_p_value, spread
+from evalkit.stats.significance import cluster_sums, mcnemar, sign_flip, t_test
+
+MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and documents"
+
+
+class ScoredLine:
+    """A line's scores, before they are corrected for being one of several.
+
+    Args:
+        paired: its documents.
+        a: [runs of A, n] scores.
+        b: [runs of B, n].
+        measure: what they are of.
+        layer: of the model; None where a document has one score, or the mean over layers is taken.
+    """
+
+    def __init__(self, paired: PairedTask, a: Floats, b: Floats, measure: Measure, layer: int | None = None) -> None:
+        self.paired, self.a, self.b, self.layer, self.span = paired, a, b, layer, measure.span
+        self.name = line_name(paired.task, layer)
+        self.differences = b.mean(axis=0) - a.mean(axis=0)
+        place = (paired.clusters, paired.strata)
+        self.documents = mean(self.differences, *place)
+        self.sums = cluster_sums(self.differences, paired.clusters)
+        self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
+        self.size = size_of_differences(self.sums, self.weights, self.span)
+        self.several = len(a) > 1 or len(b) > 1
+        self.spread = spread(a, b, *place) if self.several else None
+        self.adjusted = self.documents
+        if measure.bounds:  # else there is no edge near which the interval would be too short
+            self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
+        self.of_documents = self.adjusted
+        self.estimate = self.documents
+        self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
+        if self.spread is not None:
+            self.test, p = SEEDS, crossed_p_value(self.adjusted, self.spread)
+            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
+        elif measure.is_share and paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
+            self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
+        else:
+            # Sources of unlike sizes need not be as likely to lean to either side: the t of the interval counts too
+            self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
+        self.p = known(p)
+
+    def detectable(self) -> float | None:
+        """The smallest true difference that these documents show in four cases of five; None if there is none."""
+        if self.test == MCNEMAR:
+            return mcnemar_detectable(self.paired.n, self.won + self.lost)
+        smooth = t_detectable(self.adjusted.stderr, self.adjusted.freedom, self.span)
+        if not math.isfinite(self.span):
+            # So few sources have too few patterns of signs, whatever they differ by
+            return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > ALPHA else smooth
+        # Where documents and runs hardly differ, the steps of a test over documents allow less than the t
+        found = smooth, sign_flip_detectable(self.sums, self.weights, self.documents.stderr, self.span)
+        return None if None in found else max(one for one in found if one is not None)
+
+
+def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
+    """A line for each task; of a measure with layers, of the documents' means over them."""
+    measure = pairing.measure(rule)
+    return [ScoredLine(task, *pairing.scores(task, rule), measure) for task in pairing.tasks]
+
+
+def by_layer(pairing: Pairing, rule: str) -> list[ScoredLine]:
+    """A line for each layer of each task."""
+    measure = pairing.measure(rule)
+    return [
+        ScoredLine(task, *pairing.scores(task, rule, place), measure, layer)
+        for task in pairing.tasks
+        for place, layer in enumerate(measure.layers)
+    ]
+
+
+def line_name(task: str, layer: int | None) -> str:
+    """What a line is called, unlike any other of its comparison."""
+    return task if layer is None else f"{task} layer {layer}"
+
+
+def line_label(label: Label, layer: int | None) -> Label:
+    """How it is printed."""
+    return label if layer is None else Label(*(f"{text}, layer {layer}" for text in label))
+
+
+def known(value: float) -> float | None:
+    """None where a number is not known."""
+    return None if math.isnan(value) else value

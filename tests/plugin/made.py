@@ -1,0 +1,68 @@
+"""Finished runs of copying, made of scores, without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
+from tests.plugin.copying import ANSWERS, COPYING, numbers
+from tests.sealed import reseal
+
+
+def make_copying(
+    root: Path,
+    columns: Mapping[str, Sequence[float]],
+    *,
+    model: str = "org/copier",
+    sources: Sequence[str] | None = None,
+) -> Path:
+    """Write one.
+
+    Args:
+        root: folder of runs.
+        columns: of the table of answers, beside `score`: a value for each document.
+        model: its name; also stands for its weights.
+        sources: which documents are of one source; each its own if not given.
+    """
+    n = len(next(iter(columns.values())))
+    about: dict[str, Any] = {
+        "scoring": 2,
+        "versions": {"torch": "2"},
+        "checkpoint": {"weights": model},
+        "dtype": "float32",
+        "attention": "auto",
+        "context_extension": None,
+        "limit": None,
+        "suite": COPYING,
+        "documents": {COPYING: "hash of copying"},
+    }
+    content = {
+        "id": specification_id(about),
+        "kind": COPYING,
+        "specification": about,
+        "rule": COPYING,
+        "groups": {},
+        "group_sizes": {},
+        "template": "plain",
+        "documents": {COPYING: {"official": None, "source": "made up", "count": n}},
+        "model": model,
+        "revision": None,
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"lm-eval": "0.4.13"},
+    }
+    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
+    names = [str(number) for number in range(n)]
+    table = pd.DataFrame({"task": COPYING, "id": names, "wanted": names, "score": 0.5, **columns})
+    table["source"] = names if sources is None else list(sources)
+    table.to_parquet(folder / ANSWERS, index=False)
+    results = {"tasks": [{"task": COPYING, **numbers(table["score"]), "layers": []}], "averages": []}
+    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
+    reseal(folder)
+    return folder
