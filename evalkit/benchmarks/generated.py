@@ -17,7 +17,7 @@ from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    from evalkit.generation.batches import Prompt
+    from evalkit.generation.prompts import Prompt
     from evalkit.generation.room import Room
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
@@ -143,7 +143,7 @@ class _Generating:
     """A model that generates."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
-        from evalkit.generation.greedy import Generator
+        from evalkit.generation.generator import Generator
         from evalkit.generation.room import room_of
         from evalkit.generation.tokens import end_tokens
 

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import torch
 
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import CHUNK, Generator
+from evalkit.generation.generator import CHUNK, Generator
+from evalkit.generation.prompts import Prompt
 
 _SHARE = 0.5
 """Of the free memory, what keys and values may take."""

@@ -15,7 +15,7 @@ from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, Gene
 from evalkit.benchmarks.generated_plan import context_of, generated_folder, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Metric
 from evalkit.benchmarks.request import Request, locate_checkpoint, numerics
-from evalkit.generation.batches import Prompt
+from evalkit.generation.prompts import Prompt, Stops
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
 from evalkit.runs.writing import RunWriter
@@ -71,7 +71,7 @@ class Copying(GeneratedBenchmark):
         for number, text in enumerate(plan.texts):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
-            prompt = Prompt(number, tokens, NEW_TOKENS, frozenset(facts.ends))
+            prompt = Prompt(number, tokens, NEW_TOKENS, Stops(frozenset(facts.ends)))
             found.append(Asked(str(number), prompt, sha, len(tokens), False))
         return found
 
