@@ -22,7 +22,6 @@ from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.benchmarks.longbench.rows import Row
-from evalkit.generation.batches import plan_batches
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.room import room_of
@@ -91,7 +90,7 @@ def evalkit_generations(
     room = room_of(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
-    for batch in plan_batches(prompts, room.tokens, generator.chunk, room.most_rows):
+    for batch in room.batches(prompts):
         found |= {one.index: made for one, made in zip(batch, generator.generate(batch), strict=True)}
     seconds = time.perf_counter() - started
     prefill = sum(made.prompt_seconds for made in found.values())

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.reporting.decimals import percent
 
@@ -66,6 +66,15 @@ class Planned:
     """Of `total`, what the journal holds."""
     news: str = ""
     """What there is to do, in a line for the user."""
+
+
+class Budget(NamedTuple):
+    """Most tokens at a time; None: what fits."""
+
+    scored: int | None = None
+    """That go through the model."""
+    kept: int | None = None
+    """Whose keys and values are kept while text is generated."""
 
 
 class Plan(Protocol):
@@ -150,13 +159,13 @@ class Benchmark(ABC):
         """Whether anything is still to be computed."""
 
     @abstractmethod
-    def computer(self, plan: Any, loaded: LoadedModel, budget: int | None, say: Say) -> Computer:
+    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
         """Make a loaded model ready.
 
         Args:
             plan: of the run.
             loaded: its model.
-            budget: most tokens that go through the model, or are kept by it, at a time; None: what fits.
+            budget: most tokens at a time.
             say: called with what the user should know.
 
         Raises:

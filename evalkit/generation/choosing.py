@@ -1,7 +1,8 @@
 """Which token comes next where it is not simply the likeliest: transformers' own processors of logits, and sampling.
 
-In: a model, whose generation config counts, and a prompt's settings. Out: a `Chooser`, or None where the likeliest token
-is meant. Random numbers are each prompt's own, so a text does not depend on what is generated beside it or before it.
+In: a model, whose generation config counts, and a prompt's settings. Out: a `Chooser`, or None where the likeliest
+token is meant. Random numbers are each prompt's own, so a text does not depend on what is generated beside it
+or before it.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Generator:
         self._tokenizer = tokenizer
         self._model = model
         self._head = model.get_output_embeddings()
-        self._device = self._head.weight.device
+        self.device = self._head.weight.device
         self._dynamic = dynamic_modules(model)
         # Of a prompt's chunk, only the last token's logits are asked for
         last = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -73,7 +73,7 @@ class Generator:
     def _try(self) -> str:
         """Run a few tokens in two steps and compare what follows with the model's answer without a cache."""
         name = type(self._model).__name__
-        ids = (torch.arange(_TRIED, device=self._device) % self._head.weight.shape[0])[None]
+        ids = (torch.arange(_TRIED, device=self.device) % self._head.weight.shape[0])[None]
         with torch.inference_mode():
             own = self._model(input_ids=ids).logits[0].float()
             if not own.isfinite().all():
@@ -169,11 +169,11 @@ class Generator:
 
     def _read(self, cache: Any, tokens: Ints, done: int) -> Any:
         """Compute the keys and values of tokens from `done` on, in chunks; logits [1, vocabulary] after the last."""
-        ids = torch.from_numpy(tokens[None]).to(self._device)
+        ids = torch.from_numpy(tokens[None]).to(self.device)
         logits = None
         for begin in range(done, len(tokens), self.chunk):
             part = ids[:, begin : begin + self.chunk]
-            positions = torch.arange(begin, begin + part.shape[1], device=self._device)[None]
+            positions = torch.arange(begin, begin + part.shape[1], device=self.device)[None]
             logits = self._logits(input_ids=part, position_ids=positions, past_key_values=cache)
         return logits
 
@@ -185,9 +185,9 @@ class Generator:
             logits = self._read(batch.storage.view(slice(0, 1), 0, 0), live[0].text, 0)
         else:
             logits = self._logits(
-                input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self._device),
-                position_ids=torch.tensor([[row.length - 1] for row in live], device=self._device),
-                attention_mask=batch.mask(self._device),
+                input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self.device),
+                position_ids=torch.tensor([[row.length - 1] for row in live], device=self.device),
+                attention_mask=batch.mask(self.device),
                 past_key_values=batch.storage.view(slice(0, len(live)), 0, batch.used),
             )
         chosen = choose(live, logits)

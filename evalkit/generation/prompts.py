@@ -1,4 +1,4 @@
-"""What is to be continued, how a token is chosen, and when a text is complete. All of it is data, which can be pickled."""
+"""What is to be continued, how its tokens are chosen, and when it is complete: data, which can be pickled."""
 
 from __future__ import annotations
 

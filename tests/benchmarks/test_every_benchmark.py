@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.base import Held
+from evalkit.benchmarks.base import Budget, Held
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import load_model, run_plan
@@ -198,7 +198,7 @@ def test_a_batch_can_be_computed_elsewhere(kind: str, runs: dict[tuple[str, int]
     """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one.checkpoint, one.common, one.manifest["specification"], Silent())
-    computer = served_by.computer(one, loaded, BUDGET[kind], Silent().say)
+    computer = served_by.computer(one, loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
     planned = served_by.batches(one, facts, loaded.tokenizer, Held(served_by.key), Silent().say)

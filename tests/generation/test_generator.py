@@ -1,4 +1,4 @@
-"""Batches, chunks, copied beginnings and compaction change no token: compared with transformers' own greedy `generate`."""
+"""Batches, chunks, copied beginnings and compaction change no token of transformers' own greedy `generate`."""
 
 from __future__ import annotations
 

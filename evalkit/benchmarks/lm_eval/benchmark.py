@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Held, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Held, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import Row, is_held, key_of, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
 from evalkit.benchmarks.outcomes import Metric
@@ -40,7 +40,7 @@ class LMEval(Benchmark):
         """Whether a request has no answer."""
         return any(not is_held(held, one) for members in plan.asked.values() for one in members)
 
-    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Answering:
+    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.answering import Answering
 

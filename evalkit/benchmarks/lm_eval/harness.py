@@ -1,25 +1,26 @@
 """evalkit as an lm-eval model: lm-eval's own Hugging Face class with evalkit's tokenisation and scoring.
 
 In: a checkpoint. Out: a `Harness`, which `lm_eval.simple_evaluate(model=…)` takes as it is. `loglikelihood` encodes in
-batches and scores through shared prefixes; `loglikelihood_rolling` and `generate_until` are lm-eval's, of which the
-first scores its windows here too.
+batches and scores through shared prefixes, `loglikelihood_rolling` is lm-eval's with its windows scored here too, and
+`generate_until` is evalkit's generator under lm-eval's rules.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
-from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
 from evalkit.benchmarks.lm_eval.quiet import log_from
-from evalkit.benchmarks.lm_eval.requests import label_of, owner_of
+from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, places
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
+from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of, settings_of, text_of
 from evalkit.benchmarks.request import checked
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, ScoringError, UsageError
@@ -55,7 +56,8 @@ class Harness(HFLM):  # type: ignore[misc]
         device: "auto", "cpu", "cuda", …
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
-        token_budget: most tokens of a batch that is scored; None: what fits.
+        token_budget: most tokens of a batch that is scored, and of keys and values that are kept while texts are
+            generated; None: what fits.
         tokenizer: another folder or hub name to take the tokenizer from.
         revision: branch, tag or commit of a hub model.
         context: tokens that the model is to take at once, by stretching its context.
@@ -63,7 +65,7 @@ class Harness(HFLM):  # type: ignore[misc]
         allow_pickle: read pickled weights.
         trust_remote_code: let the checkpoint's own Python files run.
         add_bos_token: as lm-eval's: None leaves it to the tokenizer.
-        batch_size: texts generated at once; scoring does not depend on it.
+        batch_size: most texts generated at once; None or "auto": what fits. No answer depends on it.
         say: told what the user should know; by default it is printed to standard error.
     """
 
@@ -134,12 +136,16 @@ class Harness(HFLM):  # type: ignore[misc]
                 loaded.model,
                 tokenizer=loaded.tokenizer,
                 add_bos_token=add_bos_token,
-                batch_size=_batch_size(batch_size),
+                batch_size=1,
             )
         self.loaded = loaded
         self.prefix_text = self.tokenizer.decode(self.prefix_token_id)
         self._say = say
         self._engine: Any = None
+        self._generator: Any = None
+        self._most_texts = _batch_size(batch_size)
+        # lm-eval's own, which others may read
+        self.batch_size_per_gpu = self._most_texts or 1
         self.remembers = loaded is not pretrained
         """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
         self.token_budget = _budget(token_budget, loaded.model)
@@ -155,6 +161,31 @@ class Harness(HFLM):  # type: ignore[misc]
                 self.loaded.model, self.token_budget, self._say, greedy=True, remembers=self.remembers
             )
         return self._engine
+
+    @property
+    def generator(self) -> Any:
+        """What generates; made when it is first asked for."""
+        if self._generator is None:
+            from evalkit.generation.generator import Generator
+
+            self._generator = Generator(self.loaded.model, tokenizer=self.tokenizer)
+            if reason := self._generator.without_cache:
+                self._say(f"{reason}: its texts are generated one by one, by transformers")
+        return self._generator
+
+    def text_facts(self, budget: int | None) -> TextFacts:
+        """What is needed to put texts into batches.
+
+        Args:
+            budget: most tokens of keys and values; None: what fits.
+        """
+        from evalkit.generation.room import capacity_of
+        from evalkit.generation.tokens import end_tokens
+
+        capacity = capacity_of(self.generator, budget, self.max_length)
+        most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
+        ends = end_tokens(self.loaded.model, self.tokenizer)
+        return TextFacts(tuple(sorted(ends)), replace(capacity, most_rows=most))
 
     def kernel(self, kind: str) -> str:
         """How the model attends for requests of a kind, as `place.Place` has it."""
@@ -196,26 +227,48 @@ class Harness(HFLM):  # type: ignore[misc]
         """See to it that the texts that are asked for can fit.
 
         Raises:
-            ScoringError: more tokens are to be generated than the window holds; names task and document.
+            ScoringError: more tokens are to be generated than the window holds, or in a way that is not served; names
+                task and document.
             UsageError: the model's context is stretched in a way that is for scoring only.
         """
+        tried: set[str] = set()
         for request in requests:
             check_text(request.args[0], label_of(request))
             if self.loaded.extension is not None:
                 refuse_generation(self.loaded.extension, label_of(request))
-            most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
+            settings = settings_of(request.args[1], label_of(request))
+            most = settings.new_tokens
             if most >= self.max_length:
                 raise ScoringError(
                     f"{label_of(request)}: asks for {most} tokens of text, and the model's window is {self.max_length}"
                     "; lower max_gen_toks in the task's generation_kwargs"
                 )
+            if repr(settings.choice) not in tried:
+                tried.add(repr(settings.choice))
+                self._try_choice(settings.choice, label_of(request))
+
+    def _try_choice(self, choice: dict[str, Any], label: str) -> None:
+        """Raise a `ScoringError` where tokens cannot be chosen as a task's generation_kwargs say."""
+        from evalkit.generation.choosing import chooser_of
+        from evalkit.generation.prompts import Decoding, Prompt
+
+        try:
+            chooser_of(self.loaded.model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(choice)))
+        except UsageError as error:
+            raise ScoringError(f"{label}: its generation_kwargs cannot be served: {error}") from error
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """lm-eval's own, after a look at whether the texts asked for can fit (see `check_generation`)."""
-        self.check_generation(requests)
+        """The text of each request, in order, after a look at whether they can be had (see `check_generation`)."""
         with quiet(), log_from(logging.ERROR):
-            found: list[str] = super().generate_until(requests, disable_tqdm=True)
-        return found
+            self.check_generation(requests)
+            facts = self.text_facts(self.asked_budget)
+            prompts = prompts_of([(place, one.args) for place, one in places(requests)], self, facts.ends)
+            texts: dict[int, str] = {}
+            for batch in facts.capacity.batches(prompts):
+                for prompt, made in zip(batch, self.generator.generate(batch, self._say), strict=True):
+                    text = texts[prompt.index] = text_of(self.tokenizer, prompt, made.tokens)
+                    self.cache_hook.add_partial("generate_until", requests[prompt.index].args, text)
+        return [texts[number] for number in range(len(requests))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
@@ -253,7 +306,7 @@ def _budget(asked: int | str | None, model: Any) -> int:
     return whole("token_budget", asked, 1, ", or auto")
 
 
-def _batch_size(asked: int | str | None) -> int:
+def _batch_size(asked: int | str | None) -> int | None:
     if asked is None or str(asked).startswith("auto"):
-        return GENERATION_BATCH
+        return None
     return whole("batch_size", asked, 1, ", or auto")

@@ -209,7 +209,7 @@ def _lm_eval_form(
             "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
             "model_num_parameters": loaded.get("parameters"),
             "model_dtype": loaded.get("dtype"),
-            "batch_size": manifest.get("generation_batch"),
+            "batch_size": "auto",
             "device": loaded.get("device"),
             "limit": manifest["specification"]["limit"],
             "bootstrap_iters": 100000,
