@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
@@ -20,13 +19,12 @@ from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
 from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, places
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
-from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of, settings_of, text_of
+from evalkit.benchmarks.lm_eval.texts import TextFacts, check_texts, prompts_of, text_of
 from evalkit.benchmarks.request import checked
 from evalkit.data.wheels import say_on_stderr
-from evalkit.errors import CheckpointError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.texts import check_text
 from evalkit.inputs.values import switch, whole
-from evalkit.models.context import refuse_generation
 from evalkit.models.context_settings import context_settings, extension_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
@@ -224,38 +222,8 @@ class Harness(HFLM):  # type: ignore[misc]
         return found
 
     def check_generation(self, requests: Sequence[Any]) -> None:
-        """See to it that the texts that are asked for can fit.
-
-        Raises:
-            ScoringError: more tokens are to be generated than the window holds, or in a way that is not served; names
-                task and document.
-            UsageError: the model's context is stretched in a way that is for scoring only.
-        """
-        tried: set[str] = set()
-        for request in requests:
-            check_text(request.args[0], label_of(request))
-            if self.loaded.extension is not None:
-                refuse_generation(self.loaded.extension, label_of(request))
-            settings = settings_of(request.args[1], label_of(request))
-            most = settings.new_tokens
-            if most >= self.max_length:
-                raise ScoringError(
-                    f"{label_of(request)}: asks for {most} tokens of text, and the model's window is {self.max_length}"
-                    "; lower max_gen_toks in the task's generation_kwargs"
-                )
-            if repr(settings.choice) not in tried:
-                tried.add(repr(settings.choice))
-                self._try_choice(settings.choice, label_of(request))
-
-    def _try_choice(self, choice: dict[str, Any], label: str) -> None:
-        """Raise a `ScoringError` where tokens cannot be chosen as a task's generation_kwargs say."""
-        from evalkit.generation.choosing import chooser_of
-        from evalkit.generation.prompts import Decoding, Prompt
-
-        try:
-            chooser_of(self.loaded.model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(choice)))
-        except UsageError as error:
-            raise ScoringError(f"{label}: its generation_kwargs cannot be served: {error}") from error
+        """See `texts.check_texts`."""
+        check_texts(requests, self.loaded, self.max_length)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The text of each request, in order, after a look at whether they can be had (see `check_generation`)."""

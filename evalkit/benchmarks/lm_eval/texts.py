@@ -1,7 +1,7 @@
 """lm-eval's requests for text: what each asks as a prompt for the generator, and its answer from what was generated.
 
-In: (context, generation_kwargs) and a tokenizer. Out: a `Prompt` each, by lm-eval's rules: which special tokens stand in
-front, what is cut on the left to leave room for the answer, what ends a text, and where it is cut.
+In: (context, generation_kwargs) and a tokenizer. Out: a `Prompt` each, by lm-eval's rules: which special tokens stand
+in front, what is cut on the left to leave room for the answer, what ends a text, and where it is cut.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import numpy as np
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import encode_texts
-from evalkit.benchmarks.lm_eval.requests import Place
-from evalkit.errors import ScoringError
+from evalkit.benchmarks.lm_eval.requests import Place, label_of
+from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.generation.room import Capacity
+from evalkit.inputs.texts import check_text
+from evalkit.models.context import refuse_generation
+from evalkit.models.load import LoadedModel
 
 NEW_TOKENS = 256
 """Where a task says nothing; lm-eval's default."""
@@ -71,6 +74,41 @@ def settings_of(given: Mapping[str, Any], label: str) -> Settings:
     return found
 
 
+def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> None:
+    """See to it that the texts that are asked for can be had.
+
+    Args:
+        requests: of kind `generate_until`.
+        loaded: the model.
+        window: tokens that it takes at once.
+
+    Raises:
+        ScoringError: more tokens are to be generated than the window holds, or in a way that is not served; names
+            task and document.
+        UsageError: the model's context is stretched in a way that is for scoring only.
+    """
+    from evalkit.generation.choosing import chooser_of
+
+    tried: set[str] = set()
+    for request in requests:
+        label = label_of(request)
+        check_text(request.args[0], label)
+        if loaded.extension is not None:
+            refuse_generation(loaded.extension, label)
+        settings = settings_of(request.args[1], label)
+        if settings.new_tokens >= window:
+            raise ScoringError(
+                f"{label}: asks for {settings.new_tokens} tokens of text, and the model's window is {window}; lower "
+                "max_gen_toks in the task's generation_kwargs"
+            )
+        if repr(settings.choice) not in tried:
+            tried.add(repr(settings.choice))
+            try:
+                chooser_of(loaded.model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings.choice)))
+            except UsageError as error:
+                raise ScoringError(f"{label}: its generation_kwargs cannot be served: {error}") from error
+
+
 def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Collection[int]) -> list[Prompt]:
     """Prompts of `generate_until` requests, in order.
 
@@ -78,6 +116,9 @@ def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Colle
         requests: place and (context, generation_kwargs).
         encoding: an `Encoding`, or an `HFLM`.
         ends: token ids that end a text, where a task does not name its own.
+
+    Raises:
+        ScoringError: a prompt leaves no room for a text; names task and document.
     """
     tokenizer = encoding.tokenizer
     end_text = None if tokenizer.eos_token_id is None else tokenizer.decode(tokenizer.eos_token_id)
@@ -85,10 +126,16 @@ def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Colle
     ids = encode_texts(tokenizer, dict.fromkeys(keys.values()))
     found = []
     for index, (place, (_, given)) in enumerate(requests):
-        settings = settings_of(given, f"{place.task} document {place.doc_id}")
+        label = f"{place.task} document {place.doc_id}"
+        settings = settings_of(given, label)
         kept = ids[keys[place]][-(encoding.max_length - settings.new_tokens) :]
         tokens = np.array(kept or [encoding.prefix_token_id], dtype=np.int64)
-        most = settings.new_tokens if settings.length is None else max(1, settings.length - len(tokens))
+        most = settings.new_tokens if settings.length is None else settings.length - len(tokens)
+        if most < 1:
+            raise ScoringError(
+                f"{label}: its generation_kwargs have max_length {settings.length}, and its prompt has {len(tokens)} "
+                "tokens; give max_gen_toks instead"
+            )
         until = dict.fromkeys((*settings.until, *([] if end_text is None else [end_text])))
         own = settings.choice.get("eos_token_id")
         named = ends if own is None else own if isinstance(own, list) else [own]
