@@ -189,6 +189,16 @@ def test_one_candidate_is_the_likeliest(tokenizer: Any) -> None:
     assert ours.generate_until(asked(PROMPTS, SAMPLED | {"top_k": 1})) == greedy
 
 
+def test_without_a_temperature_it_is_the_models_own(tokenizer: Any) -> None:
+    """lm-eval stops here, since it takes it for 0."""
+    loaded = loaded_model("llama", tokenizer)
+    requests = asked(PROMPTS, GREEDY | {"do_sample": True})
+    found = Harness(loaded).generate_until(requests)
+    assert found == Harness(loaded).generate_until(asked(PROMPTS, GREEDY | {"do_sample": True, "temperature": 1.0}))
+    loaded.model.generation_config.temperature = 0.3
+    assert found != Harness(loaded).generate_until(requests)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mamba"])
 def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> None:
     """Of the first token, at a temperature; gemma2 caps its logits, which greedy decoding would not show."""
