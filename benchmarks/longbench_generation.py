@@ -22,9 +22,10 @@ from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.benchmarks.longbench.rows import Row
-from evalkit.generation.batches import Prompt, plan_batches
-from evalkit.generation.greedy import Generation, Generator
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt
 from evalkit.generation.room import room_of
+from evalkit.generation.rows import Generation
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
@@ -75,7 +76,7 @@ def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedMo
         ids = torch.from_numpy(one.tokens[None])
         settings: dict[str, Any] = {"max_new_tokens": one.max_new_tokens, "do_sample": False, "pad_token_id": 0}
         if task.newline_ends:
-            settings |= {"eos_token_id": sorted(one.ends), "min_new_tokens": 1}
+            settings |= {"eos_token_id": sorted(one.stops.ends), "min_new_tokens": 1}
         with torch.inference_mode():
             out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
         found.append(out[0, len(one.tokens) :].tolist())
@@ -89,7 +90,7 @@ def evalkit_generations(
     room = room_of(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
-    for batch in plan_batches(prompts, room.tokens, generator.chunk, room.most_rows):
+    for batch in room.batches(prompts):
         found |= {one.index: made for one, made in zip(batch, generator.generate(batch), strict=True)}
     seconds = time.perf_counter() - started
     prefill = sum(made.prompt_seconds for made in found.values())

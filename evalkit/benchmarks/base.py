@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UsageError
@@ -71,6 +71,15 @@ class Planned:
     """Of `total`, what the journal holds."""
     news: str = ""
     """What there is to do, in a line for the user."""
+
+
+class Budget(NamedTuple):
+    """Most tokens at a time; None: what fits."""
+
+    scored: int | None = None
+    """That go through the model."""
+    kept: int | None = None
+    """Whose keys and values are kept while text is generated."""
 
 
 class Plan(Protocol):
@@ -137,13 +146,13 @@ class Benchmark(ABC):
         """Whether anything is still to be computed; `(task, *values of the key) in held` says what is there."""
 
     @abstractmethod
-    def computer(self, plan: Any, loaded: LoadedModel, budget: int | None, say: Say) -> Computer:
+    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
         """Make a loaded model ready.
 
         Args:
             plan: of the run.
             loaded: its model.
-            budget: most tokens that go through the model, or are kept by it, at a time; None: what fits.
+            budget: most tokens at a time.
             say: called with what the user should know.
 
         Raises:

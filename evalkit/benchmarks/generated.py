@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Planned, Say
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, Say
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.held import Held
 from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    from evalkit.generation.batches import Prompt
+    from evalkit.generation.prompts import Prompt
     from evalkit.generation.room import Room
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
@@ -97,22 +97,19 @@ class GeneratedBenchmark(Benchmark):
         """Whether a document has no answer."""
         return bool(self._left(plan, held))
 
-    def computer(self, plan: Any, loaded: LoadedModel, budget: int | None, say: Say) -> _Generating:
+    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> _Generating:
         """See `Benchmark`."""
-        return _Generating(loaded, budget, plan.manifest["context"], say)
+        return _Generating(loaded, budget.kept, plan.manifest["context"], say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
         """See `Benchmark`."""
-        from evalkit.generation.batches import plan_batches
-
         room, found = facts.room, []
         left = self._left(plan, held)
         say(f"the prompts of {len(left)} task{'s' * (len(left) > 1)} are tokenised")
         for task in left:
             asked = self.asked(plan, task, facts, tokenizer)
             by_index = {one.prompt.index: one for one in asked}
-            planned = plan_batches([one.prompt for one in asked], room.tokens, room.chunk, room.most_rows)
-            for batch in planned:
+            for batch in room.batches([one.prompt for one in asked]):
                 # What an earlier session left of a batch it left whole, or it was planned otherwise
                 members = [by_index[prompt.index] for prompt in batch]
                 if rest := [one for one in members if (task, one.id) not in held]:
@@ -141,11 +138,13 @@ class _Generating:
     """A model that generates."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
-        from evalkit.generation.greedy import Generator
+        from evalkit.generation.generator import Generator
         from evalkit.generation.room import room_of
         from evalkit.generation.tokens import end_tokens
 
         self._generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
+        if reason := self._generator.without_cache:
+            say(f"{reason}: its texts are generated one by one, by transformers")
         self._tokenizer = loaded.tokenizer
         self._say = say
         room = room_of(loaded.model, self._generator, budget, context)

@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 
-from evalkit.benchmarks.base import Benchmark, Plan
+from evalkit.benchmarks.base import Benchmark, Budget, Plan
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark
 from evalkit.progress import Progress
@@ -66,10 +66,12 @@ def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progres
             progress.advance(batch.work, batch.documents)
 
 
-def _budget(plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> int | None:
+def _budget(plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> Budget:
     """Most tokens at a time: of a run that goes on, those that it was begun with, so that its batches are the same."""
     asked = plan.request.token_budget
-    stored: int | None = writer.manifest.get("token_budget") if held else None
+    begun = writer.manifest if held else {}
+    stored: int | None = begun.get("token_budget")
     if stored and asked not in (None, stored):
         progress.say(f"resuming with the token budget that the run was begun with, {stored}")
-    return stored or asked
+    # Of runs that only generate, the budget is that of keys and values
+    return Budget(stored or asked, begun.get("kept_tokens") or stored or asked)

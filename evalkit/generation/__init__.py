@@ -1,1 +1,1 @@
-"""Greedy generation for many long prompts: chunked prefill, shared prefixes, batches without wasted rows."""
+"""The one generator: chunked prefill, shared prefixes, batches without wasted rows, tokens chosen greedily or not."""

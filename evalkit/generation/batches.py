@@ -6,37 +6,11 @@ length, so that little memory is left empty. A batch is as large as memory for k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What is to be continued, and when that is enough."""
-
-    index: int
-    """The caller's."""
-    tokens: Ints
-    """[length] token ids."""
-    max_new_tokens: int
-    ends: frozenset[int] = frozenset()
-    """Token ids that end the text."""
-    barred_first: frozenset[int] = frozenset()
-    """Token ids that may not come first."""
-    enough: Callable[[str], bool] | None = None
-    """Given the text so far after each token; True where no more is needed. Of a kind that can be pickled."""
-    held_back: int = 0
-    """Last tokens of the text that it is not given."""
-
-    @property
-    def columns(self) -> int:
-        """Tokens that its keys and values may need room for."""
-        return len(self.tokens) + self.max_new_tokens
+from evalkit.generation.prompts import Ints, Prompt
 
 
 def plan_batches(prompts: Sequence[Prompt], budget: int, chunk: int, most_rows: int) -> list[list[Prompt]]:

@@ -6,15 +6,16 @@ In: a model and its generator. Out: the most tokens of a batch, and an estimate 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import CHUNK, Generator
+from evalkit.generation.batches import plan_batches
+from evalkit.generation.generator import CHUNK, Generator
+from evalkit.generation.prompts import Prompt
 
 _SHARE = 0.5
 """Of the free memory, what keys and values may take."""
@@ -25,8 +26,8 @@ _STEPS = 4
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a machine can hold of a model's keys and values, and how long it takes. See `room_of`."""
+class Capacity:
+    """What a machine can hold of a model's keys and values. See `capacity_of`."""
 
     tokens: int
     """Most tokens of keys and values at a time."""
@@ -35,7 +36,17 @@ class Room:
     chunk: int
     """Tokens of a prompt at a time."""
     token_bytes: int
-    """Bytes of a token's keys and values, in all layers."""
+    """Bytes of a token's keys and values, in all layers; 0 where the model keeps none."""
+
+    def batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+        """Prompts as they go through the model together (`batches.plan_batches`)."""
+        return plan_batches(prompts, self.tokens, self.chunk, self.most_rows)
+
+
+@dataclass(frozen=True)
+class Room(Capacity):
+    """The same, and how long it takes. See `room_of`."""
+
     linear: float
     """Operations of each prompt token: two for every weight that it meets."""
     square: float
@@ -67,18 +78,36 @@ class Room:
         return float(self.weights / rows + columns * self.token_bytes)
 
 
+def capacity_of(generator: Generator, budget: int | None, context: int) -> Capacity:
+    """Find out what a machine can hold.
+
+    Args:
+        generator: of the model.
+        budget: most tokens of a batch; None: what half of the free memory holds.
+        context: tokens that the model takes at once.
+    """
+    device, size = generator.device, generator.token_bytes
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return Capacity(
+        # What keeps none is generated prompt by prompt
+        tokens=budget or (max(1, int(free * _SHARE / size)) if size else context),
+        most_rows=1 if generator.alone else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
+        chunk=generator.chunk,
+        token_bytes=size,
+    )
+
+
 def room_of(model: Any, generator: Generator, budget: int | None, context: int) -> Room:
     """Find out what a machine can hold, and time a chunk and a few tokens after it.
 
     Args:
         model: the loaded model.
         generator: of the model.
-        budget: most tokens of a batch; None: what half of the free memory holds.
-        context: tokens that the model takes at once.
+        budget: see `capacity_of`.
+        context: see `capacity_of`.
     """
+    capacity = capacity_of(generator, budget, context)
     size, embedding = generator.token_bytes, model.get_input_embeddings().weight
-    device = model.get_output_embeddings().weight.device
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     config = model.config.get_text_config()
     total = sum(p.numel() for p in model.parameters())
     linear = 2 * (total - embedding.numel())
@@ -91,10 +120,7 @@ def room_of(model: Any, generator: Generator, budget: int | None, context: int) 
     found = [generator.generate([prompt])[0] for _ in range(2)][-1]
     steps = max(found.seconds - found.prompt_seconds, 1e-9) / _STEPS
     return Room(
-        tokens=budget or max(1, int(free * _SHARE / size)),
-        most_rows=1 if generator.alone else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
-        chunk=generator.chunk,
-        token_bytes=size,
+        **asdict(capacity),
         linear=linear,
         square=square,
         weights=weights,

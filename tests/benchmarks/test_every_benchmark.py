@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.alike import differences
+from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
@@ -259,7 +260,7 @@ def test_a_batch_can_be_computed_elsewhere(
     """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one, Silent().say)
-    computer = served_by.computer(one, loaded, BUDGET[kind], Silent().say)
+    computer = served_by.computer(one, loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
     held = Held(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.generation.batches import Prompt
+from evalkit.generation.prompts import Prompt, Stops
 from tests.models.variants.building import VOCABULARY
 
 NEW = 14
@@ -23,7 +23,7 @@ def tokens(*lengths: int, seed: int = 0, beginning: int = 0) -> list[np.ndarray]
 
 
 def prompts(many: Sequence[np.ndarray], most: int = NEW, **settings: Any) -> list[Prompt]:
-    return [Prompt(number, ids, most, **settings) for number, ids in enumerate(many)]
+    return [Prompt(number, ids, most, Stops(**settings)) for number, ids in enumerate(many)]
 
 
 def by_transformers(

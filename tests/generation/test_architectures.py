@@ -1,4 +1,4 @@
-"""Other architectures than this project's: sliding windows, learned positions, ALiBi, experts; states are refused."""
+"""Other architectures than this project's: sliding windows, learned positions, ALiBi, experts; states."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.errors import CheckpointError
-from evalkit.generation.greedy import Generator
+from evalkit.generation.generator import Generator
 from tests.generation.made import by_transformers, prompts, tokens
 
 SIZES: dict[str, Any] = {
@@ -99,23 +98,50 @@ def test_a_text_that_ends_at_the_trained_window() -> None:
         assert generator.generate(prompts([ids], most))[0].tokens == whole[:most]
 
 
-def test_a_state_is_refused() -> None:
-    config = AutoConfig.for_model("mamba", vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(CheckpointError, match="MambaForCausalLM keeps a state in place of each token's keys"):
-        Generator(AutoModelForCausalLM.from_config(config))
+WITHOUT_OUR_CACHE: dict[str, tuple[dict[str, Any], str]] = {
+    "mamba": ({"state_size": 4}, "MambaForCausalLM keeps a state in place of each token's keys"),
+    "recurrent_gemma": ({"lru_width": 64, "attention_window_size": 9}, "RecurrentGemmaForCausalLM keeps a state"),
+    "openai-gpt": ({"n_embd": 64, "n_head": 4, "n_layer": 2}, "OpenAIGPTLMHeadModel keeps no keys and values"),
+    "minimax": ({"num_local_experts": 2}, "MiniMaxForCausalLM "),
+    "falcon_h1": (
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
+        "FalconH1ForCausalLM ",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "trouble"),
-    [
-        ("modernbert-decoder", "ModernBertDecoderForCausalLM does more after its base model than its output head"),
-        ("openai-gpt", "OpenAIGPTLMHeadModel keeps no keys and values"),
-        ("minimax", "MiniMaxForCausalLM does not run as evalkit generates"),
-    ],
-)
-def test_what_it_cannot_serve_is_refused(kind: str, trouble: str) -> None:
+def made(kind: str, **settings: Any) -> Any:
     torch.manual_seed(0)
-    settings = SIZES | {"num_local_experts": 2, "cls_token_id": 0, "sep_token_id": 0, "n_embd": 64, "n_head": 4}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).eval()
-    with pytest.raises(CheckpointError, match=trouble):
-        Generator(model)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | settings))).eval()
+
+
+@pytest.mark.parametrize("kind", WITHOUT_OUR_CACHE)
+def test_what_keeps_no_keys_and_values_is_generated_by_transformers(kind: str) -> None:
+    """Prompt by prompt, with the same stops; its generation config does not count, and is as before."""
+    settings, reason = WITHOUT_OUR_CACHE[kind]
+    model = made(kind, **settings)
+    model.generation_config.repetition_penalty = 1.0
+    many = tokens(7, 40, 23)
+    expected = [by_transformers(model, ids) for ids in many]
+    generator = Generator(model, chunk=8)
+    assert generator.without_cache.startswith(reason)
+    assert (generator.alone, generator.token_bytes) == (True, 0)
+    config = model.generation_config
+    config.repetition_penalty = 5.0
+    assert [one.tokens for one in generator.generate(prompts(many))] == expected
+    assert model.generation_config is config
+    ends = frozenset([expected[0][2], expected[1][0]])
+    found = generator.generate(prompts(many, ends=ends, barred_first=ends))
+    model.generation_config.repetition_penalty = 1.0
+    assert [one.tokens for one in found] == [
+        by_transformers(model, ids, ends=sorted(ends), barred=True) for ids in many
+    ]
+
+
+def test_logits_that_are_more_than_an_output_head() -> None:
+    """ModernBERT's decoder has another layer before its head."""
+    model = made("modernbert-decoder", cls_token_id=0, sep_token_id=0)
+    generator = Generator(model, chunk=8)
+    many = tokens(7, 40, 1, 23)
+    assert [one.tokens for one in generator.generate(prompts(many))] == [by_transformers(model, ids) for ids in many]
+    assert generator.without_cache == ""

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.generation.batches import Prompt, plan_batches, shared_tokens
+from evalkit.generation.batches import plan_batches, shared_tokens
+from evalkit.generation.prompts import Prompt
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

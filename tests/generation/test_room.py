@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import Generator
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt
 from evalkit.generation.room import Room, room_of
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of

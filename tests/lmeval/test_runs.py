@@ -23,7 +23,7 @@ from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from tests.journals import entries_of
-from tests.lmeval.made import ALL, CHOICE, TEXTS, made_tasks, same_metrics, write_task
+from tests.lmeval.made import ALL, ANSWERS, CHOICE, TEXTS, made_tasks, same_metrics, write_task
 from tests.tiny import tiny_checkpoint
 
 BUDGET = 300
@@ -351,3 +351,45 @@ def test_a_model_is_checked_on_the_first_text_that_has_a_token(tmp_path: Path) -
     )
     assert found.manifest["sharing"]["shares"]
     assert found.manifest["sharing"]["checked"]["row"] > 0
+
+
+def test_sampled_texts_are_those_of_an_undisturbed_run(
+    run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interruption and in batches of other sizes; each repeat is a text of its own."""
+    sampling = {"until": ["\n"], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
+    documents = [{"text": f"The river {word}", "answer": "a"} for word in ("rose", "fell", "was", "is", "ran")]
+    own = ANSWERS | {"task": "made_sampled", "repeats": 3, "generation_kwargs": sampling}
+    write_task(tmp_path / "own", own, documents)
+    options = {"tasks": ("made_sampled",), "include_path": tmp_path / "own"}
+
+    def texts(found: Run) -> list[tuple[int, int, str]]:
+        journal = Journal(found.folder / "journal.jsonl", found.manifest["id"], pytest.fail)
+        return sorted((row[0], row[2], row[-1]) for entry in journal.read(Row) for row in entry.rows)
+
+    whole = run(**options, output=tmp_path / "whole")
+    expected = texts(whole)
+    assert [place[:2] for place in expected] == [(doc, part) for doc in range(5) for part in range(3)]
+    assert len({text for _, _, text in expected}) > 5
+    assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
+    append = Journal.append
+
+    def interrupt(journal: Journal, entry: Any) -> None:
+        append(journal, entry)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(Journal, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(**options, output=tmp_path / "cut", token_budget=60)
+    # The budget that it was begun with is kept, of keys and values too
+    cut = run(**options, output=tmp_path / "cut")
+    assert cut.manifest["kept_tokens"] == 60
+    assert texts(cut) == expected
+
+
+def test_a_setting_that_is_not_served_is_named_before_anything_is_scored(run: Evaluate, tmp_path: Path) -> None:
+    beams = ANSWERS | {"task": "made_beams", "generation_kwargs": {"max_gen_toks": 8, "num_beams": 10}}
+    write_task(tmp_path / "own", beams, [{"text": "a", "answer": "b"}])
+    with pytest.raises(ScoringError, match=r"made_beams document 0: .* num_beams is 10"):
+        run(tasks=("made_beams",), include_path=tmp_path / "own")

@@ -22,7 +22,7 @@ from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import RunError, ScoringError, UsageError
-from evalkit.generation.greedy import Generator
+from evalkit.generation.generator import Generator
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal

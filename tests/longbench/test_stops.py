@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,9 @@ from transformers import AutoTokenizer
 
 from evalkit.benchmarks.longbench.metrics import code_line, first_line, score_prediction
 from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.stops import has_code_line, has_first_line, stops_of
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import Generator
+from evalkit.benchmarks.longbench.stops import CODE_LINE, FIRST_LINE, stops_of
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt
 from evalkit.generation.tokens import end_tokens
 from tests.generation.made import by_transformers, tokens
 from tests.models.variants.building import VANILLA, model_of
@@ -37,6 +38,14 @@ def model_with(ends: int | list[int] | None) -> Any:
     return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=ends))
 
 
+def has_first_line(text: str) -> bool:
+    return re.search(FIRST_LINE, text) is not None
+
+
+def has_code_line(text: str) -> bool:
+    return re.search(CODE_LINE, text) is not None
+
+
 def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
     """As many pieces as generation goes on for."""
     return next((pieces[:end] for end in range(1, len(pieces)) if enough(pieces[:end])), pieces)
@@ -45,8 +54,8 @@ def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
 @pytest.mark.parametrize("name", CUT)
 def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokenizer: Any) -> None:
     task = TASKS[name]
-    enough = stops_of(task, frozenset({1}), tokenizer).enough
-    assert enough is not None
+    pattern = stops_of(task, frozenset({1}), tokenizer).pattern
+    assert pattern
     has_all = has_first_line if task.first_line_only else has_code_line
     saved = 0
 
@@ -58,7 +67,7 @@ def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokeni
         whole = row["pred"]
         by_letter = "".join(cut(list(whole), lambda letters: has_all("".join(letters))))
         ids = tokenizer(whole, add_special_tokens=False).input_ids
-        by_token = text_of(cut(ids, lambda some: enough(text_of(some))))
+        by_token = text_of(cut(ids, lambda some: re.search(pattern, text_of(some)) is not None))
         scores = {
             score_prediction(task, text, row["answers"], row["all_classes"] or ())
             for text in (whole, by_letter, by_token)
@@ -88,7 +97,7 @@ def test_nothing_is_waited_for_once_it_is_there(text: str) -> None:
 
 
 def test_other_tasks_are_read_to_their_end(tokenizer: Any) -> None:
-    assert {name for name, task in TASKS.items() if stops_of(task, frozenset({1}), tokenizer).enough} == set(CUT)
+    assert {name for name, task in TASKS.items() if stops_of(task, frozenset({1}), tokenizer).pattern} == set(CUT)
 
 
 @pytest.mark.parametrize(("named", "ends"), [(7, {7}), ([7, 9], {7, 9}), (None, {1})])
@@ -120,7 +129,7 @@ def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> 
     free = [by_transformers(model, ids) for ids in many]
     common = np.bincount(np.concatenate([one[1:] for one in free])).argmax()
     head[with_newlines] = head[[free[0][0], common]] * 1.01
-    batch = [Prompt(n, ids, 14, stops.ends, stops.barred_first, stops.enough) for n, ids in enumerate(many)]
+    batch = [Prompt(n, ids, 14, stops) for n, ids in enumerate(many)]
     found = [one.tokens for one in Generator(model, 16, tokenizer).generate(batch)]
     assert found == [by_transformers(model, ids, ends=with_newlines, barred=True) for ids in many]
     assert sum(one[-1] in stops.ends for one in found) > 2

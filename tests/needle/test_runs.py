@@ -19,8 +19,9 @@ from evalkit.benchmarks.generated import Answer
 from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import Generation, Generator
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt
+from evalkit.generation.rows import Generation
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.journal import Journal
 from tests.arguments import arguments
@@ -99,7 +100,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     def answer(prompt: Prompt) -> list[int]:
         secret = "".join(re.findall(r"is (\d{7})\.", tokenizer.decode(prompt.tokens)))
         said = tokenizer(f" {secret if len(prompt.tokens) <= 400 else secret[:-1]}. And so on").input_ids
-        ends = (n for n in range(1, len(said)) if prompt.enough and prompt.enough(tokenizer.decode(said[: n - 1])))
+        ends = (n for n in range(1, len(said)) if re.search(prompt.stops.pattern, tokenizer.decode(said[: n - 1])))
         return list(said[: next(ends, len(said))])
 
     monkeypatch.setattr(Generator, "_generate", read)

@@ -14,7 +14,7 @@ from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, Gene
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
-from evalkit.generation.batches import Prompt
+from evalkit.generation.prompts import Prompt, Stops
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import NUMBER, RESULTS_FORM
@@ -88,7 +88,7 @@ class Copying(GeneratedBenchmark):
         for number, text in enumerate(plan.texts):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
-            prompt = Prompt(number, tokens, NEW_TOKENS, frozenset(facts.ends))
+            prompt = Prompt(number, tokens, NEW_TOKENS, Stops(frozenset(facts.ends)))
             found.append(Asked(str(number), prompt, sha, len(tokens), False))
         return found
 

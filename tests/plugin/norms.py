@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from evalkit.benchmarks.base import Batch, Benchmark, Planned
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
@@ -121,7 +121,7 @@ class Norms(Benchmark):
         """Whether a text was not read."""
         return any((NORMS, number) not in held for number in range(len(plan.texts)))
 
-    def computer(self, plan: NormsPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Reading:
+    def computer(self, plan: NormsPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
         """See `Benchmark`."""
         return Reading(loaded)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from lm_eval.api.instance import Instance
-
-from evalkit.benchmarks.base import Batch, Say
+from evalkit.benchmarks.base import Batch, Budget, Say
 from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, wanted_of
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.plan import SEEDS, TaskPlan
+from evalkit.benchmarks.lm_eval.plan import TaskPlan
 from evalkit.benchmarks.lm_eval.requests import Row
 from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
+from evalkit.benchmarks.lm_eval.texts import text_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
 from evalkit.runs.place import Place, place_of
@@ -20,12 +18,14 @@ from evalkit.runs.place import Place, place_of
 class Answering:
     """A model that answers lm-eval's requests."""
 
-    def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
-        self._harness = harness = Harness(loaded, token_budget=budget, say=say)
+    def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> None:
+        self._say = say
+        self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
         harness.remembers = True
         every = [one for members in plan.asked.values() for one in members]
         # All before anything is scored, not when their turn comes
-        harness.check_generation([one.request for one in every if one.place.kind == "generate_until"])
+        texts = [one.request for one in every if one.place.kind == "generate_until"]
+        harness.check_generation(texts)
         encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
         # The start-up check takes a real sequence, the first that has a token
         for one in every:
@@ -41,11 +41,11 @@ class Answering:
             harness.max_length,
             harness.prefix_token_id,
             harness.prefix_text,
-            harness.batch_size,
+            harness.text_facts(budget.kept) if texts else None,
         )
         self.about = {
             "token_budget": engine.budget,
-            "generation_batch": harness.batch_size,
+            "kept_tokens": self.facts.texts.capacity.tokens if self.facts.texts else None,
             "loaded": loaded.facts() | {"window": harness.max_length, "prefix_id": harness.prefix_token_id},
             **({"sharing": engine.describe()} if engine.checked else {}),
         }
@@ -70,10 +70,9 @@ class Answering:
         return rows
 
     def _generate(self, content: ToGenerate) -> list[Row]:
-        torch.manual_seed(SEEDS["torch"] + content.seed)
-        requests = [
-            Instance("generate_until", {}, arguments, 0, (task, doc_id, 1))
-            for arguments, (task, doc_id) in zip(content.arguments, content.labels, strict=True)
+        harness = self._harness
+        found = harness.generator.generate(content.prompts, self._say)
+        return [
+            row._replace(text=text_of(harness.tokenizer, prompt, made.tokens))
+            for row, prompt, made in zip(content.rows, content.prompts, found, strict=True)
         ]
-        texts = self._harness.generate_until(requests)
-        return [row._replace(text=text) for row, text in zip(content.rows, texts, strict=True)]

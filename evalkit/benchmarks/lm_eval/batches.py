@@ -1,4 +1,5 @@
-"""lm-eval's requests as batches: what is scored shares its prefixes, what is generated goes in lm-eval's own batches.
+"""lm-eval's requests as batches: what is scored shares its prefixes, and so do the prompts of what is
+generated.
 
 The batches are the same whatever the journal holds, less those that are done: after any number of kills the answers
 are those of an undisturbed run, bit for bit on the same machine.
@@ -6,7 +7,6 @@ are those of an undisturbed run, bit for bit on the same machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,8 @@ from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
 from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, key_of, label_of, owner_of, unanswered, work_of
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
+from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
+from evalkit.generation.prompts import Prompt
 from evalkit.runs.held import Held
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
@@ -35,8 +37,8 @@ class RequestFacts:
     prefix_id: int
     """The token in front of a text without context."""
     prefix_text: str
-    generation_batch: int
-    """Texts generated at once."""
+    texts: TextFacts | None
+    """None: no text is generated."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,9 @@ class ToScore:
 class ToGenerate:
     """Content of a batch of texts."""
 
-    arguments: list[tuple[str, dict[str, Any]]]
-    """Context and settings of each, as lm-eval has them."""
-    labels: list[tuple[str, int]]
-    """Task and document."""
+    prompts: list[Prompt]
     rows: list[Row]
-    """Without the texts."""
-    seed: int
-    """Added to the run's own: anew for each batch, so that a resumed run samples the same texts."""
+    """One for each, without the text."""
 
 
 def batches_of(
@@ -136,28 +133,18 @@ def _to_score(
 
 
 def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held) -> Iterator[Batch]:
-    """lm-eval's own batches: of the same settings, the longest first."""
+    """Prompts that begin alike or are of like length, as many as memory holds."""
     task, journal = members[0].place.task, members[0].place.journal
-    lengths = {one.place: encoding.length(one.request.args[0]) for one in members}
-    by_settings: dict[str, list[Asked]] = {}
-    for one in members:
-        settings = json.dumps(one.request.args[1], sort_keys=True, default=str)
-        by_settings.setdefault(settings, []).append(one)
+    assert facts.texts is not None
+    prompts = prompts_of([(one.place, one.request.args) for one in members], encoding, facts.texts.ends)
     left = {one.place for one in unanswered(held, members)}
-    number = 0
-    for group in by_settings.values():
-        group.sort(key=lambda one: (-lengths[one.place], one.request.args[0]))
-        for start in range(0, len(group), facts.generation_batch):
-            batch = group[start : start + facts.generation_batch]
-            if fresh := [one for one in batch if one.place in left]:
-                content = ToGenerate(
-                    [one.request.args for one in batch],
-                    [(one.place.task, one.place.doc_id) for one in batch],
-                    [_row(one.place, one.digest, 1) for one in batch],
-                    number,
-                )
-                yield Batch(task, number, content, *_extent(fresh), journal)
-            number += 1
+    for number, batch in enumerate(facts.texts.capacity.batches(prompts)):
+        asked = [members[prompt.index] for prompt in batch]
+        if fresh := [one for one in asked if one.place in left]:
+            rows = [
+                _row(one.place, one.digest, 1, len(prompt.tokens)) for one, prompt in zip(asked, batch, strict=True)
+            ]
+            yield Batch(task, number, ToGenerate(batch, rows), *_extent(fresh), journal)
 
 
 def _row(place: Place, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> Row:

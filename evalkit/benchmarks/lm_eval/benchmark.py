@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import KEY, Row, unanswered, work_of
 from evalkit.benchmarks.multiple_choice.outcomes import Choices
 from evalkit.benchmarks.multiple_choice.suites import label_of
@@ -70,7 +70,7 @@ class LMEval(Benchmark):
         """Whether a request has no answer."""
         return any(unanswered(held, members) for members in plan.asked.values())
 
-    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: int | None, say: Say) -> Answering:
+    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.answering import Answering
 

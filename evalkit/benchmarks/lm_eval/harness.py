@@ -1,30 +1,29 @@
 """evalkit as an lm-eval model: lm-eval's own Hugging Face class with evalkit's tokenisation and scoring.
 
 In: a checkpoint. Out: a `Harness`, which `lm_eval.simple_evaluate(model=…)` takes as it is. `loglikelihood` encodes in
-batches and scores through shared prefixes; `loglikelihood_rolling` and `generate_until` are lm-eval's, of which the
-first scores its windows here too.
+batches and scores through shared prefixes, `loglikelihood_rolling` is lm-eval's with its windows scored here too, and
+`generate_until` is evalkit's generator under lm-eval's rules.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
-from evalkit.benchmarks.lm_eval.plan import GENERATION_BATCH
 from evalkit.benchmarks.lm_eval.quiet import log_from
-from evalkit.benchmarks.lm_eval.requests import label_of, owner_of
+from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, places
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
+from evalkit.benchmarks.lm_eval.texts import TextFacts, check_texts, prompts_of, text_of
 from evalkit.data.wheels import say_on_stderr
-from evalkit.errors import CheckpointError, ScoringError, UsageError
+from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.texts import check_text
 from evalkit.inputs.values import switch, whole
-from evalkit.models.context import refuse_generation
 from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
@@ -52,9 +51,10 @@ class Harness(HFLM):  # type: ignore[misc]
 
     Args:
         pretrained: a checkpoint as `--model` takes it, or one that is loaded already.
-        token_budget: most tokens of a batch that is scored; None: what fits.
+        token_budget: most tokens of a batch that is scored, and of keys and values that are kept while texts are
+            generated; None: what fits.
         add_bos_token: as lm-eval's: None leaves it to the tokenizer.
-        batch_size: texts generated at once; scoring does not depend on it.
+        batch_size: most texts generated at once; None or "auto": what fits. No answer depends on it.
         say: told what the user should know; by default it is printed to standard error.
         **model: how the checkpoint is loaded, as the fields of `ModelSpec`.
     """
@@ -95,12 +95,16 @@ class Harness(HFLM):  # type: ignore[misc]
                 loaded.model,
                 tokenizer=loaded.tokenizer,
                 add_bos_token=add_bos_token,
-                batch_size=_batch_size(batch_size),
+                batch_size=1,
             )
         self.loaded = loaded
         self.prefix_text = self.tokenizer.decode(self.prefix_token_id)
         self._say = say
         self._engine: Any = None
+        self._generator: Any = None
+        self._most_texts = _batch_size(batch_size)
+        # lm-eval's own, which others may read
+        self.batch_size_per_gpu = self._most_texts or 1
         self.remembers = loaded is not pretrained
         """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
         self.token_budget = _budget(token_budget, loaded.model)
@@ -116,6 +120,31 @@ class Harness(HFLM):  # type: ignore[misc]
                 self.loaded.model, self.token_budget, self._say, greedy=True, remembers=self.remembers
             )
         return self._engine
+
+    @property
+    def generator(self) -> Any:
+        """What generates; made when it is first asked for."""
+        if self._generator is None:
+            from evalkit.generation.generator import Generator
+
+            self._generator = Generator(self.loaded.model, tokenizer=self.tokenizer)
+            if reason := self._generator.without_cache:
+                self._say(f"{reason}: its texts are generated one by one, by transformers")
+        return self._generator
+
+    def text_facts(self, budget: int | None) -> TextFacts:
+        """What is needed to put texts into batches.
+
+        Args:
+            budget: most tokens of keys and values; None: what fits.
+        """
+        from evalkit.generation.room import capacity_of
+        from evalkit.generation.tokens import end_tokens
+
+        capacity = capacity_of(self.generator, budget, self.max_length)
+        most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
+        ends = end_tokens(self.loaded.model, self.tokenizer)
+        return TextFacts(tuple(sorted(ends)), replace(capacity, most_rows=most))
 
     def kernel(self, kind: str) -> str:
         """How the model attends for requests of a kind, as `place.Place` has it."""
@@ -154,29 +183,21 @@ class Harness(HFLM):  # type: ignore[misc]
         return found
 
     def check_generation(self, requests: Sequence[Any]) -> None:
-        """See to it that the texts that are asked for can fit.
-
-        Raises:
-            ScoringError: more tokens are to be generated than the window holds; names task and document.
-            UsageError: the model's context is stretched in a way that is for scoring only.
-        """
-        for request in requests:
-            check_text(request.args[0], label_of(request))
-            if self.loaded.extension is not None:
-                refuse_generation(self.loaded.extension, label_of(request))
-            most = normalize_gen_kwargs(request.args[1], self.max_gen_toks)["max_gen_toks"]
-            if most >= self.max_length:
-                raise ScoringError(
-                    f"{label_of(request)}: asks for {most} tokens of text, and the model's window is {self.max_length}"
-                    "; lower max_gen_toks in the task's generation_kwargs"
-                )
+        """See `texts.check_texts`."""
+        check_texts(requests, self.loaded, self.max_length)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """lm-eval's own, after a look at whether the texts asked for can fit (see `check_generation`)."""
-        self.check_generation(requests)
+        """The text of each request, in order, after a look at whether they can be had (see `check_generation`)."""
         with quiet(), log_from(logging.ERROR):
-            found: list[str] = super().generate_until(requests, disable_tqdm=True)
-        return found
+            self.check_generation(requests)
+            facts = self.text_facts(self.asked_budget)
+            prompts = prompts_of([(place, one.args) for place, one in places(requests)], self, facts.ends)
+            texts: dict[int, str] = {}
+            for batch in facts.capacity.batches(prompts):
+                for prompt, made in zip(batch, self.generator.generate(batch, self._say), strict=True):
+                    text = texts[prompt.index] = text_of(self.tokenizer, prompt, made.tokens)
+                    self.cache_hook.add_partial("generate_until", requests[prompt.index].args, text)
+        return [texts[number] for number in range(len(requests))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
@@ -214,7 +235,7 @@ def _budget(asked: int | str | None, model: Any) -> int:
     return whole("token_budget", asked, 1, ", or auto")
 
 
-def _batch_size(asked: int | str | None) -> int:
+def _batch_size(asked: int | str | None) -> int | None:
     if asked is None or str(asked).startswith("auto"):
-        return GENERATION_BATCH
+        return None
     return whole("batch_size", asked, 1, ", or auto")

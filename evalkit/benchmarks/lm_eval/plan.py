@@ -41,9 +41,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LONGEST_NAME = 200
 """Bytes of a task's name: file systems take 255, of which the rest of a sample file's name needs some."""
 
-GENERATION_BATCH = 8
-"""Texts generated at once. Padding may change the last bits of a logit, so it is part of what a run is."""
-
 
 @dataclass(frozen=True)
 class TaskPlan:
@@ -166,7 +163,7 @@ def _check_request(request: SuiteRequest) -> None:
 
 
 def set_seeds() -> None:
-    """As `lm_eval.simple_evaluate` does, before tasks are loaded; torch's is set where text is generated."""
+    """As `lm_eval.simple_evaluate` does, before tasks are loaded; each text has a seed of its own (`texts.py`)."""
     import random
 
     import numpy as np
@@ -206,7 +203,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
 def _generation(request: SuiteRequest, checkpoint: Checkpoint) -> dict[str, Any]:
     """What generated texts depend on beside the rest; of a GGUF file, whose content counts, no settings."""
     settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
-    return {"device": request.model.device, "batch": GENERATION_BATCH, "config": settings}
+    return {"device": request.model.device, "config": settings}
 
 
 def _group_specification(tasks: TaskSet) -> dict[str, str]:

@@ -192,7 +192,7 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Of lm-eval's entry "config", beside the model."""
     seeds = manifest["specification"]["seeds"]
     return {
-        "batch_size": manifest.get("generation_batch"),
+        "batch_size": "auto",
         "device": manifest.get("loaded", {}).get("device"),
         "limit": manifest["specification"]["limit"],
         "bootstrap_iters": 100000,

@@ -200,14 +200,14 @@ def asked_rows(
     from evalkit.benchmarks.longbench.prompts import prompt
     from evalkit.benchmarks.longbench.stops import stops_of
     from evalkit.benchmarks.longbench.truncation import fit
-    from evalkit.generation.batches import Prompt
+    from evalkit.generation.prompts import Prompt
 
     stops = stops_of(task, frozenset(ends), tokenizer)
     room, wrapped = context - task.max_new_tokens, chat and task.chat
     found = []
     for row in rows:
         one = fit(tokenizer, prompt(task, row), window, room, chat=wrapped, label=f"{task.name} row {row.id}")
-        put = Prompt(row.index, one.tokens, task.max_new_tokens, stops.ends, stops.barred_first, stops.enough)
+        put = Prompt(row.index, one.tokens, task.max_new_tokens, stops)
         found.append(Asked(row.id, put, one.text_sha256, one.before, one.truncated))
     return found
 

@@ -14,7 +14,7 @@ from itertools import chain, takewhile
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from evalkit.benchmarks.base import Batch, Batches, Benchmark, Planned, Say
+from evalkit.benchmarks.base import Batch, Batches, Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
@@ -91,9 +91,9 @@ class MultipleChoice(Benchmark):
         """Whether a document has no scores."""
         return any(_key(question) not in held for question in chain(*plan.questions.values()))
 
-    def computer(self, plan: ChoicePlan, loaded: LoadedModel, budget: int | None, say: Say) -> _Scoring:
+    def computer(self, plan: ChoicePlan, loaded: LoadedModel, budget: Budget, say: Say) -> _Scoring:
         """See `Benchmark`."""
-        return _Scoring(plan, loaded, budget, say)
+        return _Scoring(plan, loaded, budget.scored, say)
 
     def batches(self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
         """See `Benchmark`."""

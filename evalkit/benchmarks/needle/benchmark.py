@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +24,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
-    from evalkit.benchmarks.needle.text import Cell
     from evalkit.runs.writing import RunWriter
 
 NEEDLES = "needles.parquet"
 PICTURES = ("heatmap.png", "heatmap.pdf")
 _KEPT = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
 """Of an answer, in the table."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Whether a cell's secret stands in a text."""
-
-    cell: Cell
-
-    def __call__(self, text: str) -> bool:
-        from evalkit.benchmarks.needle.text import is_found
-
-        return is_found(self.cell, text)
 
 
 class Needle(GeneratedBenchmark):
@@ -77,7 +63,8 @@ class Needle(GeneratedBenchmark):
     def asked(self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
         """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
-        from evalkit.generation.batches import Prompt
+        from evalkit.benchmarks.needle.text import pattern_of
+        from evalkit.generation.prompts import Prompt, Stops
         from evalkit.generation.tokens import as_message
 
         chat, ends = plan.request.chat, frozenset(facts.ends)
@@ -90,7 +77,8 @@ class Needle(GeneratedBenchmark):
         for number, cell in enumerate(plan.cells):
             tokens = plan.haystack.prompt(cell, encode, size, cue=not chat)
             # A digit may still follow the last token
-            prompt = Prompt(number, tokens, MAX_NEW_TOKENS, ends, enough=_Found(cell), held_back=1)
+            stops = Stops(ends, pattern=pattern_of(cell), held_back=1)
+            prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(Asked(str(number), prompt, sha, len(tokens), False))
         return found

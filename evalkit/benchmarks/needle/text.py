@@ -173,6 +173,13 @@ def is_found(cell: Cell, answer: str) -> bool:
     return cell.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
 
 
+def pattern_of(cell: Cell) -> str:
+    """A regular expression for what `is_found` finds: the secret with no comma, or with those of thousands."""
+    first, second, third = cell.secret[:-6], cell.secret[-6:-3], cell.secret[-3:]
+    written = "|".join((cell.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
+    return rf"(?<!\d)(?:{written})(?!\d|,\d{{3}}(?!\d))"
+
+
 def _prompt(cell: Cell, sentences: Sequence[str], place: int, cue: bool) -> str:
     needle = f"The secret number of {cell.city} is {cell.secret}. "
     text = "".join((*sentences[:place], needle, *sentences[place:]))

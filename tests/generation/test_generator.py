@@ -1,4 +1,4 @@
-"""Batches, chunks, copied beginnings and compaction change no token: held to transformers' own greedy `generate`."""
+"""Batches, chunks, copied beginnings and compaction change no token of transformers' own greedy `generate`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.generation.batches import Prompt
-from evalkit.generation.greedy import Generator
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt, Stops
 from tests.generation.made import NEW, by_transformers, prompts, tokens
 from tests.models.variants.building import FAMILIES, VANILLA, VARIANTS, VOCABULARY, model_of
 
@@ -146,27 +146,19 @@ def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) ->
 _SMALL = model_of("llama", VANILLA)
 
 
-def test_enough_is_asked_after_every_token() -> None:
+def test_the_pattern_is_looked_for_after_every_token() -> None:
     model = model_of("qwen2", VANILLA)
     many = tokens(9, 30, 12)
-    seen: list[list[int]] = []
     # "5 7 9" is the text of tokens 5, 7 and 9
     tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)))
-
-    def third(text: str) -> bool:
-        seen.append(list(map(int, text.split())))
-        return len(seen[-1]) == 3
-
-    batch = [Prompt(0, many[0], NEW), Prompt(1, many[1], NEW, enough=third), Prompt(2, many[2], NEW)]
+    batch = prompts(many)
+    batch[1] = replace(batch[1], stops=Stops(pattern=r"^\d+ \d+ \d+$"))
     found = Generator(model, tokenizer=tokenizer).generate(batch)
     full = [by_transformers(model, ids) for ids in many]
     assert ids_of(found) == [full[0], full[1][:3], full[2]]
     assert [one.ended for one in found] == ["length", "enough", "length"]
-    assert seen == [full[1][:length] for length in (1, 2, 3)]
-    seen.clear()
-    held = [replace(batch[1], held_back=2)]
+    held = [replace(batch[1], stops=replace(batch[1].stops, held_back=2))]
     assert ids_of(Generator(model, tokenizer=tokenizer).generate(held)) == [full[1][:5]]
-    assert seen == [full[1][:length] for length in (0, 0, 1, 2, 3)]
 
 
 class Narrow(Generator):

@@ -1,0 +1,211 @@
+"""Three ways to generate, on the same token ids in one process, in turn: evalkit's, `generate`, `generate_batch`.
+
+    python benchmarks/generators.py --longbench ROWS --documents DOCUMENTS --rounds 2
+
+Long prompts are the first row of some LongBench tasks; short ones are questions of ARC-Easy after four examples, as an
+lm-eval task would ask them. All get float32, the likeliest token, the same most new tokens and the same stops, which
+transformers' `generate` has as a stopping criterion for each row; its batches are padded on the left.
+`generate_batch` (continuous batching) takes end tokens only: what it writes beyond a stop is cut. Each round runs the
+ways in the other order. Prints Markdown: prompts, seconds of each round, and on how many prompts the tokens agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, StoppingCriteria
+
+from evalkit.benchmarks.longbench.benchmark import asked_rows
+from evalkit.benchmarks.longbench.data import load_rows
+from evalkit.benchmarks.longbench.protocol import find_task
+from evalkit.generation.generator import Generator
+from evalkit.generation.prompts import Prompt, Stops
+from evalkit.generation.room import capacity_of
+from evalkit.generation.tokens import end_tokens
+from evalkit.models.load import LoadedModel, load
+from evalkit.models.locate import locate
+
+TASKS = "qasper,multifieldqa_en,hotpotqa,trec,triviaqa,passage_count,lcc"
+Way = Callable[[Sequence[Prompt]], list[list[int]]]
+
+
+def main() -> None:
+    """Time every way on every kind of prompts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--longbench", type=Path, help="folder of LongBench's files")
+    parser.add_argument("--tasks", default=TASKS)
+    parser.add_argument("--window", type=int, default=3500)
+    parser.add_argument("--documents", type=Path, help="folder with arc_easy.jsonl")
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=16, help="of the questions")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--continuous", action="store_true", help="generate_batch too; it takes most of the memory")
+    options = parser.parse_args()
+    loaded = load(locate(options.model), dtype="float32")
+    ways: dict[str, Way] = {
+        "evalkit": evalkit(loaded),
+        "generate, 1": by_generate(loaded, 1),
+        "generate, 8": by_generate(loaded, 8),
+    }
+    if options.continuous:
+        ways["generate_batch"] = by_generate_batch(loaded)
+    print(f"{torch.get_num_threads()} threads\n")
+    print("| prompts | tokens | new | " + " | ".join(f"{name}, s" for name in ways) + " | alike |")
+    print("|---" * (len(ways) + 4) + "|", flush=True)
+    if options.longbench:
+        long = rows_of(loaded, options.longbench, options.tasks.split(","), options.window)
+        compare(f"{len(long)} rows, window {options.window:,}", long, ways, options.rounds)
+    if options.documents:
+        for shots in (0, 4):
+            short = questions_of(loaded, options.documents, shots, options.questions, options.new_tokens)
+            compare(f"{len(short)} questions, {shots} examples", short, ways, options.rounds)
+
+
+def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int) -> list[Prompt]:
+    """The first row of each task."""
+    ends = end_tokens(loaded.model, loaded.tokenizer)
+    found = []
+    for task in map(find_task, tasks):
+        rows = load_rows(task, folder, 1).rows
+        found += [one.prompt for one in asked_rows(task, rows, loaded.tokenizer, ends, window, loaded.window)]
+    return [replace(prompt, index=number) for number, prompt in enumerate(found)]
+
+
+def questions_of(loaded: LoadedModel, folder: Path, shots: int, count: int, most: int) -> list[Prompt]:
+    """The first questions of ARC-Easy, after its last ones with their answers; a line ends the text."""
+    lines = (folder / "arc_easy.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+
+    def asked(row: dict[str, Any], answered: bool) -> str:
+        choices = row["choices"]
+        answer = f" {choices['text'][choices['label'].index(row['answerKey'])]}\n\n" if answered else ""
+        return f"Question: {row['question']}\nAnswer:{answer}"
+
+    head = "".join(asked(row, True) for row in rows[len(rows) - shots :])
+    stops = Stops(end_tokens(loaded.model, loaded.tokenizer), pattern="\n")
+    return [
+        Prompt(number, np.array(loaded.tokenizer(head + asked(row, False)).input_ids), most, stops)
+        for number, row in enumerate(rows[:count])
+    ]
+
+
+def compare(name: str, prompts: Sequence[Prompt], ways: dict[str, Way], rounds: int) -> None:
+    """Run all ways in turn and print a line."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[list[int]]] = {}
+    for number in range(rounds):
+        for way in list(ways)[:: 1 if number % 2 == 0 else -1]:
+            started = time.perf_counter()
+            found[way] = ways[way](prompts)
+            seconds[way].append(time.perf_counter() - started)
+    ours = found["evalkit"]
+    times = [", ".join(f"{one:.1f}" for one in seconds[way]) for way in ways]
+    alike = [str(sum(a == b for a, b in zip(ours, found[way], strict=True))) for way in ways]
+    sizes = (f"{sum(len(prompt.tokens) for prompt in prompts):,}", f"{sum(map(len, ours)):,}")
+    print(f"| {' | '.join((name, *sizes, *times, ', '.join(alike)))} |", flush=True)
+
+
+def evalkit(loaded: LoadedModel) -> Way:
+    """evalkit's generator, in its own batches."""
+    generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
+
+    def run(prompts: Sequence[Prompt]) -> list[list[int]]:
+        capacity = capacity_of(generator, None, loaded.window)
+        made = {
+            prompt.index: one.tokens
+            for batch in capacity.batches(prompts)
+            for prompt, one in zip(batch, generator.generate(batch), strict=True)
+        }
+        return [made[prompt.index] for prompt in prompts]
+
+    return run
+
+
+def by_generate(loaded: LoadedModel, size: int) -> Way:
+    """transformers' `generate` in batches of a size."""
+
+    def run(prompts: Sequence[Prompt]) -> list[list[int]]:
+        made: dict[int, list[int]] = {}
+        order = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            longest = len(batch[0].tokens)
+            ids, mask = (torch.zeros(len(batch), longest, dtype=torch.long) for _ in range(2))
+            for place, prompt in enumerate(batch):
+                ids[place, longest - len(prompt.tokens) :] = torch.from_numpy(prompt.tokens)
+                mask[place, longest - len(prompt.tokens) :] = 1
+            with torch.inference_mode():
+                out = loaded.model.generate(
+                    ids,
+                    attention_mask=mask,
+                    max_new_tokens=max(prompt.max_new_tokens for prompt in batch),
+                    do_sample=False,
+                    pad_token_id=0,
+                    eos_token_id=sorted(set().union(*(prompt.stops.ends for prompt in batch))),
+                    stopping_criteria=[_Complete(loaded, batch, longest)],
+                )
+            made |= {p.index: cut(loaded, p, row[longest:].tolist()) for p, row in zip(batch, out, strict=True)}
+        return [made[prompt.index] for prompt in prompts]
+
+    return run
+
+
+class _Complete(StoppingCriteria):  # type: ignore[misc]
+    """Which rows have all that will be read."""
+
+    def __init__(self, loaded: LoadedModel, prompts: Sequence[Prompt], start: int) -> None:
+        self._loaded, self._prompts, self._start = loaded, prompts, start
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        """[rows] truth values."""
+        new = input_ids[:, self._start :].tolist()
+        pairs = zip(self._prompts, new, strict=True)
+        return torch.tensor([is_complete(self._loaded, prompt, row) for prompt, row in pairs])
+
+
+def by_generate_batch(loaded: LoadedModel) -> Way:
+    """transformers' continuous batching."""
+
+    def run(prompts: Sequence[Prompt]) -> list[list[int]]:
+        config = GenerationConfig(
+            max_new_tokens=max(prompt.max_new_tokens for prompt in prompts),
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=sorted(set().union(*(prompt.stops.ends for prompt in prompts))),
+        )
+        ids = [prompt.tokens.tolist() for prompt in prompts]
+        out = loaded.model.generate_batch(ids, generation_config=config, progress_bar=False)
+        return [cut(loaded, p, made.generated_tokens) for p, made in zip(prompts, out.values(), strict=True)]
+
+    return run
+
+
+def cut(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> list[int]:
+    """As many tokens as the prompt's stops leave."""
+    for length in range(1, min(len(tokens), prompt.max_new_tokens) + 1):
+        kept = list(tokens[:length])
+        if kept[-1] in prompt.stops.ends or is_complete(loaded, prompt, kept):
+            return kept
+    return list(tokens[: prompt.max_new_tokens])
+
+
+def is_complete(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> bool:
+    """Whether a text has all that will be read."""
+    if len(tokens) >= prompt.max_new_tokens:
+        return True
+    pattern = prompt.stops.pattern
+    return bool(pattern and re.search(pattern, loaded.tokenizer.decode(tokens, skip_special_tokens=True)))
+
+
+if __name__ == "__main__":
+    main()
