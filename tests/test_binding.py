@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.listing import list_found, runs_json, runs_table
 from evalkit.benchmarks.lm_eval.view import metric_table
 from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
@@ -29,7 +30,6 @@ from evalkit.models.locate import locate
 from evalkit.models.spec import ModelSpec
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
-from evalkit.runs.listing import list_found, runs_json, runs_table
 from evalkit.runs.writing import finished_run, open_run
 from evalkit.tables.measured import accuracies
 from tests.lmeval.made import made_tasks

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.listing import list_found, runs_table
 from evalkit.benchmarks.request import circumstances
 from evalkit.benchmarks.run import planned
 from evalkit.compare.sides import names
@@ -20,7 +21,6 @@ from evalkit.models.locate import Checkpoint, locate, silent
 from evalkit.models.spec import ModelSpec
 from evalkit.runs.finding import find_run, list_runs, model_name, scan
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
-from evalkit.runs.listing import list_found, runs_table
 from tests.compare.conftest import Make, make
 from tests.sealed import read, reseal
 from tests.test_cli import Command, _no_settings, complains, evalkit

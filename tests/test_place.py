@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.listing import list_found
 from evalkit.benchmarks.multiple_choice.view import result_table
 from evalkit.errors import UsageError
 from evalkit.models.spec import model_spec
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
-from evalkit.runs.listing import list_found
 from evalkit.runs.place import Place, devices
 from evalkit.scores.table import ScoreRow
 from tests.journals import entries_of, relocate

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.listing import list_found, runs_table
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
-from evalkit.runs.listing import list_found, runs_table
 from tests.compare.conftest import Make, make
 from tests.sealed import read, reseal
 from tests.test_cli import Command, _no_settings, complains, evalkit

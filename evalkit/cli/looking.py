@@ -46,7 +46,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
 
 
 def _runs(output: Path, sort: str | None, text: str | None, form: str | None) -> str:
-    from evalkit.runs.listing import list_found, runs_json, runs_table
+    from evalkit.benchmarks.listing import list_found, runs_json, runs_table
 
     found = list_found(output, sort or "date", text or "")
     return runs_json(found) if form == "json" else runs_table(found, output, text or "")

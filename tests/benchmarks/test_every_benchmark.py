@@ -19,6 +19,7 @@ import pytest
 
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.base import Budget
+from evalkit.benchmarks.listing import list_found
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
@@ -32,7 +33,6 @@ from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
-from evalkit.runs.listing import list_found
 from evalkit.tables.measured import accuracies
 from tests.documents import made_up
 from tests.journals import as_earlier

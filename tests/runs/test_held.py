@@ -178,7 +178,8 @@ def test_a_finished_run_is_listed_without_arrow(tmp_path: Path) -> None:
         writer.held(Row, ("document",)).append(entry(0), rows("a", 1))
         writer.save_results(RESULT)
     script = (
-        "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\nfrom evalkit.runs.listing import *\n"
+        "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\n"
+        "from evalkit.benchmarks.listing import *\n"
         "[found] = list_found(Path(sys.argv[1]))\nprint(found.state)\n"
         "print([name for name in ('pyarrow', 'pandas', 'torch') if name in sys.modules])"
     )
