@@ -210,7 +210,7 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
         (["run", "--model", "x", "--limit", "ten"], ["--limit", "'ten' is not a valid integer"]),
         (["run", "--model", "x", "--token-budget", "many"], ["--token-budget is 'many'", "auto"]),
         (["run", "--model", "x", "--show-prompts", "-1"], ["--show-prompts", "-1"]),
-        (["run", "--model", "x", "--format", "xml"], ["--format", "'xml'", "'table', 'json'"]),
+        (["run", "--model", "x", "--format", "xml"], ["--format", "'xml'", "'terminal', 'json'"]),
         (["run", "--config", "nowhere.yaml"], ["config file nowhere.yaml cannot be read", "No such file"]),
         (["ls", "rules", "more"], ["unexpected extra argument"]),
         (["ls", "ruls"], ["unknown list 'ruls'", "did you mean 'rules'"]),

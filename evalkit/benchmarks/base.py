@@ -210,7 +210,7 @@ class Benchmark(ABC):
 
         Args:
             run: of this benchmark.
-            form: "table" for a terminal, or "json".
+            form: "terminal" or "json".
             rule: see `metrics`.
             detail: whether parts of tasks are shown too, where it has them.
         """

@@ -12,7 +12,7 @@ from evalkit.cli.options import FOLDER, MARGIN, OUTPUT, argument, option, typed_
 if TYPE_CHECKING:
     from evalkit.compare.comparison import Comparison
 
-_FORMATS = ("table", "markdown", "latex", "csv", "json")
+_FORMATS = ("terminal", "markdown", "latex", "csv", "json")
 
 
 @click.command()
@@ -21,7 +21,7 @@ _FORMATS = ("table", "markdown", "latex", "csv", "json")
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
-@option("--format", "form", type=click.Choice(_FORMATS), default="table", help="Of the result.")
+@option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="Of the result.")
 @option("--plot", type=FOLDER, help="Also draw it, as .pdf or .png.")
 @option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
 @option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points by which the average "

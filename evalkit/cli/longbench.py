@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
-LONGBENCH_FORMAT = option("--format", "form", type=click.Choice(["table", "markdown", "latex", "json", "csv"]),
-                          default="table", help="Of the result.")  # fmt: skip
+LONGBENCH_FORMAT = option("--format", "form", type=click.Choice(["terminal", "markdown", "latex", "json", "csv"]),
+                          default="terminal", help="Of the result.")  # fmt: skip
 PLOT = option(
     "--plot", type=FOLDER, callback=picture, help="Also draw the scores by input length, into a .png or .pdf file."
 )
@@ -168,7 +168,7 @@ def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form:
     _show(results_of(finished, edit_similarity), about_run(finished), form)
     if plot is not None:
         _draw(load_generations(finished), plot, edit_similarity)
-    click.echo(f"\n{printable(str(finished.folder))}", err=form != "table")
+    click.echo(f"\n{printable(str(finished.folder))}", err=form != "terminal")
 
 
 def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:

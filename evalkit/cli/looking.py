@@ -20,8 +20,8 @@ _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
               "first.  [default: date]")  # fmt: skip
 @typed_option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
               "has each of these words.")  # fmt: skip
-@typed_option("--format", "form", type=click.Choice(["table", "json"]), help="Of runs: json has everything, also of "
-              "damaged ones.  [default: table]")  # fmt: skip
+@typed_option("--format", "form", type=click.Choice(["terminal", "json"]), help="Of runs: json has everything, also of "
+              "damaged ones.  [default: terminal]")  # fmt: skip
 def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: str | None) -> None:
     """List suites, tasks, templates, rules, tables and runs.
 

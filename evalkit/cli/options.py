@@ -198,7 +198,7 @@ def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | 
 
 
 RUN = argument("run")
-FORMAT = option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="Of the result.")
+FORMAT = option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", help="Of the result.")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=DEFAULT_ROOT, help="Folder of run folders.")

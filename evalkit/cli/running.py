@@ -47,5 +47,5 @@ def print_run(run: Run, form: str, rule: str | None = None, detail: bool = False
 def print_shown(run: Run, shown: str, form: str) -> None:
     """Print what is shown of a run; where a person reads it, also its folder."""
     click.echo(shown)
-    if form == "table":
+    if form == "terminal":
         click.echo(f"\n{printable(str(run.folder))}")

@@ -117,7 +117,7 @@ def json_text(content: Any) -> str:
     return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
 
 
-PAGES: dict[str, Callable[[Page], str]] = {"table": terminal, "markdown": markdown, "latex": latex}
+PAGES: dict[str, Callable[[Page], str]] = {"terminal": terminal, "markdown": markdown, "latex": latex}
 """How a page is written, by --format."""
 
 

@@ -234,13 +234,13 @@ def test_the_command_line_runs_and_shows_it(
         own = name in ("window", "lengths", "depths", "repeats", "lists", "count")
         flag = f"--{name.replace('_', '-')}"
         command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
-    for form in ("table", "json"):
+    for form in ("terminal", "json"):
         with pytest.raises(SystemExit) as ended:
             main([*command, "--format", form])
         out = capsys.readouterr().out
         assert ended.value.code == 0
         assert str(runs[kind, 0].folder) in out
-        assert form == "table" or json.loads(out)["tasks"]
+        assert form == "terminal" or json.loads(out)["tasks"]
     complaint = "unknown setting of suite"
     for setting, said in (
         ("nowhere=1", complaint),

@@ -36,7 +36,7 @@ def test_the_command_reproduces_the_official_scores(golden: Path, capsys: pytest
     assert printed.err.count(".jsonl ") == 3
 
 
-@pytest.mark.parametrize("form", ["table", "markdown", "latex", "json", "csv"])
+@pytest.mark.parametrize("form", ["terminal", "markdown", "latex", "json", "csv"])
 def test_every_form_has_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     lines = [prediction("cat", ["cat"]), prediction("dog", ["cat"], 5000), prediction("x", ["y"], 30)]
     file = write(tmp_path / "hotpotqa.jsonl", lines)
@@ -45,7 +45,7 @@ def test_every_form_has_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "33.33" in out
     assert "NaN" not in out
     assert "nan" not in out
-    if form in ("table", "markdown"):
+    if form in ("terminal", "markdown"):
         cells = next(line for line in out.splitlines() if "HotpotQA" in line).replace("|", " ").split()
         assert cells == ["HotpotQA", "F1", "3", "33.33", "0.00", "to", "100.00", "50.00", "0.00", "–"]
         assert "Mean of groups (1 of 13 tasks)" in out

@@ -111,7 +111,7 @@ class LongBench(GeneratedBenchmark):
         from evalkit.benchmarks.shown import as_json
 
         about = about_run(run)
-        return as_json(run, notes=about) if form == "json" else render(results_of(run), "table", about)
+        return as_json(run, notes=about) if form == "json" else render(results_of(run), "terminal", about)
 
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""

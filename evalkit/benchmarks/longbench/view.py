@@ -17,8 +17,8 @@ from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, Mean,
 from evalkit.reporting.escape import in_csv
 from evalkit.reporting.page import PAGES, Page, Table
 
-Form = Literal["table", "markdown", "latex", "json", "csv"]
-FORMS: tuple[Form, ...] = ("table", "markdown", "latex", "json", "csv")
+Form = Literal["terminal", "markdown", "latex", "json", "csv"]
+FORMS: tuple[Form, ...] = ("terminal", "markdown", "latex", "json", "csv")
 
 METRICS = {
     "f1": "F1",
@@ -32,7 +32,7 @@ METRICS = {
 _DASH = "–"
 
 
-def render(results: LongBenchResults, form: Form = "table", notes: Sequence[str] = ()) -> str:
+def render(results: LongBenchResults, form: Form = "terminal", notes: Sequence[str] = ()) -> str:
     """The results in one of the forms.
 
     Args:
