@@ -364,8 +364,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     options = {"tasks": ("made_sampled",), "include_path": tmp_path / "own"}
 
     def texts(found: Run) -> list[tuple[int, int, str]]:
-        journal = Journal(found.folder / "journal.jsonl", found.manifest["id"], pytest.fail)
-        return sorted((row[0], row[2], row[-1]) for entry in journal.read(Row) for row in entry.rows)
+        return sorted((row[0], row[2], row[-1]) for _, rows in entries_of(found, Row) for row in rows)
 
     whole = run(**options, output=tmp_path / "whole")
     expected = texts(whole)
@@ -374,8 +373,8 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
     append = Journal.append
 
-    def interrupt(journal: Journal, entry: Any) -> None:
-        append(journal, entry)
+    def interrupt(journal: Journal, entry: Any, rows: Any) -> None:
+        append(journal, entry, rows)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
