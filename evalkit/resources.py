@@ -17,6 +17,10 @@ _PACKAGE = Path(__file__).resolve().parent
 _MOST_CACHED_BYTES = 2**26
 
 
+RUNS = Path("results/runs")
+"""Folder of run folders, where no other is named."""
+
+
 def resource(*parts: str) -> Path:
     """Path of one of evalkit's own files, e.g. `resource("configs", "templates")`."""
     installed = _PACKAGE / "_resources"

@@ -22,6 +22,7 @@ from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.reporting.escape import printable
+from evalkit.resources import RUNS
 
 SCORING_VERSION = 3
 """Raised whenever a change of evalkit changes a score: part of every run's specification."""
@@ -35,7 +36,7 @@ class Request:
     """What every run is asked; a benchmark's own settings are fields of its own kind of request."""
 
     model: ModelSpec
-    output: Path = field(default_factory=lambda: Path("results/runs"))
+    output: Path = RUNS
     """Folder of run folders."""
     token_budget: int | None = field(default=None, metadata={WORD: "auto"})
     """Most tokens of a batch; None: what fits."""

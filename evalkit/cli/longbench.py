@@ -26,6 +26,7 @@ from evalkit.cli.options import (
     checkpoint_of,
     comma_separated,
     context_options,
+    named_run,
     option,
     picture,
     typed_option,
@@ -33,7 +34,6 @@ from evalkit.cli.options import (
 from evalkit.cli.running import run_and_print
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
-from evalkit.runs.finding import find_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +135,7 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    _print(find_run(run, output), edit_similarity, plot, form)
+    _print(named_run(run, output), edit_similarity, plot, form)
 
 
 @longbench.command()

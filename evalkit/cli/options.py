@@ -17,7 +17,7 @@ import click
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.runs.finding import DEFAULT_ROOT, find_run, root_of_runs
+from evalkit.resources import RUNS
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -139,7 +139,7 @@ def _long(names: Sequence[str]) -> str:
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    from evalkit.inputs.reading import read_yaml_as_typed
+    from evalkit.inputs.yaml_reading import read_yaml_as_typed
 
     content = read_yaml_as_typed(path, UsageError, "config file")
     if content is None:
@@ -201,16 +201,22 @@ RUN = argument("run")
 FORMAT = option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", help="Of the result.")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
-OUTPUT = option("--output", "-o", type=FOLDER, default=DEFAULT_ROOT, help="Folder of run folders.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, help="Folder of run folders.")
 
 
-def named_run(given: str) -> Run:
-    """The finished run that a command's RUN names, where the command's own --output is something else.
+def named_run(given: str, root: Path | None = None) -> Run:
+    """The finished run that a command's RUN names.
+
+    Args:
+        given: see `find_run`.
+        root: folder of run folders; None: the default, where the command's own --output is something else.
 
     Raises:
         EvalkitError: there is none, or several, or it is damaged or not finished.
     """
-    return find_run(given, root_of_runs())
+    from evalkit.runs.finding import find_run, root_of_runs
+
+    return find_run(given, root or root_of_runs())
 
 
 def several(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

@@ -24,12 +24,12 @@ from evalkit.cli.options import (
     TRUST,
     checkpoint_of,
     comma_separated,
+    named_run,
     option,
     typed_option,
 )
 from evalkit.cli.running import print_run, print_shown, run_and_print
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.runs.finding import find_run
 
 
 @click.command()
@@ -112,7 +112,7 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     """
     from evalkit.benchmarks.multiple_choice.view import choices_json, choices_text
 
-    opened = find_run(run, output)
+    opened = named_run(run, output)
     results = opened.results(rule)
     print_shown(
         opened, choices_json(opened, results) if form == "json" else choices_text(opened, results, detail), form

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource

@@ -6,16 +6,35 @@ being imported, since they need it whole. So the first use of its auto classes r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
 
-import wrapt
-
 
 def register_when_used() -> None:
     """Have AutoConfig and AutoModelForCausalLM know evalkit's model types from their first use on."""
+    if "transformers" in sys.modules:
+        _watch()
+    elif not any(isinstance(finder, _AtFirstImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AtFirstImport())
+
+
+class _AtFirstImport:
+    """Finds nothing; sees transformers being imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
+        """Watch transformers' modules from then on, and let the others find it."""
+        if name == "transformers":
+            sys.meta_path.remove(self)
+            _watch()
+
+
+def _watch() -> None:
+    # Which takes a while to import itself
+    import wrapt
+
     wrapt.register_post_import_hook(_watch_configs, "transformers.models.auto.configuration_auto")
     wrapt.register_post_import_hook(_watch_classes, "transformers.models.auto.modeling_auto")
 
@@ -33,11 +52,15 @@ def register_models() -> None:
 
 
 def _watch_configs(auto: ModuleType) -> None:
+    import wrapt
+
     wrapt.wrap_function_wrapper(auto, "AutoConfig.from_pretrained", _registering)
     wrapt.wrap_function_wrapper(auto, "AutoConfig.for_model", _registering)
 
 
 def _watch_classes(auto: ModuleType) -> None:
+    import wrapt
+
     wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _registering)
     wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _registering)
 

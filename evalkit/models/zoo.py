@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.models.shapes import BACKBONES, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.resources import resource

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
+from evalkit.resources import RUNS
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_finished, load_run
 
 if TYPE_CHECKING:
     from evalkit.models.locate import Checkpoint
 
-DEFAULT_ROOT = Path("results/runs")
 _MOST_SHOWN = 10
 
 _SAYS_NOTHING = re.compile(
@@ -60,7 +60,7 @@ def model_name(checkpoint: Checkpoint) -> str:
 
 def root_of_runs() -> Path:
     """Where runs are looked for by a command that has no option for it: where `evalkit run` puts them."""
-    return Path(os.environ.get("EVALKIT_OUTPUT") or DEFAULT_ROOT)
+    return Path(os.environ.get("EVALKIT_OUTPUT") or RUNS)
 
 
 def find_run(given: str, root: Path) -> Run:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from evalkit.errors import TableError, UsageError
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.resources import resource
 from evalkit.runs.folder import Run

@@ -34,7 +34,7 @@ from typing import Any
 
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.resources import resource
 from evalkit.tables.markup import Text, parse
 

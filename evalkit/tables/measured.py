@@ -26,8 +26,8 @@ from typing import Any
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.reading import read_yaml
 from evalkit.inputs.values import path as given_path
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evalkit.errors import DataError
-from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.yaml_reading import read_task_file
 
 
 def check_task_files(folder: Path) -> None:

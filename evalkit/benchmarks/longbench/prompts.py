@@ -15,7 +15,7 @@ from pathlib import Path
 from evalkit.benchmarks.longbench.protocol import Task
 from evalkit.benchmarks.longbench.rows import Row
 from evalkit.errors import DataError, TemplateError
-from evalkit.inputs.reading import read_task_file
+from evalkit.inputs.yaml_reading import read_task_file
 
 _FIELDS = {"{{context}}": "{context}", "{{question}}": "{input}"}
 _FIELD = re.compile(r"\{(context|input)\}")

@@ -27,7 +27,7 @@ from typing import Any
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.form import Each, Optional, misfit
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")

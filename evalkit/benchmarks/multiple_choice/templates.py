@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.errors import TemplateError, UnknownNameError
-from evalkit.inputs.reading import read_yaml
+from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.resources import resource
 from evalkit.scores.table import SEGMENTS
 
