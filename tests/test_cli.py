@@ -191,6 +191,8 @@ def test_command_line_over_environment_over_file(
         ("a: [", ["settings.yaml, line 1: not valid YAML"]),
         ("limit: many", ["settings.yaml: key 'limit': 'many' is not a valid integer"]),
         ("model: x\nconfig: y", ["unknown key 'config'"]),
+        ("set: [window]", ["--set window: write KEY=VALUE"]),
+        ("set: [[a]]", ["key 'set' has to be text, or a list of texts"]),
     ],
 )
 def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list[str]) -> None:

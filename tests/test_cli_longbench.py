@@ -237,6 +237,20 @@ def test_what_a_suite_has_not(evalkit: Command, model: Path, monkeypatch: pytest
     monkeypatch.setenv("EVALKIT_SUITE", "my.yaml")
     complains(evalkit("longbench", model, "--tasks", "lcc", "--data-dir", "nowhere"), 1, "--data-dir nowhere")
     complains(evalkit("run", model, "--suite", "longbnech"), 2, "unknown suite 'longbnech': did you mean 'longbench'")
+    monkeypatch.setenv("EVALKIT_SUITE", "longbnech")
+    complains(evalkit("longbench", model, "--tasks", "lcc", "--data-dir", "nowhere"), 2, "'longbnech' is not one of")
+
+
+def test_variables_set_what_they_set_elsewhere(
+    longbench: Command, evalkit: Command, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = longbench("--window", "300")
+    monkeypatch.setenv("EVALKIT_WINDOW", "300")
+    monkeypatch.setenv("EVALKIT_CHAT", "0")
+    common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
+    assert evalkit("run", model, "--suite", "longbench", *common).out == expected.out
+    complains(evalkit("run", model, "--suite", "longbench", *common, "--set", "chat=maybe"), 2, "--chat is 'maybe'")
+    complains(evalkit("longbench", model, "--tasks", "score", *common[:2]), 2, "unknown longbench task 'score'")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

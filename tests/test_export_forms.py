@@ -12,10 +12,11 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 
+from evalkit.benchmarks.outcomes import Metric
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.export import FORMS, export_run
-from evalkit.export.content import Content
+from evalkit.export.content import Content, TaskScore
 from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_finished, load_run
 from tests.sealed import read, reseal
 from tests.test_tables_measured import altered
@@ -190,3 +191,16 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EvalkitError, match=r"file.* cannot be written"):
         export_run(finished, "hub", None, tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "whole", "score"), [((0.0, 1.0), 1.0, 0.2), ((0.0, 100.0), 100.0, 0.002), ((-1.0, 1.0), None, 0.2),
+                                   ((-2.0, 0.0), None, 0.2), (None, None, 0.2)],
+)  # fmt: skip
+def test_only_shares_are_scaled(bounds: tuple[float, float] | None, whole: float | None, score: float) -> None:
+    """A number in a unit of its own stays what it is, whatever its bounds."""
+    metric = Metric("a", "m", 3, 0.2, 0.1, bounds=bounds)
+    assert metric.whole == whole
+    found = TaskScore(metric, None, 3, (), "here")
+    assert found.score == pytest.approx(score)
+    assert found.stderr == pytest.approx(score / 2)

@@ -333,3 +333,12 @@ def test_what_a_kill_left_of_a_replacement_is_overwritten(tmp_path: Path) -> Non
     replace_file(target, b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert target.read_bytes() == b"new"
+
+
+def test_line_ends_of_another_system(path: Path, form: str) -> None:
+    """As a copy through a version control or an editor may leave them."""
+    content = written(path, form=form)
+    path.write_bytes(content.replace(b"\n", b"\r\n"))
+    found, said = reread(path)
+    assert (found, said) == (ENTRIES, [])
+    assert path.read_bytes() == content

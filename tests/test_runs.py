@@ -106,10 +106,10 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with open_run(tmp_path, "run", MANIFEST) as writer:
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match=r"results.json cannot be written \(No space left on device\); repair"):
-            writer.save_json("results.json", {})
+            writer.save_bytes("results.json", b"{}")
         (tmp_path / "run" / "journal.jsonl").touch()
         with pytest.raises(RunError, match=r"on device\); what was scored is safe in the journal; repair"):
-            writer.save_json("results.json", {})
+            writer.save_bytes("results.json", b"{}")
     assert not (tmp_path / "run" / "results.json").exists()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.lm_eval.harness import Harness
+from evalkit.benchmarks.needle.plan import NeedleRequest
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.errors import UsageError
@@ -51,6 +52,24 @@ from evalkit.models.spec import ModelSpec
 def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         request_of(SuiteRequest, "demo", options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lengths": 300}, "--lengths 300: expected whole numbers, separated by commas"),
+        ({"lengths": "100,x"}, "--lengths 100,x: expected whole numbers"),
+        ({"depths": [True]}, "--depths True: expected numbers"),
+        ({"repeats": 0}, "--repeats is 0; it must be at least 1"),
+        ({"length": 3}, "unknown option 'length': did you mean 'lengths'"),
+    ],
+)
+def test_a_benchmarks_own_settings(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        request_of(NeedleRequest, "demo", options)
+    assert "model" not in str(caught.value)
+    asked = request_of(NeedleRequest, "demo", {"lengths": "100, 200", "depths": (0, 50)})
+    assert (asked.lengths, asked.depths) == ((100, 200), (0.0, 50.0))
 
 
 def test_a_model_that_is_no_name() -> None:

@@ -49,6 +49,11 @@ class Metric:
     official: bool | None = None
     """Whether the documents are the published ones; None where none are published."""
 
+    @property
+    def whole(self) -> float | None:
+        """What is 100 % of it: 1 of shares, 100 of percentages; None where the number is in a unit of its own."""
+        return self.bounds[1] if self.bounds in ((0.0, 1.0), (0.0, 100.0)) else None
+
 
 class Label(NamedTuple):
     """How a task is printed."""

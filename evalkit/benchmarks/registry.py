@@ -7,13 +7,14 @@ A package adds one by an entry point of the group `evalkit.benchmarks`, whose na
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from evalkit.benchmarks.base import Benchmark
-from evalkit.errors import RunError, UnknownNameError
+from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
 from evalkit.runs.folder import Run
 
 GROUP = "evalkit.benchmarks"
@@ -37,6 +38,7 @@ def benchmark(kind: str) -> Benchmark:
 
     Raises:
         UnknownNameError: there is none of that name.
+        UsageError: it is of a package that cannot be imported.
     """
     if kind in _OWN:
         module, _, name = _OWN[kind].partition(":")
@@ -45,7 +47,13 @@ def benchmark(kind: str) -> Benchmark:
         entries = [entry for entry in entry_points(group=GROUP) if entry.name == kind]
         if not entries:
             raise UnknownNameError("benchmark", kind, kinds())
-        found = entries[0].load()
+        try:
+            found = entries[0].load()
+        except Exception as error:  # another package's code
+            raise UsageError(
+                f"benchmark '{kind}' ({entries[0].value}) cannot be loaded ({type(error).__name__}: "
+                f"{first_line(error)}); repair or remove the package that brings it"
+            ) from error
     made: Benchmark = found()
     return made
 
@@ -59,9 +67,9 @@ def kind_of_suite(suite: str | None) -> str:
     if suite is None or Path(suite).suffix in (".yaml", ".yml"):
         return "multiple_choice"
     known: list[str] = []
-    for kind in kinds():
-        if suite in (names := benchmark(kind).suites()):
-            return kind
+    for found in _loadable():
+        if suite in (names := found.suites()):
+            return found.kind
         known += names
     raise UnknownNameError("suite", suite, known)
 
@@ -73,12 +81,19 @@ def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
         UnknownNameError: no benchmark has such a suite.
     """
     known: list[str] = []
-    for kind in kinds():
-        averages = benchmark(kind).averages()
+    for found in _loadable():
+        averages = found.averages()
         if suite in averages:
             return averages[suite]
         known += averages
     raise UnknownNameError("suite", suite, known)
+
+
+def _loadable() -> Iterator[Benchmark]:
+    """All benchmarks but those of packages that cannot be imported, which need not be meant."""
+    for kind in kinds():
+        with suppress(UsageError):
+            yield benchmark(kind)
 
 
 def benchmark_of(run: Run) -> Benchmark:

@@ -14,7 +14,9 @@ from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 
 
-def evaluate(model: str | Path, *, suite: str | None = None, progress: Progress | None = None, **options: Any) -> Run:
+def evaluate(
+    model: str | Path, *, suite: str | Path | None = None, progress: Progress | None = None, **options: Any
+) -> Run:
     """Evaluate a checkpoint; resume, or just open the run, if it was begun or finished before.
 
     Args:
@@ -41,7 +43,8 @@ def planned(model: str | Path, options: dict[str, Any], say: Say) -> Plan:
     Raises:
         EvalkitError: whatever is wrong with the options, the checkpoint or the documents.
     """
-    suite = options.get("suite")
+    if isinstance(suite := options.get("suite"), Path):
+        suite = str(suite)
     served = benchmark(kind_of_suite(None if suite is None else values.text("--suite", suite)))
     asked = served.request()
     if "suite" not in asked.__dataclass_fields__:

@@ -8,7 +8,7 @@ from evalkit.benchmarks.multiple_choice.suites import label
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.registry import benchmark, kinds
 from evalkit.data import EXAMPLES, TASKS, Library
-from evalkit.errors import DataError, UnknownNameError
+from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
 from evalkit.scores.rules import RULES
@@ -24,7 +24,11 @@ def suites() -> str:
     """Suites of all benchmarks with their tasks."""
     rows = []
     for kind in kinds():
-        averages = benchmark(kind).averages()
+        try:
+            averages = benchmark(kind).averages()
+        except UsageError as error:
+            rows.append([kind, str(error), ""])
+            continue
         for suite, description in benchmark(kind).suites().items():
             rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
     return _table(rows)

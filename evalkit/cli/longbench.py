@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ class _LongBench(Commands):
         if not args:
             return super().parse_args(ctx, ["run", "--help"])
         if args[0] not in self.commands:
-            if later := [arg for arg in args if arg in ("rescore", "score")]:
+            # A name behind an option is its value
+            if later := [arg for before, arg in pairwise(args) if arg in ("rescore", "score") and before[0] != "-"]:
                 raise UsageError(f"options of evalkit longbench {later[0]} stand after its name")
             alone = not any(arg.startswith("-") for arg in args[:2])
             if alone and (len(args) > 1 or (get_close_matches(args[0], self.commands) and not Path(args[0]).exists())):

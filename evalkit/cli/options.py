@@ -71,7 +71,11 @@ class Option(click.Option):
 
 
 def _takes(one: click.Option, value: str) -> bool:
-    return not isinstance(one.type, click.Choice) or value in one.type.choices
+    if isinstance(one.type, _Suite):
+        return one.type.knows(value)
+    if isinstance(one.type, click.Choice):
+        return value in one.type.choices or value.replace("_", "-") in one.type.choices
+    return True
 
 
 def _alike(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
@@ -114,7 +118,21 @@ def _called(param: click.Parameter | None) -> str:
     return "argument" if param is None else param.human_readable_name
 
 
-TEXT, FOLDER, MARGIN = _Text(), _Path(), _Margin(min=0)
+class _Suite(_Text):
+    """A suite of any benchmark."""
+
+    def knows(self, value: str) -> bool:
+        """Whether there is one."""
+        from evalkit.benchmarks.registry import kind_of_suite
+
+        try:
+            kind_of_suite(value)
+        except UnknownNameError:
+            return False
+        return True
+
+
+TEXT, FOLDER, MARGIN, SUITE = _Text(), _Path(), _Margin(min=0), _Suite()
 
 argument = partial(click.argument, type=TEXT)
 
@@ -161,8 +179,13 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     ctx.default_map = defaults
 
 
-def _config_value(ctx: click.Context, parameter: click.Parameter, value: Any, where: str) -> str:
+def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where: str) -> str | list[str]:
     """What would stand on the command line for a value of the file."""
+    if parameter.multiple:
+        listed = value if isinstance(value, list) else [value]
+        if not listed or not all(isinstance(one, str) and one for one in listed):
+            raise UsageError(f"{where} has to be text, or a list of texts")
+        return listed
     if isinstance(value, list) and parameter.callback is comma_separated:
         if not value or not all(isinstance(part, str) for part in value):
             raise UsageError(f"{where} has to be a list of names or numbers, with one at least")

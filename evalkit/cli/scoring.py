@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from evalkit.cli.options import (
     ORIGIN,
     OUTPUT,
     RUN,
+    SUITE,
     TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
@@ -37,8 +39,8 @@ from evalkit.errors import UnknownNameError, UsageError
 @CONFIG
 @CHECKPOINT
 @ORIGIN
-@option("--suite", help="Which tasks and averages: a name or a YAML file; or lm_eval.  [default: zeroshot8, or lm_eval "
-         "if a task is not in it]")  # fmt: skip
+@option("--suite", type=SUITE, help="Which tasks and averages: a name (evalkit ls suites) or a YAML file.  [default: "
+         "zeroshot8, or lm_eval if a task is not in it]")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these of the suite, or any of lm-eval's, separated by commas.")
 @option("--include-path", type=FOLDER, help="Folder of your own lm-eval task files; they can run code beside them.")
 @option("--template", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.  [default: inst]")
@@ -137,26 +139,32 @@ def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str])
         UsageError: one that it has not, unless it comes from the environment, where other commands may need it.
     """
     from evalkit.benchmarks.registry import benchmark, kind_of_suite
+    from evalkit.inputs.fields import switched
     from evalkit.models.spec import ModelSpec
 
-    kind = kind_of_suite(options["suite"])
-    fields = {*ModelSpec.__dataclass_fields__, *benchmark(kind).request().__dataclass_fields__, "suite"} - {"model"}
+    suite = options["suite"] or "zeroshot8"
+    request = benchmark(kind_of_suite(suite)).request()
+    fields = {*ModelSpec.__dataclass_fields__, *request.__dataclass_fields__, "suite"}
+    # Those that have no option
+    own = fields - options.keys() - {"model"}
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     for name in given.keys() - fields:
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
-            raise UsageError(
-                f"--{name.replace('_', '-')}: suite {options['suite']} has no such setting; it has --set "
-                f"{', '.join(sorted(fields - options.keys()))}"
-            )
+            more = f"; it has --set {', '.join(sorted(own))}" if own else ""
+            raise UsageError(f"--{name.replace('_', '-')}: suite {suite} has no such setting{more}")
         del given[name]
     for setting in settings:
         name, equals, value = setting.partition("=")
         name = name.replace("-", "_")
         if not equals:
             raise UsageError(f"--set {setting}: write KEY=VALUE, such as window=3500")
-        if name not in fields:
-            raise UnknownNameError(f"setting of suite {options['suite'] or 'zeroshot8'}", name, fields)
+        if name in options:
+            raise UsageError(f"--set {setting}: that is an option; give --{name.replace('_', '-')} {value}")
+        if name not in own:
+            raise UnknownNameError(f"setting of suite {suite}", name, own)
         if name in given:
-            raise UsageError(f"--set {setting}: {name} is given twice; give it once")
-        given[name] = {"true": True, "false": False}.get(value, value)
-    return given
+            raise UsageError(f"--set {setting}: {name} is set twice; set it once")
+        given[name] = value
+    # A variable sets whatever has its name, as it does for the benchmark's own command
+    variables = {name: os.environ[f"EVALKIT_{name.upper()}"] for name in own if f"EVALKIT_{name.upper()}" in os.environ}
+    return switched(request, variables | given)

@@ -35,15 +35,13 @@ class TaskScore:
 
     @property
     def score(self) -> float:
-        """The value: from 0 to 1 where it has bounds, else in its own unit."""
-        low, high = self.metric.bounds or (0.0, 1.0)
-        return (float(self.metric.value or 0.0) - low) / (high - low)
+        """The value: from 0 to 1 where it is a share, else in its own unit."""
+        return float(self.metric.value or 0.0) / (self.metric.whole or 1.0)
 
     @property
     def stderr(self) -> float | None:
         """Of the score."""
-        low, high = self.metric.bounds or (0.0, 1.0)
-        return None if self.metric.stderr is None else self.metric.stderr / (high - low)
+        return None if self.metric.stderr is None else self.metric.stderr / (self.metric.whole or 1.0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, scores with bounds as fractions.
+"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, shares as fractions.
 
 The name is made from the run and the rule, so that the same export is the same file.
 """
@@ -72,8 +72,9 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
     uncertainty: dict[str, Any] = {"num_samples": metric.n}
     if score.stderr is not None:
         uncertainty["standard_error"] = {"value": score.stderr, "method": "analytic"}
-    bounded = {"metric_unit": "proportion"}, {"score_type": "continuous", "min_score": 0, "max_score": 1}
-    unit, bounds = bounded if metric.bounds else ({}, {})
+    unit = {"metric_unit": "proportion"} if metric.whole else {}
+    least, most = (0, 1) if metric.whole else metric.bounds or (None, None)
+    bounds = {} if most is None else {"score_type": "continuous", "min_score": least, "max_score": most}
     about = {"rule": content.rule} | ({} if metric.layer is None else {"layer": metric.layer})
     return {
         "evaluation_result_id": "/".join(filter(None, (metric.task, content.rule, score.distinct))),

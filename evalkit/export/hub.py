@@ -1,7 +1,7 @@
 """The Hugging Face hub's evaluation results, in both of its forms.
 
 `model_card.md` has the metadata block (`model-index`) that a model's README.md begins with;
-`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Values with bounds are percent.
+`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Shares are in percent.
 Averages are left out: they are of no data set. What is no score of the published documents, all of them, says so in the
 data set's name of the first and in the note of the second, which are what the hub shows.
 """
@@ -72,7 +72,7 @@ def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, A
     how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
     caveats = "".join(f"{caveat}; " for caveat in score.caveats)
     error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
-    unit = " in %" if score.metric.bounds else ""
+    unit = " in %" if score.metric.whole else ""
     return {
         "dataset": {"id": dataset.path, "task_id": score.metric.task},
         "value": _shown(score, score.score),
@@ -82,4 +82,4 @@ def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, A
 
 
 def _shown(score: TaskScore, value: float) -> float:
-    return round(100 * value if score.metric.bounds else value, 4)
+    return round(100 * value if score.metric.whole else value, 4)

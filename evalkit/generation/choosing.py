@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evalkit.errors import UsageError, first_line
+from evalkit.errors import ScoringError, UsageError, first_line
 from evalkit.generation.prompts import Prompt
 from evalkit.models.quiet import quiet
 
@@ -26,6 +26,8 @@ _CHOICES = frozenset({
 _WITHOUT_EFFECT = frozenset({"use_cache", "pad_token_id", "bos_token_id"})
 _ONE = ("num_beams", "num_beam_groups", "num_return_sequences")
 """Settings that may be 1 only."""
+_OTHER_WAYS = ("penalty_alpha", "dola_layers", "stop_strings", "token_healing", "max_time", "assistant_early_exit")
+"""Settings of a model's generation config by which `generate` would do something else than choose token by token."""
 
 
 class Chooser:
@@ -40,8 +42,10 @@ class Chooser:
         self._processors, self._dice = processors, dice
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
-        """The token that follows `ids` [1, length], of logits [1, vocabulary]."""
+        """The token that follows `ids` [1, length], of logits [1, vocabulary]. Raises `ScoringError` if none may."""
         scores = self._processors(ids, logits)
+        if not scores.amax().isfinite():
+            raise ScoringError("the generation settings leave no token to choose from")
         if self._dice is None:
             return int(scores.argmax(-1))
         # On the CPU, whose random numbers are the same on every machine
@@ -61,11 +65,18 @@ def chooser_of(model: Any, prompt: Prompt) -> Chooser | None:
         config, _ = model._prepare_generation_config(None, **prompt.decoding.settings)
         if (config.num_beams or 1) > 1:
             raise UsageError(f"the model's generation config has num_beams {config.num_beams}: {_NO_BEAMS}")
+        if other := next((name for name in _OTHER_WAYS if getattr(config, name, None)), None):
+            raise UsageError(f"the model's generation config has {other}, which evalkit does not generate with")
         config.max_length = prompt.columns
         try:
             model._prepare_special_tokens(config, True, device=model.device)
-            processors = model._get_logits_processor(config, len(prompt.tokens), device=model.device)
-        except (ValueError, TypeError) as error:
+            ids = torch.from_numpy(prompt.tokens[None]).to(model.device)
+            processors = model._get_logits_processor(
+                config, len(prompt.tokens), encoder_input_ids=ids, device=model.device
+            )
+            # Some of them see only now what they were made with
+            processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
+        except (ValueError, TypeError, IndexError) as error:
             raise UsageError(f"transformers refuses its settings ({first_line(error)})") from error
     if not config.do_sample:
         return Chooser(processors, None) if processors else None

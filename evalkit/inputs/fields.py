@@ -17,6 +17,8 @@ from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 
 LEAST, WORD = "least", "word"
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""As the command line has them."""
 
 
 def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,9 +30,15 @@ def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _fitted(kind, name, value) for name, value in given.items() if value is not None}
 
 
+def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, with True or False for a word where a field is one or the other."""
+    words = {name for name, value in given.items() if isinstance(value, str) and _hints(kind).get(name) == (bool,)}
+    return {name: _SWITCHES.get(value.lower(), value) if name in words else value for name, value in given.items()}
+
+
 def refuse_unknown(names: Collection[str], *kinds: type) -> None:
-    """Raise an `UnknownNameError` where a name is no field of any of the dataclasses."""
-    known = [name for kind in kinds for name in kind.__dataclass_fields__]  # type: ignore[attr-defined]
+    """Raise an `UnknownNameError` where a name is no field of any of the dataclasses, the model apart."""
+    known = {name for kind in kinds for name in kind.__dataclass_fields__} - {"model"}  # type: ignore[attr-defined]
     for name in names:
         if name not in known:
             raise UnknownNameError("option", name, known)
@@ -68,10 +76,16 @@ def _fitted(kind: type, name: str, value: Any) -> Any:
 
 def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
     """Numbers in a list, or in a text with commas between them."""
-    listed = value if isinstance(value, (list, tuple)) else values.names(flag, value)
+    listed = values.names(flag, value) if isinstance(value, str) else value
     try:
-        return tuple(values.whole(flag, one, 0) if each is int else float(one) for one in listed)
+        return tuple(values.whole(flag, one, 0) if each is int else _number(one) for one in listed)
     except (TypeError, ValueError, UsageError):
         kind = "whole numbers" if each is int else "numbers"
-        shown = ",".join(map(str, listed))
+        shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
         raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)

@@ -16,7 +16,7 @@ from evalkit.errors import UsageError
 def text(name: str, value: object) -> str:
     """A text that is not empty and that every program takes: no NUL, and no bytes that are not UTF-8."""
     if not isinstance(value, str):
-        raise UsageError(f"{name} is {value!r}; it must be text")
+        raise UsageError(f"{name} is {value!r:.60}; it must be text")
     if not value:
         raise UsageError(f"{name} is empty; leave it out, or give a value")
     if "\0" in value:

@@ -92,10 +92,10 @@ class Journal:
         try:
             for number, line in enumerate(self._lines(), start=1):
                 start, end = end, end + len(line)
-                content = line.removesuffix(b"\n")
+                content = line.removesuffix(b"\n").removesuffix(b"\r")
                 found = self._parse(content, number, size)
                 damaged += found is None and content != b""
-                whole &= len(content) < len(line)
+                whole &= len(content) + 1 == len(line)
                 # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
                 if found is None or (digest := hashlib.sha256(content).digest()) in seen:
                     whole = False

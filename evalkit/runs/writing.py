@@ -138,10 +138,6 @@ class RunWriter:
         files = {MANIFEST: self.save_manifest(devices=places)} | self._files
         self._save(RESULTS, _json(sealed({"run": self.manifest["id"], "files": files, **content})))
 
-    def save_json(self, name: str, content: Any) -> None:
-        """Write a JSON file of the folder, whole or not at all."""
-        self.save_bytes(name, _json(content))
-
     def save_table(self, name: str, table: pd.DataFrame) -> None:
         """Write a Parquet file of the folder, whole or not at all."""
         import pyarrow as pa

@@ -156,7 +156,7 @@ def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed:
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
-    """Task → (accuracy, standard error), in percent, under a rule (the run's own if none is named).
+    """Task → (value, standard error) under a rule (the run's own if none is named), in percent where it is a share.
 
     Raises:
         UnknownNameError: the run was not scored for that rule.
@@ -168,7 +168,7 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
         task = stands_for.get(metric.task, metric.task)
         if task not in found and metric.value is not None and metric.layer is None:
             # What is stored in percent is in percent already, so that its decimals stay
-            scale = PERCENT / of_float(metric.bounds[1]) if metric.bounds else Fraction(1)
+            scale = PERCENT / of_float(metric.whole) if metric.whole else Fraction(1)
             error = None if metric.stderr is None else float(scale) * metric.stderr
             found[task] = (scale * of_float(metric.value), error)
     return found

@@ -21,13 +21,15 @@ from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.base import Budget
 from evalkit.benchmarks.listing import list_found
 from evalkit.benchmarks.loading import load_model
-from evalkit.benchmarks.registry import benchmark, benchmark_of
+from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.cli import main
+from evalkit.cli.listing import suites
 from evalkit.compare.comparison import compare
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.export import export_run
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
@@ -244,7 +246,7 @@ def test_the_command_line_runs_and_shows_it(
     complaint = "unknown setting of suite"
     for setting, said in (
         ("nowhere=1", complaint),
-        ("output=x", "output is given twice"),
+        ("output=x", "that is an option; give --output x"),
         ("window", "write KEY=VALUE"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -376,6 +378,22 @@ def test_results_of_another_form_are_refused(kind: str, runs: dict[tuple[str, in
     ):
         benchmark_of(load_run(folder))
     assert [one.state for one in list_found(tmp_path)] == ["damaged"]
+
+
+def test_a_package_that_cannot_be_loaded_breaks_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    about = tmp_path / "broken-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\nbroken = no_such_module:Broken\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match=r"benchmark 'broken' \(no_such_module:Broken\) cannot be loaded \(ModuleNotF"):
+        benchmark("broken")
+    with pytest.raises(UnknownNameError, match="unknown suite 'copyin': did you mean 'copying'"):
+        kind_of_suite("copyin")
+    assert "broken  " in suites()
+    assert "copying  " in suites()
 
 
 def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys: Any) -> None:

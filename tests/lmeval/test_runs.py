@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -385,6 +386,15 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     cut = run(**options, output=tmp_path / "cut")
     assert cut.manifest["kept_tokens"] == 60
     assert texts(cut) == expected
+    # Which of its own accord is another than what is scored at a time
+    with monkeypatch.context() as during:
+        during.setattr(Journal, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(**options, output=tmp_path / "free", token_budget=None)
+    begun = json.loads(next((tmp_path / "free").glob("*/manifest.json")).read_text(encoding="utf-8"))
+    assert begun["kept_tokens"] != begun["token_budget"]
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**20))
+    assert run(**options, output=tmp_path / "free", token_budget=None).manifest["kept_tokens"] == begun["kept_tokens"]
 
 
 def test_a_setting_that_is_not_served_is_named_before_anything_is_scored(run: Evaluate, tmp_path: Path) -> None:

@@ -154,6 +154,18 @@ def test_the_models_own_generation_config_counts(kind: str, tokenizer: Any) -> N
     assert found != before
 
 
+@pytest.mark.parametrize("own", [{"max_new_tokens": 3}, {"max_new_tokens": 30}, {"encoder_repetition_penalty": 1.6}])
+def test_what_generate_puts_before_a_task_s_settings(own: dict[str, Any], tokenizer: Any) -> None:
+    """Within the window, past which lm-eval goes on."""
+    loaded = loaded_model("llama", tokenizer)
+    before = Harness(loaded).generate_until(asked(PROMPTS[:7], GREEDY))
+    for name, value in own.items():
+        setattr(loaded.model.generation_config, name, value)
+    found = Harness(loaded).generate_until(asked(PROMPTS[:7], GREEDY))
+    assert found == theirs(loaded, 1).generate_until(asked(PROMPTS[:7], GREEDY), disable_tqdm=True)
+    assert found != before
+
+
 def test_the_default_number_of_tokens_is_lm_evals(tokenizer: Any) -> None:
     assert theirs(loaded_model("llama", tokenizer), 1).max_gen_toks == NEW_TOKENS
 
@@ -230,6 +242,9 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
         ({"do_sample": True, "temperature": 0.7, "top_k": -3}, r"transformers refuses its settings \(`top_k`"),
         ({"until": [3]}, r"its generation_kwargs cannot be read \(until is not a text"),
         ({"max_gen_toks": "many"}, r"its generation_kwargs cannot be read \(invalid literal"),
+        ({"max_gen_toks": 0}, r"cannot be read \(max_gen_toks is 0; it must be at least 1"),
+        ({"do_sample": "no"}, r"cannot be read \(do_sample is 'no'; it must be true or false"),
+        ({"bad_words_ids": [[1, 9000]]}, r"transformers refuses its settings \("),
     ],
 )
 def test_what_is_not_served_is_named(settings: dict[str, Any], words: str, tokenizer: Any) -> None:
@@ -244,6 +259,23 @@ def test_a_model_that_asks_for_beams_is_refused(tokenizer: Any) -> None:
     loaded.model.generation_config.num_beams = 4
     with pytest.raises(ScoringError, match="the model's generation config has num_beams 4"):
         Harness(loaded).generate_until(asked(["a"], GREEDY))
+
+
+@pytest.mark.parametrize("own", [{"penalty_alpha": 0.6}, {"stop_strings": ["a"]}, {"bad_words_ids": [[9000]]}])
+def test_a_model_that_asks_for_something_else_is_refused(own: dict[str, Any], tokenizer: Any) -> None:
+    loaded = loaded_model("llama", tokenizer)
+    for name, value in own.items():
+        setattr(loaded.model.generation_config, name, value)
+    with pytest.raises(
+        ScoringError, match="made document 0: its generation_kwargs, with the model's generation config"
+    ):
+        Harness(loaded).generate_until(asked(["a"], GREEDY))
+
+
+def test_settings_that_leave_no_token_are_told(tokenizer: Any) -> None:
+    nothing = GREEDY | {"do_sample": True, "temperature": 1.0, "suppress_tokens": list(range(VOCABULARY))}
+    with pytest.raises(ScoringError, match="settings leave no token to choose from"):
+        Harness(loaded_model("llama", tokenizer)).generate_until(asked(["a"], nothing))
 
 
 @pytest.mark.slow

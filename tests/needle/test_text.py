@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.needle.text import BUILT_IN, Cell, Haystack, is_found
+from evalkit.benchmarks.needle.text import BUILT_IN, Cell, Haystack, is_found, pattern_of
 from evalkit.errors import DataError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
@@ -110,6 +110,20 @@ def test_the_built_in_text_is_varied_and_without_numbers() -> None:
 )  # fmt: skip
 def test_found(answer: str, found: bool) -> None:
     assert is_found(Cell(1000, 50.0, 0), answer) == found
+
+
+PIECES = st.sampled_from(["2220526", "2,220,526", "2220", "526", ",", "1", "890", " ", ".", "a"])
+
+
+@given(st.lists(PIECES, max_size=8).map("".join), st.lists(PIECES, max_size=4).map("".join))
+def test_what_ends_a_text_is_what_is_found(answer: str, more: str) -> None:
+    """Whatever would have been written after it; and a secret after which the text goes on ends it."""
+    cell = Cell(1000, 50.0, 0)
+    ends = re.search(pattern_of(cell), answer) is not None
+    if ends:
+        assert is_found(cell, answer + more)
+    if is_found(cell, answer + " a"):
+        assert re.search(pattern_of(cell), answer + " a")
 
 
 @given(st.text(min_size=1, max_size=3000).filter(str.strip))

@@ -136,7 +136,7 @@ def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encodi
     """Prompts that begin alike or are of like length, as many as memory holds."""
     task, journal = members[0].place.task, members[0].place.journal
     assert facts.texts is not None
-    prompts = prompts_of([(one.place, one.request.args) for one in members], encoding, facts.texts.ends)
+    prompts = prompts_of([(one.place, one.request.args) for one in members], encoding, facts.texts)
     left = {one.place for one in unanswered(held, members)}
     for number, batch in enumerate(facts.texts.capacity.batches(prompts)):
         asked = [members[prompt.index] for prompt in batch]

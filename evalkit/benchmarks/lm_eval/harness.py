@@ -22,12 +22,13 @@ from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
 from evalkit.benchmarks.lm_eval.texts import TextFacts, check_texts, prompts_of, text_of
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
+from evalkit.inputs.fields import refuse_unknown
 from evalkit.inputs.texts import check_text
 from evalkit.inputs.values import switch, whole
 from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
 from evalkit.models.quiet import quiet
-from evalkit.models.spec import model_spec
+from evalkit.models.spec import ModelSpec, model_spec
 
 
 def harness(model: str, **options: Any) -> Harness:
@@ -75,6 +76,7 @@ class Harness(HFLM):  # type: ignore[misc]
             switch("add_bos_token", add_bos_token)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, 1)
+        refuse_unknown(model, ModelSpec)
         loaded = pretrained
         if not isinstance(loaded, LoadedModel):
             spec = model_spec(loaded, **model)
@@ -144,7 +146,8 @@ class Harness(HFLM):  # type: ignore[misc]
         capacity = capacity_of(self.generator, budget, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
         ends = end_tokens(self.loaded.model, self.tokenizer)
-        return TextFacts(tuple(sorted(ends)), replace(capacity, most_rows=most))
+        most_new = self.loaded.model.generation_config.max_new_tokens
+        return TextFacts(tuple(sorted(ends)), most_new, replace(capacity, most_rows=most))
 
     def kernel(self, kind: str) -> str:
         """How the model attends for requests of a kind, as `place.Place` has it."""
@@ -191,7 +194,7 @@ class Harness(HFLM):  # type: ignore[misc]
         with quiet(), log_from(logging.ERROR):
             self.check_generation(requests)
             facts = self.text_facts(self.asked_budget)
-            prompts = prompts_of([(place, one.args) for place, one in places(requests)], self, facts.ends)
+            prompts = prompts_of([(place, one.args) for place, one in places(requests)], self, facts)
             texts: dict[int, str] = {}
             for batch in facts.capacity.batches(prompts):
                 for prompt, made in zip(batch, self.generator.generate(batch, self._say), strict=True):

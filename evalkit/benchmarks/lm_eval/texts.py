@@ -7,7 +7,8 @@ in front, what is cut on the left to leave room for the answer, what ends a text
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import numpy as np
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import encode_texts
+from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import Place, label_of
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.generation.room import Capacity
+from evalkit.inputs import values
 from evalkit.inputs.texts import check_text
 from evalkit.models.context import refuse_generation
 from evalkit.models.load import LoadedModel
@@ -35,6 +38,8 @@ class TextFacts:
 
     ends: tuple[int, ...]
     """Token ids that end a text."""
+    new_tokens: int | None
+    """How many of them the model's generation config says a text has at most, which `generate` puts before a task's."""
     capacity: Capacity
     """What memory holds."""
 
@@ -58,7 +63,9 @@ def settings_of(given: Mapping[str, Any], label: str) -> Settings:
         ScoringError: they are of wrong types; names task and document.
     """
     try:
-        settings = dict(normalize_gen_kwargs(dict(given), NEW_TOKENS))
+        # Which logs what does not hold here: without a temperature the model's own is taken
+        with log_from(logging.ERROR):
+            settings = dict(normalize_gen_kwargs(dict(given), NEW_TOKENS))
         until, new_tokens, length = (
             settings.pop("until"),
             settings.pop("max_gen_toks"),
@@ -66,8 +73,13 @@ def settings_of(given: Mapping[str, Any], label: str) -> Settings:
         )
         if not all(isinstance(text, str) for text in until):
             raise TypeError("until is not a text or a list of texts")
-        found = Settings(tuple(until), int(new_tokens), None if length is None else int(length), settings)
-    except (TypeError, ValueError) as error:
+        if not isinstance(settings["do_sample"], bool):
+            raise TypeError(f"do_sample is {settings['do_sample']!r}; it must be true or false")
+        limits = [
+            values.whole(name, value, 1) for name, value in (("max_gen_toks", new_tokens), ("max_length", length or 1))
+        ]
+        found = Settings(tuple(until), limits[0], None if length is None else limits[1], settings)
+    except (TypeError, ValueError, UsageError) as error:
         raise ScoringError(f"{label}: its generation_kwargs cannot be read ({error})") from error
     if not found.choice["do_sample"] or found.choice.get("temperature") is None:
         found.choice.pop("temperature", None)
@@ -106,16 +118,18 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
             try:
                 chooser_of(loaded.model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings.choice)))
             except UsageError as error:
-                raise ScoringError(f"{label}: its generation_kwargs cannot be served: {error}") from error
+                raise ScoringError(
+                    f"{label}: its generation_kwargs, with the model's generation config, cannot be served: {error}"
+                ) from error
 
 
-def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Collection[int]) -> list[Prompt]:
+def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, facts: TextFacts) -> list[Prompt]:
     """Prompts of `generate_until` requests, in order.
 
     Args:
         requests: place and (context, generation_kwargs).
         encoding: an `Encoding`, or an `HFLM`.
-        ends: token ids that end a text, where a task does not name its own.
+        facts: of the model.
 
     Raises:
         ScoringError: a prompt leaves no room for a text; names task and document.
@@ -131,6 +145,8 @@ def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Colle
         kept = ids[keys[place]][-(encoding.max_length - settings.new_tokens) :]
         tokens = np.array(kept or [encoding.prefix_token_id], dtype=np.int64)
         most = settings.new_tokens if settings.length is None else settings.length - len(tokens)
+        if facts.new_tokens is not None:
+            most = min(facts.new_tokens, encoding.max_length - len(tokens))
         if most < 1:
             raise ScoringError(
                 f"{label}: its generation_kwargs have max_length {settings.length}, and its prompt has {len(tokens)} "
@@ -138,7 +154,7 @@ def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, ends: Colle
             )
         until = dict.fromkeys((*settings.until, *([] if end_text is None else [end_text])))
         own = settings.choice.get("eos_token_id")
-        named = ends if own is None else own if isinstance(own, list) else [own]
+        named = facts.ends if own is None else own if isinstance(own, list) else [own]
         stops = Stops(frozenset(named), until=tuple(until))
         found.append(Prompt(index, tokens, most, stops, Decoding(settings.choice, seed_of(place))))
     return found

@@ -7,7 +7,7 @@ are scored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import Event
@@ -96,6 +96,9 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in held for one in members)]
     with _Ahead(encode, tasks, stop) as ahead:
+        if plan.request.token_budget is not None:
+            # Which may be too small for a later task: a run that has begun keeps its budget
+            ahead.wait()
         for task in tasks:
             encoded, packed = ahead.take(task)
 
@@ -133,6 +136,11 @@ class _Ahead:
     def take(self, task: str) -> _Encoded:
         """The task's documents and batches, as soon as they are there."""
         return self._planned.pop(task).result()
+
+    def wait(self) -> None:
+        """Until all tasks are planned. Raises what is wrong with any."""
+        wait(self._planned.values())
+        self.raise_trouble()
 
     def raise_trouble(self) -> None:
         """Raise what is wrong with a later task as soon as it is known, not when its turn comes."""

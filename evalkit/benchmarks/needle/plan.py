@@ -65,8 +65,6 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
     depths = sorted(set(request.depths))
     if not depths or not all(0 <= depth <= 100 for depth in depths):
         raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percents from 0 to 100")
-    if request.repeats < 1:
-        raise UsageError(f"--repeats is {request.repeats}; it must be at least 1")
     if (count := len(lengths) * len(depths) * request.repeats) > _MOST_CELLS:
         raise UsageError(f"{count:,} needles, where {_MOST_CELLS:,} are years of work; lower --repeats, or name fewer")
     cells = [Cell(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)]

@@ -174,10 +174,12 @@ def is_found(cell: Cell, answer: str) -> bool:
 
 
 def pattern_of(cell: Cell) -> str:
-    """A regular expression for what `is_found` finds: the secret with no comma, or with those of thousands."""
+    """A regular expression for what `is_found` finds, whatever is written after it: the secret with no comma, or with
+    those of thousands, and what shows that the number ends there.
+    """
     first, second, third = cell.secret[:-6], cell.secret[-6:-3], cell.secret[-3:]
     written = "|".join((cell.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
-    return rf"(?<!\d)(?:{written})(?!\d|,\d{{3}}(?!\d))"
+    return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
 
 
 def _prompt(cell: Cell, sentences: Sequence[str], place: int, cue: bool) -> str:
