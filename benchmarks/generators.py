@@ -3,7 +3,7 @@
     python benchmarks/generators.py --longbench ROWS --documents DOCUMENTS --rounds 2
 
 Long prompts are the first row of some LongBench tasks; short ones are questions of ARC-Easy after four examples, as an
-lm-eval task would ask them. All get float32, the likeliest token, the same most new tokens and the same stops, which
+lm-eval task would ask them. All get float32, greedy decoding, the same most new tokens and the same stops, which
 transformers' `generate` has as a stopping criterion for each row; its batches are padded on the left.
 `generate_batch` (continuous batching) takes end tokens only: what it writes beyond a stop is cut. Each round runs the
 ways in the other order. Prints Markdown: prompts, seconds of each round, and on how many prompts the tokens agree.

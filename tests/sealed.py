@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
 from evalkit.runs.seal import DIGEST, digest, sealed
@@ -29,6 +32,33 @@ def reseal(folder: Path) -> None:
         files = {str(path.relative_to(folder)): digest(path.read_bytes()) for path in read_back}
         files[MANIFEST] = sealed(manifest)[DIGEST]
         write(folder, RESULTS, sealed({"run": manifest["id"], "files": files, **read(folder, RESULTS)}))
+
+
+def write_run(
+    root: Path, manifest: dict[str, Any], results: dict[str, Any], tables: Mapping[str, pd.DataFrame]
+) -> Path:
+    """The folder of a finished run with these contents, named after the run's model and id.
+
+    Args:
+        root: folder of runs.
+        manifest: of the run; its id, date and versions are filled in.
+        results: of results.json.
+        tables: name of the Parquet file → its content.
+    """
+    content = {
+        "id": specification_id(manifest["specification"]),
+        "revision": None,
+        "created": "2026-01-01T00:00:00+00:00",
+        "versions": {"lm-eval": "0.4.13"},
+    } | manifest
+    folder = root / f"{content['model'].rpartition('/')[2]}-{content['id']}"
+    folder.mkdir(parents=True)
+    write(folder, MANIFEST, content)
+    write(folder, RESULTS, results)
+    for name, table in tables.items():
+        table.to_parquet(folder / name, index=False)
+    reseal(folder)
+    return folder
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:

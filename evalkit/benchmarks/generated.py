@@ -138,13 +138,11 @@ class _Generating:
     """A model that generates."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
-        from evalkit.generation.generator import Generator
+        from evalkit.generation.generator import generator_of
         from evalkit.generation.room import room_of
         from evalkit.generation.tokens import end_tokens
 
-        self._generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
-        if reason := self._generator.without_cache:
-            say(f"{reason}: its texts are generated one by one, by transformers")
+        self._generator = generator_of(loaded, say)
         self._tokenizer = loaded.tokenizer
         self._say = say
         room = room_of(loaded.model, self._generator, budget, context)

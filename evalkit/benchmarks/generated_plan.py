@@ -28,7 +28,8 @@ class GeneratedPlan:
     @property
     def folder(self) -> Path:
         """The run's folder, whether it exists yet or not."""
-        return generated_folder(self.request.output, self.checkpoint, self.manifest)
+        suite, template = self.manifest["specification"]["suite"], self.manifest["template"]["name"]
+        return run_folder(self.request.output, self.checkpoint, suite, template, self.manifest)
 
 
 def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
@@ -89,12 +90,6 @@ def generated_manifest(
         "context": context,
         **circumstances(model, checkpoint),
     }
-
-
-def generated_folder(output: Path, checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Path:
-    """The folder of a run with such a manifest, whether it exists yet or not."""
-    suite, template = manifest["specification"]["suite"], manifest["template"]["name"]
-    return run_folder(output, checkpoint, suite, template, manifest)
 
 
 def about_run(run: Run) -> tuple[str, ...]:

@@ -43,9 +43,8 @@ def planned(model: str | Path, options: dict[str, Any], say: Say) -> Plan:
     Raises:
         EvalkitError: whatever is wrong with the options, the checkpoint or the documents.
     """
-    if isinstance(suite := options.get("suite"), Path):
-        suite = str(suite)
-    served = benchmark(kind_of_suite(None if suite is None else values.text("--suite", suite)))
+    suite = options.get("suite")
+    served = benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
     asked = served.request()
     if "suite" not in asked.__dataclass_fields__:
         options = {name: value for name, value in options.items() if name != "suite"}

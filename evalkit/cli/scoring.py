@@ -112,13 +112,10 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     evalkit rescore 1a2b3c4d --rule acc_norm
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
-    from evalkit.benchmarks.multiple_choice.view import choices_json, choices_text
+    from evalkit.benchmarks.multiple_choice.view import show_choices
 
     opened = named_run(run, output)
-    results = opened.results(rule)
-    print_shown(
-        opened, choices_json(opened, results) if form == "json" else choices_text(opened, results, detail), form
-    )
+    print_shown(opened, show_choices(opened, form, rule, detail), form)
 
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
@@ -138,11 +135,12 @@ def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str])
     Raises:
         UsageError: one that it has not, unless it comes from the environment, where other commands may need it.
     """
+    from evalkit.benchmarks.multiple_choice.plan import DEFAULT_SUITE
     from evalkit.benchmarks.registry import benchmark, kind_of_suite
     from evalkit.inputs.fields import switched
     from evalkit.models.spec import ModelSpec
 
-    suite = options["suite"] or "zeroshot8"
+    suite = options["suite"] or DEFAULT_SUITE
     request = benchmark(kind_of_suite(suite)).request()
     fields = {*ModelSpec.__dataclass_fields__, *request.__dataclass_fields__, "suite"}
     # Those that have no option

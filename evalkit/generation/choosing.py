@@ -1,7 +1,7 @@
-"""Which token comes next where it is not simply the likeliest: transformers' own processors of logits, and sampling.
+"""Which token comes next where it is not simply the argmax: transformers' own processors of logits, and sampling.
 
-In: a model, whose generation config counts, and a prompt's settings. Out: a `Chooser`, or None where the likeliest
-token is meant. Random numbers are each prompt's own, so a text does not depend on what is generated beside it
+In: a model, whose generation config counts, and a prompt's settings. Out: a `Chooser`, or None where the argmax of the
+logits is meant. Random numbers are each prompt's own, so a text does not depend on what is generated beside it
 or before it.
 """
 
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from evalkit.errors import ScoringError, UsageError, first_line
-from evalkit.generation.prompts import Prompt
+from evalkit.generation.prompts import Decoding, Prompt
 from evalkit.models.quiet import quiet
 
 _CHOICES = frozenset({
@@ -35,15 +36,20 @@ class Chooser:
 
     Args:
         processors: (token ids [1, length], logits [1, vocabulary]) → logits.
-        dice: random numbers; None: the likeliest token after the processors.
+        dice: random numbers; None: the argmax after the processors.
     """
 
     def __init__(self, processors: Any, dice: torch.Generator | None) -> None:
         self._processors, self._dice = processors, dice
 
+    def scores(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [1, vocabulary] after the processors."""
+        found: torch.Tensor = self._processors(ids, logits)
+        return found
+
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> int:
         """The token that follows `ids` [1, length], of logits [1, vocabulary]. Raises `ScoringError` if none may."""
-        scores = self._processors(ids, logits)
+        scores = self.scores(ids, logits)
         if not scores.amax().isfinite():
             raise ScoringError("the generation settings leave no token to choose from")
         if self._dice is None:
@@ -53,7 +59,7 @@ class Chooser:
 
 
 def chooser_of(model: Any, prompt: Prompt) -> Chooser | None:
-    """Make what chooses a prompt's tokens; None: the likeliest.
+    """Make what chooses a prompt's tokens; None: the argmax.
 
     Raises:
         UsageError: a setting that is not served, or that transformers refuses; names it.
@@ -74,13 +80,26 @@ def chooser_of(model: Any, prompt: Prompt) -> Chooser | None:
             processors = model._get_logits_processor(
                 config, len(prompt.tokens), encoder_input_ids=ids, device=model.device
             )
-            # Some of them see only now what they were made with
-            processors(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
         except (ValueError, TypeError, IndexError) as error:
-            raise UsageError(f"transformers refuses its settings ({first_line(error)})") from error
+            raise _refused(error) from error
     if not config.do_sample:
         return Chooser(processors, None) if processors else None
     return Chooser(processors, torch.Generator().manual_seed(prompt.decoding.seed))
+
+
+def check_settings(model: Any, settings: Mapping[str, Any]) -> None:
+    """Raise a `UsageError` where tokens cannot be chosen by settings: as `chooser_of`, and by a first choice."""
+    chooser = chooser_of(model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings)))
+    if chooser is not None:
+        ids = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        try:
+            chooser.scores(ids, torch.zeros(1, model.config.get_text_config().vocab_size, device=model.device))
+        except (ValueError, TypeError, IndexError) as error:
+            raise _refused(error) from error
+
+
+def _refused(error: Exception) -> UsageError:
+    return UsageError(f"transformers refuses its settings ({first_line(error)})")
 
 
 _NO_BEAMS = "evalkit generates one text at a time, without beams"

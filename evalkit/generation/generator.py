@@ -26,6 +26,7 @@ from evalkit.generation.choosing import chooser_of
 from evalkit.generation.prompts import Ints, Prompt
 from evalkit.generation.rows import NARROW, Generation, Row, choose
 from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
+from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
 from evalkit.scoring.memory import is_out_of_memory
 
@@ -34,8 +35,8 @@ CHUNK = 512
 _TRIED = 16
 """Tokens on which a model is tried before it generates."""
 _CACHE_TOLERANCE = 0.05
-"""How far the likeliest token without a cache may be from the likeliest on ours, of the range from the mean logit to
-the largest. Rounding leaves 0.01 in bfloat16; logits of another context are off by about 1."""
+"""How far below the largest logit on our cache that of the argmax without a cache may be, as a share of the range from
+the mean logit to the largest. Rounding leaves 0.01 in bfloat16; logits of another context are off by about 1."""
 
 
 class Generator:
@@ -104,8 +105,8 @@ class Generator:
         """Continue every prompt of a batch; in order.
 
         Args:
-            prompts: of one batch; parted where memory runs out.
-            say: told of that.
+            prompts: of one batch; split where memory runs out.
+            say: called where that happens.
 
         Raises:
             ScoringError: out of memory on a single prompt, or logits that are not numbers.
@@ -201,6 +202,14 @@ class Generator:
         """What follows the last of some tokens [rows, tokens]: [rows, vocabulary]."""
         logits: torch.Tensor = self._model(**inputs, use_cache=True, **self._last).logits[:, -1].float()
         return logits
+
+
+def generator_of(loaded: LoadedModel, say: Callable[[str], None]) -> Generator:
+    """The generator of a loaded model; says so where its texts are generated one by one."""
+    generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
+    if generator.without_cache:
+        say(f"{generator.without_cache}: its texts are generated one by one, by transformers")
+    return generator
 
 
 class _Batch:

@@ -50,7 +50,7 @@ class Prompt:
     max_new_tokens: int
     stops: Stops = Stops()
     decoding: Decoding | None = None
-    """None: the likeliest token, whatever the model's generation config says."""
+    """None: the argmax of the logits, whatever the model's generation config says."""
 
     @property
     def columns(self) -> int:

@@ -38,7 +38,7 @@ class Row:
 
     Args:
         prompt: what is continued.
-        chooser: of its tokens; None: the likeliest.
+        chooser: of its tokens; None: the argmax of the logits.
         tokenizer: of the model; needed by prompts whose stops read the text.
     """
 

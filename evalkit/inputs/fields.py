@@ -54,13 +54,14 @@ def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
 
 def _fitted(kind: type, name: str, value: Any) -> Any:
     flag, metadata = f"--{name.replace('_', '-')}", kind.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
-    (hint, *_), origin = _hints(kind)[name], get_origin(_hints(kind)[name][0])
+    hints = _hints(kind)[name]
+    hint, origin = hints[0], get_origin(hints[0])
     if hint is bool:
         return values.switch(flag, value)
     if hint is int:
         word = metadata.get(WORD, "")
         if word and value == word:
-            return None if len(_hints(kind)[name]) == 1 else word
+            return None if len(hints) == 1 else word
         return values.whole(flag, value, metadata.get(LEAST, 1), word and f", or {word}")
     if origin is Literal:
         if value not in get_args(hint):
@@ -71,7 +72,7 @@ def _fitted(kind: type, name: str, value: Any) -> Any:
         return values.names(flag, value) if each is str else _numbers(flag, value, each)
     if hint is Path:
         return values.path(flag, value)
-    return values.text(flag, str(value) if isinstance(value, Path) else value)
+    return values.name_or_path(flag, value)
 
 
 def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:

@@ -26,6 +26,11 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def name_or_path(name: str, value: object) -> str:
+    """A text, or a path as one."""
+    return text(name, str(value) if isinstance(value, Path) else value)
+
+
 def names(name: str, value: object) -> tuple[str, ...]:
     """One name or several: a list of them, or a text with commas between them."""
     listed = value if isinstance(value, (list, tuple)) else [one for one in text(name, value).split(",") if one.strip()]
@@ -36,7 +41,7 @@ def names(name: str, value: object) -> tuple[str, ...]:
 
 def path(name: str, value: str | Path) -> Path:
     """A path that can be looked up, whether there is something or not."""
-    found = Path(text(name, str(value) if isinstance(value, Path) else value))
+    found = Path(name_or_path(name, value))
     try:
         found.expanduser()
     except RuntimeError:

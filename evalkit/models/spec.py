@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.fields import WORD, fitted, refuse_unknown
-from evalkit.inputs.values import text
+from evalkit.inputs.values import name_or_path
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, silent
@@ -99,8 +99,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
         UsageError: an option that does not exist, or a value that it cannot have.
     """
     refuse_unknown(options, ModelSpec)
-    given = text("--model", str(model) if isinstance(model, Path) else model)
-    spec = ModelSpec(given, **fitted(ModelSpec, options))
+    spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
     # Whether this machine has the device is known when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.runs.folder import LM_EVAL, MANIFEST, RESULTS, SCORES, specification_id
+from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.scores.table import CLUSTER, ScoreRow
-from tests.sealed import reseal
+from tests.sealed import write_run
 
 CHOICES = 4
 
@@ -85,7 +85,6 @@ def make_run(
     } | specification
     named = dict(groups or {"Average": list(tables)})
     content = {
-        "id": specification_id(about),
         "specification": about,
         "rule": "acc",
         "groups": named,
@@ -93,23 +92,13 @@ def make_run(
         "documents": {task: {"official": True, "source": "made up", "count": 0} for task in tables},
         "template": {"name": "plain"},
         "model": model,
-        "revision": None,
-        "created": "2026-01-01T00:00:00+00:00",
-        "versions": {"lm-eval": "0.4.13"},
     } | dict(manifest or {})
-    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
     scored = {"n": 1, "accuracy": 0.0, "stderr": None, "chance": 0.25, "seconds": 0.0}
     measured = {"n": 1, "num_fewshot": None, "metrics": [], "seconds": 0.0}
     of_lm_eval = about["suite"] == LM_EVAL
     tasks = [{"task": task} | (measured if of_lm_eval else scored) for task in tables]
     results = {"tasks": tasks, "averages": [], "groups": [], "rules": {}, "samples": False}
-    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
-    if tables:
-        pd.concat(tables.values()).to_parquet(folder / SCORES, index=False)
-    reseal(folder)
-    return folder
+    return write_run(root, content, results, {SCORES: pd.concat(tables.values())} if tables else {})
 
 
 def make_longbench(
@@ -146,7 +135,6 @@ def make_longbench(
         "device": "cpu",
     } | specification
     content = {
-        "id": specification_id(about),
         "specification": about,
         "rule": "longbench",
         "groups": {},
@@ -155,13 +143,7 @@ def make_longbench(
         "context": 8192,
         "documents": {task: {"official": True, "source": "made up", "count": len(n)} for task, n in scores.items()},
         "model": model,
-        "revision": None,
-        "created": "2026-01-01T00:00:00+00:00",
-        "versions": {"lm-eval": "0.4.13"},
     }
-    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
     parts = [
         pd.DataFrame(
             {
@@ -174,11 +156,9 @@ def make_longbench(
         )
         for task, values in scores.items()
     ]
-    pd.concat(parts, ignore_index=True).to_parquet(folder / "generations.parquet", index=False)
     tasks = [
         {"task": task, "all": {"n": len(values), "score": round(100 * float(np.mean(values)), 2)}}
         for task, values in scores.items()
     ]
-    (folder / RESULTS).write_text(json.dumps({"tasks": tasks, "averages": []}), encoding="utf-8")
-    reseal(folder)
-    return folder
+    table = pd.concat(parts, ignore_index=True)
+    return write_run(root, content, {"tasks": tasks, "averages": []}, {"generations.parquet": table})

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
 from tests.plugin.copying import ANSWERS, COPYING, numbers
-from tests.sealed import reseal
+from tests.sealed import write_run
 
 
 def make_copying(
@@ -42,7 +40,6 @@ def make_copying(
         "documents": {COPYING: "hash of copying"},
     }
     content = {
-        "id": specification_id(about),
         "kind": COPYING,
         "specification": about,
         "rule": COPYING,
@@ -51,18 +48,9 @@ def make_copying(
         "template": "plain",
         "documents": {COPYING: {"official": None, "source": "made up", "count": n}},
         "model": model,
-        "revision": None,
-        "created": "2026-01-01T00:00:00+00:00",
-        "versions": {"lm-eval": "0.4.13"},
     }
-    folder = root / f"{model.rpartition('/')[2]}-{content['id']}"
-    folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(json.dumps(content), encoding="utf-8")
     names = [str(number) for number in range(n)]
     table = pd.DataFrame({"task": COPYING, "id": names, "wanted": names, "score": 0.5, **columns})
     table["source"] = names if sources is None else list(sources)
-    table.to_parquet(folder / ANSWERS, index=False)
     results = {"tasks": [{"task": COPYING, **numbers(table["score"]), "layers": []}], "averages": []}
-    (folder / RESULTS).write_text(json.dumps(results), encoding="utf-8")
-    reseal(folder)
-    return folder
+    return write_run(root, content, results, {ANSWERS: table})

@@ -127,11 +127,9 @@ class Harness(HFLM):  # type: ignore[misc]
     def generator(self) -> Any:
         """What generates; made when it is first asked for."""
         if self._generator is None:
-            from evalkit.generation.generator import Generator
+            from evalkit.generation.generator import generator_of
 
-            self._generator = Generator(self.loaded.model, tokenizer=self.tokenizer)
-            if reason := self._generator.without_cache:
-                self._say(f"{reason}: its texts are generated one by one, by transformers")
+            self._generator = generator_of(self.loaded, self._say)
         return self._generator
 
     def text_facts(self, budget: int | None) -> TextFacts:

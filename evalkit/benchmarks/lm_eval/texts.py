@@ -99,7 +99,7 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
             task and document.
         UsageError: the model's context is stretched in a way that is for scoring only.
     """
-    from evalkit.generation.choosing import chooser_of
+    from evalkit.generation.choosing import check_settings
 
     tried: set[str] = set()
     for request in requests:
@@ -116,7 +116,7 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
         if repr(settings.choice) not in tried:
             tried.add(repr(settings.choice))
             try:
-                chooser_of(loaded.model, Prompt(0, np.zeros(1, np.int64), 1, decoding=Decoding(settings.choice)))
+                check_settings(loaded.model, settings.choice)
             except UsageError as error:
                 raise ScoringError(
                     f"{label}: its generation_kwargs, with the model's generation config, cannot be served: {error}"

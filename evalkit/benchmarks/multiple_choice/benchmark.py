@@ -122,10 +122,9 @@ class MultipleChoice(Benchmark):
 
     def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
         """See `Benchmark`: the table, beneath it what every rule makes of the same scores."""
-        from evalkit.benchmarks.multiple_choice.view import choices_json, choices_text
+        from evalkit.benchmarks.multiple_choice.view import show_choices
 
-        results = run.results(rule or run.manifest["rule"])
-        return choices_json(run, results) if form == "json" else choices_text(run, results, detail)
+        return show_choices(run, form, rule, detail)
 
     def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
         """See `Benchmark`: each question with its segments in colour."""

@@ -35,23 +35,18 @@ COLOURS = {
 """Of segments, in `--show-prompts`."""
 
 
-def choices_text(run: Run, results: Results, detail: bool) -> str:
-    """A finished run under one rule, beneath it what every rule makes of its scores; with `detail` MMLU's subjects."""
+def show_choices(run: Run, form: str, rule: str | None, detail: bool) -> str:
+    """A finished run under one rule, its own if none is named; as JSON, or as text with what every rule makes of its
+    scores, and with `detail` MMLU's subjects.
+    """
+    results = run.results(rule)
+    if form == "json":
+        about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+        sources = {kind: run.manifest[kind] for kind in ("documents", "examples") if kind in run.manifest}
+        return json.dumps(about | sources | results.to_json(), indent=2)
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
-    return "\n\n".join(
-        [
-            result_table(results, run.manifest, run.seconds),
-            *details,
-            rules_table(run.scores, run.manifest, results.rule),
-        ]
-    )
-
-
-def choices_json(run: Run, results: Results) -> str:
-    """The same as JSON, without the other rules."""
-    about = {"run": run.manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
-    sources = {kind: run.manifest[kind] for kind in ("documents", "examples") if kind in run.manifest}
-    return json.dumps(about | sources | results.to_json(), indent=2)
+    rules = rules_table(run.scores, run.manifest, results.rule)
+    return "\n\n".join([result_table(results, run.manifest, run.seconds), *details, rules])
 
 
 def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> str:
