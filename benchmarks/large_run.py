@@ -23,16 +23,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import JOURNAL, specification_id
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry
-from evalkit.runs.place import Place
 from evalkit.runs.writing import RunWriter, open_run
 
 TASK, TABLE = "analysis", "states.parquet"
 LAYERS, HEADS, MEASURES = 10, 10, ("entropy", "sink", "locality", "rank", "norm")
-PLACE = Place("cpu", "x86_64", "none", "here")
+PLACE = BatchDevice("cpu", "x86_64", "none", "here")
 STEPS = ("append", "resume", "table")
 
 

@@ -19,9 +19,9 @@ import torch
 
 from evalkit.benchmarks.longbench.benchmark import asked_rows
 from evalkit.benchmarks.longbench.data import load_rows
+from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
-from evalkit.benchmarks.longbench.rows import Row
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.room import room_of
@@ -97,7 +97,7 @@ def evalkit_generations(
     return [found[one.index] for one in prompts], seconds, prefill, seconds - prefill
 
 
-def same(task: Task, row: Row, ours: Generation, theirs: list[int], loaded: LoadedModel) -> bool:
+def same(task: Task, row: LongBenchDocument, ours: Generation, theirs: list[int], loaded: LoadedModel) -> bool:
     """Whether the tokens agree as far as ours go, and the scores altogether."""
     texts = [loaded.tokenizer.decode(ids, skip_special_tokens=True) for ids in (ours.tokens, theirs)]
     one, other = (score_prediction(task, text, row.answers, row.all_classes) for text in texts)

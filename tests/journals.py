@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import JOURNAL, Run
 from evalkit.runs.journal import Entry, Journal
-from evalkit.runs.place import Place
 
 
 def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
@@ -39,7 +39,7 @@ def as_earlier(run: Run, row: type[Any]) -> None:
     (run.folder / JOURNAL).write_bytes(b"".join(lines))
 
 
-def relocate(journal: Path, place: Place, keep: int | None = None) -> None:
+def relocate(journal: Path, place: BatchDevice, keep: int | None = None) -> None:
     """Have the first batches of a journal computed elsewhere, and leave out the last ones.
 
     Args:

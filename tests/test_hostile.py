@@ -16,10 +16,10 @@ import pytest
 
 from evalkit.inputs.texts import LONGEST_TEXT
 from tests.arguments import arguments
+from tests.benchmarks.lm_eval.made import CHOICE, write_task
+from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit, run
 from tests.documents import made_up, rewrite
-from tests.lmeval.made import CHOICE, write_task
-from tests.test_cli import Command, Outcome, _no_settings, complains, evalkit, run
-from tests.test_reading import BOMB
+from tests.inputs.test_reading import BOMB
 
 __all__ = ["_no_settings", "evalkit", "run"]  # fixtures
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
+    from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
     from evalkit.runs.folder import Run
     from evalkit.runs.held import Held
-    from evalkit.runs.place import Place
     from evalkit.runs.writing import RunWriter
 
 Say = Callable[[str], None]
@@ -110,7 +110,7 @@ class Computer(Protocol):
     about: dict[str, Any]
     """What the manifest says of the loaded model."""
 
-    def place(self, batch: Batch | None = None) -> Place:
+    def place(self, batch: Batch | None = None) -> BatchDevice:
         """Where a batch is computed; of none, where most are."""
 
     def compute(self, batch: Batch) -> Rows:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, Say
 from evalkit.errors import RunError, UnknownNameError
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.held import Held
-from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
 
-class Answer(NamedTuple):
+class GeneratedAnswer(NamedTuple):
     """What the journal keeps of a document."""
 
     id: str
@@ -47,11 +47,11 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """A document as it is put to the model."""
 
     id: str
-    """See `Answer`, as the next three."""
+    """See `GeneratedAnswer`, as the next three."""
     prompt: Prompt
     """Its `index` names the document in the journal."""
     prompt_sha256: str
@@ -72,7 +72,7 @@ class GeneratingFacts:
 class GeneratedBenchmark(Benchmark):
     """A benchmark whose answers are generated."""
 
-    row = Answer
+    row = GeneratedAnswer
     key = ("id",)
 
     @abstractmethod
@@ -80,11 +80,11 @@ class GeneratedBenchmark(Benchmark):
         """Task → ids of its documents, in their order."""
 
     @abstractmethod
-    def asked(self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any) -> Sequence[Asked]:
+    def asked(self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any) -> Sequence[GenerationRequest]:
         """A task's documents as they are put to the model, in their order."""
 
     @abstractmethod
-    def save(self, plan: Any, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+    def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Write tables and results.
 
         Args:
@@ -150,15 +150,15 @@ class _Generating:
         self.about = {"loaded": loaded.facts(), "token_budget": room.tokens}
         self._place = place_of(loaded.device, loaded.attention)
 
-    def place(self, batch: Batch | None = None) -> Place:
+    def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
         return self._place
 
-    def compute(self, batch: Batch) -> list[Answer]:
+    def compute(self, batch: Batch) -> list[GeneratedAnswer]:
         """See `Computer`."""
         found = self._generator.generate([one.prompt for one in batch.content], self._say)
         return [
-            Answer(
+            GeneratedAnswer(
                 id=one.id,
                 prompt_sha256=one.prompt_sha256,
                 tokens_before=one.tokens_before,
@@ -174,7 +174,7 @@ class _Generating:
         ]
 
 
-def _answers(task: str, ids: Sequence[str], held: Held, writer: RunWriter) -> Iterator[Answer]:
+def _answers(task: str, ids: Sequence[str], held: Held, writer: RunWriter) -> Iterator[GeneratedAnswer]:
     found = {answer.id: answer for answer in held.rows(task)}
     for one in ids:
         if one not in found:

@@ -13,9 +13,9 @@ from evalkit.models.context_settings import config_of
 from evalkit.models.files import generation_settings
 from evalkit.models.locate import Checkpoint, silent
 from evalkit.models.spec import ModelSpec
+from evalkit.runs.batch_devices import mixture
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run, specification_id
-from evalkit.runs.place import mixture
 
 
 class GeneratedPlan:

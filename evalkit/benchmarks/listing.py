@@ -16,9 +16,9 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned, json_text
+from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.place import kinds, mixture
 from evalkit.runs.traits import unofficial_notes
 
 _WIDTH = 100

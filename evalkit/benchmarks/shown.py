@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
-from evalkit.runs.place import mixture
+from evalkit.runs.batch_devices import mixture
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Metric

@@ -13,7 +13,7 @@ from evalkit.runs.traits import caveats, traits
 
 
 @dataclass(frozen=True)
-class TaskScore:
+class ExportedScore:
     """One task under one rule."""
 
     metric: Metric
@@ -50,7 +50,7 @@ class Content:
 
     run: Run
     rule: str
-    scores: tuple[TaskScore, ...]
+    scores: tuple[ExportedScore, ...]
     protocol: dict[str, str]
     """What a number depends on, in words: rule, template, examples, limit, dtype, context extension, suite."""
 
@@ -95,9 +95,9 @@ def content_of(run: Run, rule: str | None) -> Content:
     return Content(run, protocol.get("rule", run.kind), scores, protocol)
 
 
-def _score(run: Run, metric: Metric, dataset: HubSplit | None, first: bool) -> TaskScore:
+def _score(run: Run, metric: Metric, dataset: HubSplit | None, first: bool) -> ExportedScore:
     source = run.manifest["documents"][metric.task]
     some = [f"{metric.n:,} of {source['count']:,} documents"] if metric.n < source["count"] else []
     distinct = "" if first else metric.name + ("" if metric.layer is None else f"/layer {metric.layer}")
     about = (*caveats(run.manifest, metric.task), *some)
-    return TaskScore(metric, dataset, source["count"], about, source["source"], distinct)
+    return ExportedScore(metric, dataset, source["count"], about, source["source"], distinct)

@@ -10,7 +10,7 @@ import json
 import uuid
 from typing import Any
 
-from evalkit.export.content import Content, TaskScore
+from evalkit.export.content import Content, ExportedScore
 
 SCHEMA_VERSION = "0.3.0"
 
@@ -67,7 +67,7 @@ def _model(content: Content) -> dict[str, Any]:
     }
 
 
-def _result(content: Content, score: TaskScore) -> dict[str, Any]:
+def _result(content: Content, score: ExportedScore) -> dict[str, Any]:
     metric = score.metric
     uncertainty: dict[str, Any] = {"num_samples": metric.n}
     if score.stderr is not None:
@@ -100,7 +100,7 @@ def _result(content: Content, score: TaskScore) -> dict[str, Any]:
     }
 
 
-def _description(content: Content, score: TaskScore) -> str:
+def _description(content: Content, score: ExportedScore) -> str:
     if content.run.rule is None:
         where = "" if score.metric.layer is None else f" in layer {score.metric.layer}"
         neither = "; neither higher nor lower is better" * (score.metric.higher_is_better is None)
@@ -108,7 +108,7 @@ def _description(content: Content, score: TaskScore) -> str:
     return f"share of questions whose right answer has the best score under {content.rule}"
 
 
-def _source(score: TaskScore) -> dict[str, Any]:
+def _source(score: ExportedScore) -> dict[str, Any]:
     """The published data set; documents that are not its own are of no repository."""
     official = {True: "yes", False: "no", None: "none are published"}[score.metric.official]
     details = {"obtained_from": score.source, "official_documents": official}

@@ -14,7 +14,7 @@ import yaml
 
 from evalkit.data import HubSplit
 from evalkit.errors import UsageError
-from evalkit.export.content import Content, TaskScore
+from evalkit.export.content import Content, ExportedScore
 
 
 def files(content: Content) -> dict[str, str]:
@@ -51,7 +51,7 @@ def _model_index(content: Content) -> str:
     return ModelCardData(model_name=name, eval_results=results).to_yaml().strip()
 
 
-def _published(content: Content) -> list[tuple[TaskScore, HubSplit]]:
+def _published(content: Content) -> list[tuple[ExportedScore, HubSplit]]:
     """The scores with their data sets; the hub has no place for one without."""
     for score in content.scores:
         if score.dataset is None:
@@ -68,7 +68,7 @@ def _task_name(content: Content) -> str:
     return "multiple choice, zero-shot" if content.protocol["num_fewshot"] == "0" else "multiple choice"
 
 
-def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, Any]:
+def _entry(content: Content, score: ExportedScore, dataset: HubSplit) -> dict[str, Any]:
     how = ", ".join(f"{key} {value}" for key, value in content.protocol.items())
     caveats = "".join(f"{caveat}; " for caveat in score.caveats)
     error = "" if score.stderr is None else f" ± {_shown(score, score.stderr)}"
@@ -81,5 +81,5 @@ def _entry(content: Content, score: TaskScore, dataset: HubSplit) -> dict[str, A
     }
 
 
-def _shown(score: TaskScore, value: float) -> float:
+def _shown(score: ExportedScore, value: float) -> float:
     return round(100 * value if score.metric.whole else value, 4)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
-from evalkit.generation.rows import Row, choose
+from evalkit.generation.rows import GenerationRow, choose
 from evalkit.models.quiet import quiet
 
 
-def continue_alone(model: Any, row: Row) -> None:
+def continue_alone(model: Any, row: GenerationRow) -> None:
     """Continue a row to its end.
 
     Raises:
@@ -45,7 +45,7 @@ def continue_alone(model: Any, row: Row) -> None:
 class _Chosen(LogitsProcessor):  # type: ignore[misc]
     """Has `generate` take the token that the row chooses."""
 
-    def __init__(self, row: Row, started: float) -> None:
+    def __init__(self, row: GenerationRow, started: float) -> None:
         self._row, self._started = row, started
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class _Chosen(LogitsProcessor):  # type: ignore[misc]
 class _Ended(StoppingCriteria):  # type: ignore[misc]
     """Whether the row has ended."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: GenerationRow) -> None:
         self._row = row
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -24,7 +24,7 @@ from evalkit.generation.batches import shared_tokens
 from evalkit.generation.cache import Storage
 from evalkit.generation.choosing import chooser_of
 from evalkit.generation.prompts import Ints, Prompt
-from evalkit.generation.rows import NARROW, Generation, Row, choose
+from evalkit.generation.rows import NARROW, Generation, GenerationRow, choose
 from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
@@ -134,7 +134,7 @@ class Generator:
 
     @torch.inference_mode()
     def _generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
-        rows = [Row(prompt, chooser_of(self._model, prompt), self._tokenizer) for prompt in prompts]
+        rows = [GenerationRow(prompt, chooser_of(self._model, prompt), self._tokenizer) for prompt in prompts]
         if self.without_cache:
             for row in rows:
                 continue_alone(self._model, row)
@@ -219,7 +219,7 @@ class _Batch:
         self.storage = storage
         self.longest = longest
         self.used = longest
-        self.rows: list[Row] = []
+        self.rows: list[GenerationRow] = []
 
     def drop_ended(self) -> bool:
         """Let live rows take the places of ended ones; whether any is left."""

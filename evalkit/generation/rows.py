@@ -33,7 +33,7 @@ class Generation:
     """Of its prompt, and its share of the steps that it was part of."""
 
 
-class Row:
+class GenerationRow:
     """A prompt that is being continued.
 
     Args:
@@ -92,7 +92,7 @@ class Row:
         return Generation(self.tokens, self.ended, self.reused, self.prompt_seconds, self.seconds)
 
 
-def choose(rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
     """Choose a token for each row.
 
     Args:

@@ -29,8 +29,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from evalkit.errors import RunError
 from evalkit.inputs.form import misfit
+from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import WITHOUT_JOURNAL
-from evalkit.runs.place import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class Entry:
     """Number of the batch in its task's plan; -1 for what needs no batch."""
     seconds: float
     """Wall time of the batch."""
-    place: Place
+    place: BatchDevice
     """Where it was computed."""
     offset: int = field(default=0, compare=False)
     """Where its line begins in the file."""
@@ -205,10 +205,10 @@ class Journal:
             raise ValueError(f"it is of run {run}; expected {self._run}")
         if seconds < 0:
             raise ValueError(f"'seconds' is {seconds}; expected a number of at least 0")
-        if len(place) != len(Place._fields):
-            raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(Place._fields)}")
+        if len(place) != len(BatchDevice._fields):
+            raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(BatchDevice._fields)}")
         # A run has many entries and few tasks and places
-        entry = Entry(sys.intern(task), batch, seconds, Place(*map(sys.intern, place)), offset)
+        entry = Entry(sys.intern(task), batch, seconds, BatchDevice(*map(sys.intern, place)), offset)
         if earlier:
             return entry, record_batch(last, self.row)
         if last != schema_digest(self.row):

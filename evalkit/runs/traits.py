@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
-from evalkit.runs.place import kinds
 
 _SUMMARY = ("limit", "template", "solved examples", "window", "rule", "dtype", "context extension")
 """What a line about a run says; the others are hashes and versions."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from evalkit.errors import RunError
+from evalkit.runs.batch_devices import BatchDevice, devices, places
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal, replace_file, replacing
-from evalkit.runs.place import Place, devices, places
 from evalkit.runs.seal import DIGEST, RUN, digest, json_bytes, sealed
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class RunWriter:
             raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
         return held
 
-    def compute_on(self, place: Place) -> None:
+    def compute_on(self, place: BatchDevice) -> None:
         """Say so where earlier batches were computed on another kind of device."""
         kinds = [" ".join(entry.place.kind) for entry in self._entries]
         if others := [kind for kind in dict.fromkeys(kinds) if kind != " ".join(place.kind)]:

@@ -141,7 +141,7 @@ def _needed(segment: str, table: pd.DataFrame) -> bool:
     return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
 
 
-class Choices(NamedTuple):
+class RuleChoices(NamedTuple):
     """What a rule chooses, one entry a document."""
 
     starts: NDArray[np.int64]
@@ -152,7 +152,7 @@ class Choices(NamedTuple):
     """Whether the highest score was shared."""
 
 
-def choose(table: pd.DataFrame, rule: Rule) -> Choices:
+def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
     """Apply a rule.
 
     Args:
@@ -168,11 +168,11 @@ def choose(table: pd.DataFrame, rule: Rule) -> Choices:
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)
     if not len(starts):
-        return Choices(starts, np.empty(0, np.int64), np.empty(0, bool))
+        return RuleChoices(starts, np.empty(0, np.int64), np.empty(0, bool))
     at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(table))))
     # The first row at the maximum, for each document
     position = np.where(at_best, choice, np.iinfo(np.int64).max)
-    return Choices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
+    return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
 
 
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from evalkit.scoring.pack import Batch
+from evalkit.scoring.pack import TreeBatch
 
 
-def in_turn(batches: list[Batch], skip: Callable[[Batch], bool]) -> Iterator[tuple[int, Batch]]:
+def in_turn(batches: list[TreeBatch], skip: Callable[[TreeBatch], bool]) -> Iterator[tuple[int, TreeBatch]]:
     """Batches with their numbers, the tree of the next one laid out by another thread meanwhile.
 
     Args:
@@ -26,5 +26,5 @@ def in_turn(batches: list[Batch], skip: Callable[[Batch], bool]) -> Iterator[tup
             yield number, batch
 
 
-def _lay_out(batch: Batch) -> None:
+def _lay_out(batch: TreeBatch) -> None:
     _ = batch.tree

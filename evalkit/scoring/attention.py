@@ -1,7 +1,7 @@
 """Attention inside a tree of shared prefixes, in the place of a model's own.
 
-In: where each token's subtree ends. Out: a `Layout` that transformers' attention modules consult while `attending` is
-active; their keys and values are the trunk's, then the tree's. Two ways to the same numbers:
+In: where each token's subtree ends. Out: a `TreeAttention` that transformers' attention modules consult while
+`attending` is active; their keys and values are the trunk's, then the tree's. Two ways to the same numbers:
 
 - `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
   ancestors and itself. What a tree masks for a whole tile is never computed, so a row may hold a whole batch.
@@ -50,7 +50,7 @@ class Product(Protocol):
         """[1, heads, tokens, size] under an additive mask [1, 1, queries, keys] → [1, heads, queries, size]."""
 
 
-class Layout(Protocol):
+class TreeAttention(Protocol):
     """How the tokens of a batch attend to each other."""
 
     def attend(
@@ -145,7 +145,7 @@ class TileLayout:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
-        """See `Layout`."""
+        """See `TreeAttention`."""
         _, heads, tokens, size = query.shape
         out = query.new_empty(1, tokens, heads, value.shape[3])
         for tile, columns, mask in self._tiles:
@@ -220,7 +220,7 @@ class FlexLayout:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
-        """See `Layout`."""
+        """See `TreeAttention`."""
         from torch.nn.attention.flex_attention import flex_attention
 
         if product is not None:
@@ -253,11 +253,11 @@ def _compiled(function: Any, device: str) -> Any:
     return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
-_active: Layout | None = None
+_active: TreeAttention | None = None
 
 
 @contextmanager
-def attending(model: Any, layout: Layout) -> Iterator[None]:
+def attending(model: Any, layout: TreeAttention) -> Iterator[None]:
     """Have a model's attention go by a layout."""
     global _active
     AttentionInterface.register(NAME, _attention)

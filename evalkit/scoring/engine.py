@@ -18,7 +18,7 @@ from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_li
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.forward import Forward, Scores
 from evalkit.scoring.memory import is_out_of_memory
-from evalkit.scoring.pack import Batch, Item
+from evalkit.scoring.pack import SequenceSet, TreeBatch
 from evalkit.scoring.sharing import NOT_NUMBERS, Lengths, SharingCheck
 from evalkit.scoring.verdicts import Verdicts
 
@@ -90,7 +90,7 @@ class Engine:
         """How it attends inside a tree: one of `forward.KERNELS`."""
         return self._forward.kernel
 
-    def check(self, items: Sequence[Item]) -> None:
+    def check(self, items: Sequence[SequenceSet]) -> None:
         """Find out whether prefixes may be shared; if not go on without, and say so.
 
         Args:
@@ -138,7 +138,7 @@ class Engine:
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
         return found | {"checked": self._checked._asdict()}
 
-    def score(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
+    def score(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         """Scores of a batch's items, of each the sequences in order, every token of `wanted` scored.
 
         Raises:
@@ -203,7 +203,7 @@ class Engine:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
         return self._verdicts.ask(question, answer)
 
-    def _may_share(self, batch: Batch) -> bool:
+    def _may_share(self, batch: TreeBatch) -> bool:
         if not self.shares:
             return False
         # The last token is only predicted
@@ -243,7 +243,7 @@ class Engine:
             self._told.add(what)
             self._say(line)
 
-    def _shared_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
+    def _shared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         tree, single = batch.tree, len(batch.items) == 1
         try:
             with _memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
@@ -260,20 +260,20 @@ class Engine:
         self._tell("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
         return self._halves_scores(batch)
 
-    def _halves_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
+    def _halves_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         half = len(batch.items) // 2
-        parts = (Batch(batch.trunk, batch.items[:half]), Batch(batch.trunk, batch.items[half:]))
+        parts = (TreeBatch(batch.trunk, batch.items[:half]), TreeBatch(batch.trunk, batch.items[half:]))
         return [found for part in parts for found in self._shared_scores(part)]
 
-    def _lone_scores(self, batch: Batch) -> list[tuple[Item, list[Scores]]]:
+    def _lone_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         return [(item, [self._alone(item, s, own=self._own_head) for s in item.sequences]) for item in batch.items]
 
-    def _alone(self, item: Item, tokens: NDArray[np.int32], own: bool) -> Scores:
+    def _alone(self, item: SequenceSet, tokens: NDArray[np.int32], own: bool) -> Scores:
         """One sequence by itself; with our own head, which needs less memory, where that is known to agree."""
         with _memory_for(item, len(tokens)):
             return self._forward.score_unshared(tokens) if own else self._forward.score_alone(tokens)
 
-    def _try_one(self, item: Item) -> None:
+    def _try_one(self, item: SequenceSet) -> None:
         """Run a document as it is; refuse a model that cannot, or whose answer is no number."""
         longest = max(item.sequences, key=len)
         with _one_line("does not run"):
@@ -286,7 +286,7 @@ class _TooManyTokens(Exception):
     """Memory ran out on several items, which can still be parted."""
 
 
-def _is_finite(scored: tuple[Item, list[Scores]]) -> bool:
+def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
     """Whether every score of an item is a number."""
     item, members = scored
     pairs = zip(item.wanted, members, strict=True)
@@ -329,7 +329,7 @@ def _failure(question: Callable[[], str]) -> str:
 
 
 @contextmanager
-def _memory_for(item: Item, tokens: int, at_most: bool = True) -> Iterator[None]:
+def _memory_for(item: SequenceSet, tokens: int, at_most: bool = True) -> Iterator[None]:
     """Turn a lack of memory into an error that names the document, or into `_TooManyTokens` if less can be tried."""
     try:
         yield

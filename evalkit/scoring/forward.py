@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from evalkit.models.dynamic import dynamic_modules, forget_lengths
 from evalkit.models.parts import base_of
 from evalkit.scoring.alibi import alibi_by_position
-from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, attending
+from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, attending
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
@@ -244,7 +244,7 @@ class Forward:
         states: torch.Tensor = hidden[0]
         return states
 
-    def _layout(self, tree: Tree, trunk: int) -> Layout:
+    def _layout(self, tree: Tree, trunk: int) -> TreeAttention:
         if self.kernel == "flex":
             return FlexLayout(torch.from_numpy(tree.ends).to(self._device), trunk)
         heads = self._config.num_attention_heads

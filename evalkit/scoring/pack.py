@@ -1,9 +1,9 @@
 """From items to batches under a token budget.
 
-In: what is to be scored, as `Item`s. Out: `Batch`es, in the order they are run. The plan depends only on its
-arguments, so an interrupted run that plans again finds the same batches and can skip the finished ones.
+In: what is to be scored, as `SequenceSet`s. Out: `TreeBatch`es, in the order they are run. The plan depends only on
+its arguments, so an interrupted run that plans again finds the same batches and can skip the finished ones.
 
-Items are put in lexicographic order of their tokens, so neighbours share the longest beginnings (a passage, a twin's
+Sets are put in lexicographic order of their tokens, so neighbours share the longest beginnings (a passage, a twin's
 sentence, a subject's preamble), and a batch is a stretch of that order, computed as one tree.
 """
 
@@ -28,7 +28,7 @@ MIN_SAVING = 256
 
 
 @dataclass(frozen=True)
-class Item:
+class SequenceSet:
     """Sequences that are scored in one batch, such as those of one question."""
 
     index: int
@@ -36,7 +36,7 @@ class Item:
     label: str
     """How messages name it."""
     group: str
-    """Items of a group are likely to begin alike, as an MMLU subject's do."""
+    """Sets of one group are likely to begin alike, as an MMLU subject's do."""
     sequences: tuple[Ints, ...]
     """Token ids, each [length]."""
     wanted: tuple[NDArray[np.bool_], ...]
@@ -44,12 +44,12 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Items that go through the model together."""
+class TreeBatch:
+    """Sequence sets that go through the model together."""
 
     trunk: Ints
     """[trunk length] tokens before every sequence; empty without a trunk."""
-    items: tuple[Item, ...]
+    items: tuple[SequenceSet, ...]
 
     @cached_property
     def tree(self) -> Tree:
@@ -62,7 +62,7 @@ class Batch:
 class _Leaf:
     """An item with what the planning needs of it."""
 
-    item: Item
+    item: SequenceSet
     key: bytes
     first: Ints
     """Its lexicographically first sequence."""
@@ -70,7 +70,7 @@ class _Leaf:
     """Size of its own tree, without a trunk."""
 
 
-def plan(items: Sequence[Item], budget: int) -> list[Batch]:
+def plan(items: Sequence[SequenceSet], budget: int) -> list[TreeBatch]:
     """Plan the batches of one task.
 
     Args:
@@ -81,13 +81,13 @@ def plan(items: Sequence[Item], budget: int) -> list[Batch]:
     return [batch for group in _groups(leaves, budget) for batch in _cut(group, budget)]
 
 
-def smallest_budget(batches: Sequence[Batch]) -> tuple[int, Item]:
+def smallest_budget(batches: Sequence[TreeBatch]) -> tuple[int, SequenceSet]:
     """Tokens of the largest item after its trunk, below which it cannot be scored in one batch, and that item."""
     sizes = ((_leaf(item).nodes - len(batch.trunk), item) for batch in batches for item in batch.items)
     return max(sizes, key=lambda size: size[0])
 
 
-def refuse_small_budget(items: Sequence[Item], budget: int) -> None:
+def refuse_small_budget(items: Sequence[SequenceSet], budget: int) -> None:
     """Refuse a token budget that does not hold the largest item.
 
     Raises:
@@ -106,7 +106,7 @@ def refuse_small_budget(items: Sequence[Item], budget: int) -> None:
     )
 
 
-def _leaf(item: Item) -> _Leaf:
+def _leaf(item: SequenceSet) -> _Leaf:
     keys = [sort_key(sequence) for sequence in item.sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     nodes, before = 0, np.empty(0, np.int32)
@@ -141,7 +141,7 @@ def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
     return [*own.values(), *([pooled] if pooled else [])]
 
 
-def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[Batch]:
+def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[TreeBatch]:
     """Stretches of about the same number of tokens."""
     # In a single batch the tree shares the beginning anyway
     length = _trunk_of(leaves) if sum(leaf.nodes for leaf in leaves) > budget else 0
@@ -151,13 +151,13 @@ def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[Batch]:
     total = sum(fresh) - sum(shared)
     # As few batches as can be, and none that is almost empty
     size = total / max(1, ceil(total / budget))
-    batch: list[Item] = []
+    batch: list[SequenceSet] = []
     tokens = 0
     for i, leaf in enumerate(leaves):
         added = fresh[i] - (shared[i] if batch else 0)
         if batch and (tokens + added > budget or tokens + added / 2 > size):
-            yield Batch(trunk, tuple(batch))
+            yield TreeBatch(trunk, tuple(batch))
             batch, tokens, added = [], 0, fresh[i]
         batch.append(leaf.item)
         tokens += added
-    yield Batch(trunk, tuple(batch))
+    yield TreeBatch(trunk, tuple(batch))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.resources import cache_dir, read_cached, write_cached
-from evalkit.runs.place import hardware_of
+from evalkit.runs.batch_devices import hardware_of
 
 _REMOTE = "transformers_modules"
 """Package of classes that came with a checkpoint, whose name does not tell which code it was."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from evalkit.reporting.decimals import could_print, half_up, to_text
 from evalkit.tables.fill import computed
-from evalkit.tables.layout import Item, Layout
+from evalkit.tables.layout import LayoutItem, TableLayout
 from evalkit.tables.marks import Contest, contests
 from evalkit.tables.markup import literal, parse, plain
 from evalkit.tables.published import Numbers, Printed
@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 class Audited(NamedTuple):
     """A published table with what was printed in it."""
 
-    layout: Layout
+    layout: TableLayout
     numbers: Numbers
     printed: Printed
 
@@ -163,14 +163,14 @@ def as_table(findings: Sequence[Finding]) -> Table:
     )
 
 
-def _listed(table: Audited, model: Item, tasks: Sequence[str]) -> str:
+def _listed(table: Audited, model: LayoutItem, tasks: Sequence[str]) -> str:
     numbers = table.numbers[model.key]
     return " ".join(to_text(numbers[task].value, table.layout.decimals) for task in tasks)
 
 
-def _name(layout: Layout, key: str | Item) -> str:
+def _name(layout: TableLayout, key: str | LayoutItem) -> str:
     """A model's label, after its section's title or the line it is indented under, where these tell it apart."""
-    name = key.key if isinstance(key, Item) else key
+    name = key.key if isinstance(key, LayoutItem) else key
     for group in layout.model_groups:
         above = plain(group.title) if group.style == "heading" or not layout.models_are_rows else ""
         for item in group.items:
@@ -182,7 +182,7 @@ def _name(layout: Layout, key: str | Item) -> str:
     raise KeyError(name)
 
 
-def _place(layout: Layout, model: Item, measure: Item) -> tuple[str, str]:
+def _place(layout: TableLayout, model: LayoutItem, measure: LayoutItem) -> tuple[str, str]:
     names = _name(layout, model), plain(measure.label)
     return names if layout.models_are_rows else (names[1], names[0])
 

@@ -36,7 +36,7 @@ from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
 from evalkit.tables.audit import Audited
 from evalkit.tables.fill import computed
-from evalkit.tables.layout import Layout
+from evalkit.tables.layout import TableLayout
 from evalkit.tables.markup import literal
 from evalkit.tables.table import Line, Section
 
@@ -50,7 +50,7 @@ _KEYS = {"where", "says", "printed", "figure", "computed", "holds", "unchecked",
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """A sentence, in other words, and how it follows."""
 
     key: str
@@ -73,7 +73,7 @@ class Claim:
 class Claims(NamedTuple):
     """A file of claims."""
 
-    claims: tuple[Claim, ...]
+    claims: tuple[PaperClaim, ...]
     shapes: Mapping[str, ModelShape]
     """Models that claims speak of and that are none of evalkit's own, by name."""
 
@@ -81,7 +81,7 @@ class Claims(NamedTuple):
 class Verdict(NamedTuple):
     """What became of a claim."""
 
-    claim: Claim
+    claim: PaperClaim
     verdict: str
     """`HOLDS`, `BY_PRINTED`, `FAILS` or `UNCHECKED`."""
     computed: str
@@ -114,17 +114,17 @@ def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     return [_verdict(claim, recomputed, printed) for claim in found.claims]
 
 
-def _claim(path: Path, key: str, about: Mapping[str, Any]) -> Claim:
+def _claim(path: Path, key: str, about: Mapping[str, Any]) -> PaperClaim:
     ways = [name for name in ("computed", "holds", "unchecked") if name in about]
     if strange := set(about) - _KEYS:
         raise TableError(f"{path}: claim '{key}' has the unknown key '{min(strange)}'")
     if len(ways) != 1 or not {"where", "says", "printed"} <= set(about):
         raise TableError(f"{path}: claim '{key}' needs where, says, printed, and one of computed, holds, unchecked")
     texts = {name: " ".join(str(value).split()) for name, value in about.items() if name not in ("computed", "holds")}
-    return Claim(key, computed=about.get("computed"), holds=tuple(about.get("holds", ())), **texts)
+    return PaperClaim(key, computed=about.get("computed"), holds=tuple(about.get("holds", ())), **texts)
 
 
-def _verdict(claim: Claim, recomputed: _Facts, printed: _Facts) -> Verdict:
+def _verdict(claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
     if claim.unchecked:
         return Verdict(claim, UNCHECKED, "", frozenset())
     try:
@@ -136,7 +136,7 @@ def _verdict(claim: Claim, recomputed: _Facts, printed: _Facts) -> Verdict:
     return Verdict(claim, verdict, shown, frozenset(_tables_in((claim.computed, claim.holds))))
 
 
-def _check(claim: Claim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
+def _check(claim: PaperClaim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
     """Whether it follows, and from which values."""
     if not claim.holds:
         text = claim.figure or claim.printed
@@ -236,13 +236,13 @@ def _named_shape(name: str) -> ModelShape:
     return named_model(name).shape
 
 
-def _groups(layout: Layout) -> list[tuple[str, ...]]:
+def _groups(layout: TableLayout) -> list[tuple[str, ...]]:
     """Measures that are read, by the titles over them; averages are none."""
     groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
     return [group for group in groups if group]
 
 
-def _read(layout: Layout) -> list[str]:
+def _read(layout: TableLayout) -> list[str]:
     return [measure for group in _groups(layout) for measure in group]
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from evalkit.reporting.decimals import half_up, mean, to_text
-from evalkit.tables.layout import Group, Item, Layout
+from evalkit.tables.layout import Group, LayoutItem, TableLayout
 from evalkit.tables.marks import best_marks, contests
 from evalkit.tables.markup import Text, superscript
 from evalkit.tables.published import Number, Numbers, Printed
@@ -48,7 +48,7 @@ class Filling:
     notes: tuple[Text, ...] = ()
 
 
-def fill(layout: Layout, filling: Filling) -> Table:
+def fill(layout: TableLayout, filling: Filling) -> Table:
     """The table, with its numbers rounded and its marks set."""
     numbers = computed(layout, filling.numbers)
     values = {key: number.value for key, number in numbers.items()}
@@ -86,7 +86,7 @@ def fill(layout: Layout, filling: Filling) -> Table:
     )
 
 
-def computed(layout: Layout, numbers: Numbers) -> dict[Key, Number]:
+def computed(layout: TableLayout, numbers: Numbers) -> dict[Key, Number]:
     """The numbers of the table's cells, averages included, each as (model, measure)."""
     found: dict[Key, Number] = {}
     for model in layout.models:
@@ -107,7 +107,7 @@ def _difference(number: Number, published: Number | None, places: int) -> str:
     return to_text(half_up(number.value, places) - half_up(published.value, places), places, signed=True)
 
 
-def _leads(layout: Layout, values: Mapping[Key, Fraction]) -> Iterator[Lead]:
+def _leads(layout: TableLayout, values: Mapping[Key, Fraction]) -> Iterator[Lead]:
     """Every number that stands alone as the best of its contest, and the next best to it."""
     for contest in contests(layout, values):
         known = [model for model in contest.models if (model, contest.measure) in values]
@@ -119,17 +119,17 @@ def _leads(layout: Layout, values: Mapping[Key, Fraction]) -> Iterator[Lead]:
         yield Lead(next(iter(contest.winners)), runner_up, contest.measure)
 
 
-def _label(filling: Filling, item: Item) -> Text:
+def _label(filling: Filling, item: LayoutItem) -> Text:
     mark = filling.row_marks.get(item.key)
     return item.label + superscript(mark) if mark else item.label
 
 
-def _column_group(layout: Layout, filling: Filling, group: Group) -> ColumnGroup:
+def _column_group(layout: TableLayout, filling: Filling, group: Group) -> ColumnGroup:
     labels = tuple(_label(filling, item) if not layout.models_are_rows else item.label for item in group.items)
     return ColumnGroup(group.title, labels)
 
 
-def _section(layout: Layout, filling: Filling, group: Group, cell: Callable[[str, str], Cell]) -> Section:
+def _section(layout: TableLayout, filling: Filling, group: Group, cell: Callable[[str, str], Cell]) -> Section:
     across = [item.key for columns in layout.columns for item in columns.items]
     lines = []
     for item in group.items:

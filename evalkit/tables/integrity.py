@@ -19,7 +19,7 @@ from evalkit.resources import resource
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import summary, traits, unofficial
 from evalkit.tables.fill import Filling, computed, fill
-from evalkit.tables.layout import AVERAGE, Layout, load_layout
+from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
 from evalkit.tables.markup import literal
 from evalkit.tables.measured import accuracies
 from evalkit.tables.request import published_numbers
@@ -89,7 +89,7 @@ def _by_rules(beliefs: list[Published]) -> Iterator[tuple[list[str], dict[str, s
         yield [belief.name for belief in beliefs if belief.rules == rules], rules
 
 
-def _values(layout: Layout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
+def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
     """Measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
     found: dict[str, Fraction] = {}
     for task in layout.tasks:
@@ -102,7 +102,7 @@ def _values(layout: Layout, run: Run, rules: Mapping[str, str]) -> dict[str, Fra
     return found
 
 
-def _line(layout: Layout, run: Run, label: str, tokens: str | None, values: Mapping[str, Fraction]) -> Line:
+def _line(layout: TableLayout, run: Run, label: str, tokens: str | None, values: Mapping[str, Fraction]) -> Line:
     parameters = run.manifest.get("loaded", {}).get("parameters")
     facts = (literal(_size(parameters) if parameters else "-"), literal(tokens or "-"))
     shown = [values.get(item.key) for item in layout.measures]
@@ -120,7 +120,7 @@ def _unmarked(section: Section) -> Section:
     return section._replace(lines=tuple(lines))
 
 
-def _differences(layout: Layout, run: Run, beliefs: list[Published]) -> Iterator[str]:
+def _differences(layout: TableLayout, run: Run, beliefs: list[Published]) -> Iterator[str]:
     """How far the run lies from each published row under that row's rules, as printed."""
     published = computed(layout, published_numbers(layout))
     for belief in beliefs:

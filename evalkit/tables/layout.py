@@ -1,6 +1,6 @@
 """Layouts: small YAML files that say what a table shows and how it looks.
 
-In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `Layout`. The form:
+In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
     caption: text in markup (tables/markup.py)
     suite: zeroshot8            # or longbench: tasks and averages; left out where the numbers come from a CSV alone
@@ -47,7 +47,7 @@ _EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
 
 
 @dataclass(frozen=True)
-class Item:
+class LayoutItem:
     """A line or a column."""
 
     key: str
@@ -68,7 +68,7 @@ class Group:
 
     title: Text
     style: str
-    items: tuple[Item, ...]
+    items: tuple[LayoutItem, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What a table shows."""
 
     name: str
@@ -114,12 +114,12 @@ class Layout:
         return self.columns if self.models_are_rows else self.rows
 
     @property
-    def models(self) -> tuple[Item, ...]:
+    def models(self) -> tuple[LayoutItem, ...]:
         """What a run fills, in order."""
         return tuple(item for group in self.model_groups for item in group.items)
 
     @property
-    def measures(self) -> tuple[Item, ...]:
+    def measures(self) -> tuple[LayoutItem, ...]:
         """Tasks and averages, in order."""
         return tuple(item for group in self.measure_groups for item in group.items)
 
@@ -145,7 +145,7 @@ def layout_names() -> list[str]:
     return sorted(path.stem for path in resource("configs", "tables").glob("*.yaml"))
 
 
-def load_layout(name: str) -> Layout:
+def load_layout(name: str) -> TableLayout:
     """Read a layout by name, or from a user's YAML file.
 
     Raises:
@@ -166,14 +166,14 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def layout(self, raw: Any) -> Layout:
+    def layout(self, raw: Any) -> TableLayout:
         raw = self._mapping(raw, "the file")
         for key in raw:
             if key not in _KEYS:
                 raise TableError(f"layout {self.path}: {UnknownNameError('key', str(key), _KEYS)}")
         suite = raw.get("suite")
         facts = self._mapping(raw.get("facts", {}), "facts")
-        layout = Layout(
+        layout = TableLayout(
             name=self.path.stem,
             path=self.path,
             caption=self._text(raw.get("caption", ""), "caption"),
@@ -192,7 +192,7 @@ class _Reader:
         self._check(layout)
         return layout
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, layout: TableLayout) -> None:
         for axis, items in (("models", layout.models), ("measures", layout.measures)):
             keys = [item.key for item in items]
             if twice := next((key for key in keys if keys.count(key) > 1), None):
@@ -240,7 +240,7 @@ class _Reader:
             raise TableError(f"layout {self.path}: {where}.items is empty; name at least one")
         return Group(title, style, tuple(self._item(str(k), v, f"{where}.items.{k}", facts) for k, v in items.items()))
 
-    def _item(self, key: str, raw: Any, where: str, facts: tuple[str, ...]) -> Item:
+    def _item(self, key: str, raw: Any, where: str, facts: tuple[str, ...]) -> LayoutItem:
         raw = raw if isinstance(raw, dict) else {"label": raw}
         for name in raw:
             if name not in _ITEM_KEYS:
@@ -250,7 +250,7 @@ class _Reader:
         own = self._mapping(raw.get("facts", {}), f"{where}.facts")
         if strange := next((name for name in own if name not in facts), None):
             raise TableError(f"layout {self.path}: {where}: {UnknownNameError('fact', str(strange), facts)}")
-        return Item(
+        return LayoutItem(
             key=key,
             label=self._text(key if raw.get("label") is None else raw["label"], where),
             indent=bool(raw.get("indent", False)),

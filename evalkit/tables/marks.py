@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from evalkit.reporting.decimals import half_up
-from evalkit.tables.layout import Layout
+from evalkit.tables.layout import TableLayout
 
 Cell = tuple[str, str]
 """(model, measure)."""
@@ -29,7 +29,7 @@ class Contest(NamedTuple):
     """Those at the extreme: several where they are printed alike, none where there is no number."""
 
 
-def contests(layout: Layout, values: Mapping[Cell, Fraction]) -> Iterator[Contest]:
+def contests(layout: TableLayout, values: Mapping[Cell, Fraction]) -> Iterator[Contest]:
     """Every place where the layout's rule marks something."""
     everyone = tuple(item.key for item in layout.models)
     sections = [tuple(item.key for item in group.items) for group in layout.model_groups]
@@ -44,7 +44,7 @@ def contests(layout: Layout, values: Mapping[Cell, Fraction]) -> Iterator[Contes
                 yield Contest(kind, measure.key, models, winners)
 
 
-def best_marks(layout: Layout, values: Mapping[Cell, Fraction]) -> dict[Cell, frozenset[str]]:
+def best_marks(layout: TableLayout, values: Mapping[Cell, Fraction]) -> dict[Cell, frozenset[str]]:
     """Marks by cell, where there are any."""
     marks: dict[Cell, frozenset[str]] = {}
     for contest in contests(layout, values):

@@ -32,7 +32,7 @@ from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
-from evalkit.tables.layout import Layout
+from evalkit.tables.layout import TableLayout
 from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, objection
@@ -91,7 +91,7 @@ def _text(path: Path, raw: Mapping[str, Any], key: str) -> str | None:
     return given
 
 
-def map_runs(layout: Layout, runs: Sequence[Run]) -> RunMapping:
+def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
     """The mapping of runs that are given alone.
 
     Raises:
@@ -110,7 +110,7 @@ def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
     return tuple(given_path(f"mapping of runs {path}, row '{model}'", folder) for folder in listed)
 
 
-def measure(layout: Layout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
+def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
     """Read what the mapping names.
 
     Args:
@@ -183,7 +183,7 @@ def _open(folder: Path, model: str) -> Run:
         raise RunError(f"row '{model}': {error}") from error
 
 
-def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
+def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
     suite = run.suite
     fills, _ = benchmark_of(run).fills(run)
     if layout.suite is None:
@@ -198,7 +198,7 @@ def _check_suite(layout: Layout, run: Run, where: str = "") -> None:
         )
 
 
-def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
+def row_numbers(layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
     """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
     # Here, since published tables need no numpy
     from evalkit.stats.estimates import error_of_average
@@ -216,7 +216,7 @@ def row_numbers(layout: Layout, seeds: Sequence[Mapping[str, tuple[Fraction, flo
     return found
 
 
-def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
+def _values(layout: TableLayout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
     numbers = read_numbers(path, layout.in_percent)
     for model, row in numbers.items():
         if model not in models:
@@ -229,7 +229,7 @@ def _values(layout: Layout, path: Path, models: list[str]) -> dict[str, dict[str
 
 
 def _notes(
-    layout: Layout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
+    layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Letters for rows of which something is to be said, and what that is."""
     items = {item.key: item for item in layout.models}

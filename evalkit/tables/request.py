@@ -13,7 +13,7 @@ from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
-from evalkit.tables.layout import Layout, layout_names, load_layout
+from evalkit.tables.layout import TableLayout, layout_names, load_layout
 from evalkit.tables.markup import literal
 from evalkit.tables.measured import Measured, RunMapping, map_runs, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
@@ -70,7 +70,7 @@ def make(request: TableRequest) -> Table:
     )
 
 
-def _mapping(layout: Layout, request: TableRequest) -> RunMapping:
+def _mapping(layout: TableLayout, request: TableRequest) -> RunMapping:
     if request.mapping is not None:
         return read_mapping(request.mapping)
     return map_runs(layout, [find_run(name, root_of_runs()) for name in request.runs])
@@ -107,7 +107,7 @@ def write(table: Table, form: str, standalone: bool = False) -> str:
     return {"markdown": writers.markdown, "csv": writers.comma_separated, "terminal": writers.terminal}[form](table)
 
 
-def published_numbers(layout: Layout) -> dict[str, dict[str, Number]]:
+def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
     """The layout's published numbers.
 
     Raises:
@@ -128,7 +128,7 @@ def published_numbers(layout: Layout) -> dict[str, dict[str, Number]]:
     return numbers
 
 
-def printed_cells(layout: Layout) -> Printed:
+def printed_cells(layout: TableLayout) -> Printed:
     """The averages and marks as they were printed.
 
     Raises:
@@ -178,7 +178,7 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
     return says
 
 
-def _significant(layout: Layout, found: Measured) -> Callable[[Sequence[Lead]], Set[Lead]]:
+def _significant(layout: TableLayout, found: Measured) -> Callable[[Sequence[Lead]], Set[Lead]]:
     if "bold" not in layout.marks:
         raise UsageError(f"table {layout.name} marks no best number, whose lead --significance could test")
     # Here, since it needs pandas

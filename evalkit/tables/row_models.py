@@ -16,13 +16,13 @@ from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
 from evalkit.runs.folder import Run
-from evalkit.tables.layout import Item, Layout
+from evalkit.tables.layout import LayoutItem, TableLayout
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}
 """Settings in which the papers can be read in several ways, so that no two rows of their tables differ in them."""
 
 
-def find_rows(layout: Layout, runs: Sequence[Run]) -> dict[str, list[Run]]:
+def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Row → its runs, in the layout's order; several runs of a row are its seeds.
 
     Raises:
@@ -41,7 +41,7 @@ def find_rows(layout: Layout, runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {key: members for key, members in found.items() if members}
 
 
-def objection(layout: Layout, item: Item, run: Run) -> str:
+def objection(layout: TableLayout, item: LayoutItem, run: Run) -> str:
     """What a run's model has otherwise than the row that it fills; empty where nothing, or where nobody knows."""
     named, loaded = _named(layout, item), run.manifest.get("loaded") or {}
     if not named or "parameters" not in loaded:
@@ -62,7 +62,7 @@ def objection(layout: Layout, item: Item, run: Run) -> str:
     return f"row '{item.key}' is {first.name}, {row}; the run's model is {own}{apart}"
 
 
-def _row_of(layout: Layout, run: Run) -> str:
+def _row_of(layout: TableLayout, run: Run) -> str:
     loaded = run.manifest.get("loaded") or {}
     ours = loaded.get("shape")
     if ours is None:
@@ -87,12 +87,12 @@ def _shipped() -> dict[str, NamedModel]:
     return {model.name: model for model in models()}
 
 
-def _named(layout: Layout, item: Item) -> list[NamedModel]:
+def _named(layout: TableLayout, item: LayoutItem) -> list[NamedModel]:
     """The models that a row is of; files are seen from the layout's folder."""
     return [_model(layout, item, name) for name in item.models]
 
 
-def _model(layout: Layout, item: Item, name: str) -> NamedModel:
+def _model(layout: TableLayout, item: LayoutItem, name: str) -> NamedModel:
     if name in _shipped():
         return _shipped()[name]
     own = name.partition(":")[0].endswith(SUFFIXES)

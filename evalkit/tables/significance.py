@@ -22,11 +22,11 @@ from evalkit.errors import UsageError
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
 from evalkit.tables.fill import Lead
-from evalkit.tables.layout import Layout
+from evalkit.tables.layout import TableLayout
 from evalkit.tables.measured import Measured
 
 
-def significant(layout: Layout, found: Measured, leads: Sequence[Lead]) -> frozenset[Lead]:
+def significant(layout: TableLayout, found: Measured, leads: Sequence[Lead]) -> frozenset[Lead]:
     """The leads that hold, of those between rows that runs fill.
 
     Raises:

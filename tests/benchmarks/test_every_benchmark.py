@@ -36,9 +36,9 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.tables.measured import accuracies
+from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
 from tests.journals import as_earlier
-from tests.longbench.made import record, write
 from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 

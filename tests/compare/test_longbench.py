@@ -22,8 +22,8 @@ from evalkit.reporting.page import terminal
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.table import Table
+from tests.benchmarks.longbench.made import evaluate_longbench, record, write
 from tests.compare.made import make_longbench, make_run, scores_of
-from tests.longbench.made import evaluate_longbench, record, write
 from tests.sealed import reseal
 
 N = 40

@@ -15,7 +15,7 @@ from evalkit.compare.view import comparison_page
 from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
-from tests.lmeval.made import CHOICE, write_task
+from tests.benchmarks.lm_eval.made import CHOICE, write_task
 
 
 def compared(a: Run, b: Run, rule: str | None = None) -> Comparison:

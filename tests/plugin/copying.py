@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
@@ -82,17 +82,17 @@ class Copying(GeneratedBenchmark):
         """The lists' numbers."""
         return {COPYING: [str(number) for number in range(len(plan.texts))]}
 
-    def asked(self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
+    def asked(self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
         """The list, and half of it again."""
         found = []
         for number, text in enumerate(plan.texts):
             tokens = np.array(tokenizer(text).input_ids, np.int64)
             sha = hashlib.sha256(text.encode()).hexdigest()
             prompt = Prompt(number, tokens, NEW_TOKENS, Stops(frozenset(facts.ends)))
-            found.append(Asked(str(number), prompt, sha, len(tokens), False))
+            found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
         return found
 
-    def save(self, plan: CopyingPlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+    def save(self, plan: CopyingPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Scores are shares of new tokens that are digits of the list."""
         table = pd.DataFrame([answer._asdict() for answer in answers[COPYING]])
         table["task"], table["wanted"] = COPYING, list(plan.texts)

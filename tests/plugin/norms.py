@@ -18,11 +18,11 @@ from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metr
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import Checkpoint, Say
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import NUMBER, RESULTS_FORM
 from evalkit.runs.held import Held
-from evalkit.runs.place import Place, place_of
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"
@@ -71,7 +71,7 @@ class Reading:
         self._model = loaded.model
         self._place = place_of(loaded.device, loaded.attention)
 
-    def place(self, batch: Batch | None = None) -> Place:
+    def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
         return self._place
 

@@ -16,16 +16,16 @@ import pytest
 
 from evalkit.errors import RunError
 from evalkit.runs import writing
+from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import record_batch, schema_of
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
-from evalkit.runs.place import Place
 from evalkit.runs.seal import digest
 from evalkit.runs.writing import RunWriter, open_run
-from tests.test_runs import MANIFEST as OTHERS
+from tests.runs.test_folder import MANIFEST as OTHERS
 
-PLACE = Place("cpu", "x86_64", "tiles", "here")
+PLACE = BatchDevice("cpu", "x86_64", "tiles", "here")
 MANIFEST = OTHERS | {"kind": "longbench", "rule": "longbench"}
 RESULT = {"tasks": [], "averages": [{"name": "Average", "accuracy": 0.5, "stderr": None}]}
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "large_run.py"

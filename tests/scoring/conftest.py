@@ -16,7 +16,7 @@ from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Templat
 from evalkit.models.load import LoadedModel
 from evalkit.scores.table import ScoreRow
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.pack import SequenceSet, plan
 from tests.models.loading import load_folder
 from tests.questions import question
 from tests.tiny import Family, tiny_checkpoint
@@ -70,7 +70,7 @@ def encode(
     return list(prompter.encode(asked or questions(), unconditional))
 
 
-def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> list[Item]:
+def items_of(encoded: Sequence[EncodedQuestion], scored: frozenset[int] = ALL) -> list[SequenceSet]:
     return [question_item(index, one, scored) for index, one in enumerate(encoded)]
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from evalkit.scoring.ahead import in_turn
-from evalkit.scoring.pack import Batch, Item
+from evalkit.scoring.pack import SequenceSet, TreeBatch
 
 
-def batches(count: int) -> list[Batch]:
+def batches(count: int) -> list[TreeBatch]:
     tokens = np.arange(5, dtype=np.int32)
-    item = Item(0, "", "", (tokens,), (np.ones(5, np.bool_),))
-    return [Batch(tokens[:number], (item,)) for number in range(count)]
+    item = SequenceSet(0, "", "", (tokens,), (np.ones(5, np.bool_),))
+    return [TreeBatch(tokens[:number], (item,)) for number in range(count)]
 
 
 def test_each_batch_comes_once_with_its_number_and_its_tree() -> None:
@@ -32,6 +32,6 @@ def test_nothing_to_do() -> None:
 
 
 def test_a_tree_that_cannot_be_laid_out_is_told() -> None:
-    broken = Batch(np.empty(0, np.int32), (Item(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
+    broken = TreeBatch(np.empty(0, np.int32), (SequenceSet(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
     with pytest.raises(IndexError):
         list(in_turn([broken], lambda batch: False))

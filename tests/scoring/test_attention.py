@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.models.variants.signed import signed_attention
-from evalkit.scoring.attention import FlexLayout, Layout, TileLayout, Unsupported, cut_tiles
+from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, Unsupported, cut_tiles
 from evalkit.scoring.tree import Ints, Tree, build_tree
 
 SIZE, HEADS, GROUPS = 8, 4, 2
@@ -96,7 +96,7 @@ def test_another_product_takes_the_place_of_softmax_attention(trunk: int) -> Non
         _layout("flex", tree, trunk).attend(query, key, value, 0.3, signed_attention)
 
 
-def _layout(kind: str, tree: Tree, trunk: int) -> Layout:
+def _layout(kind: str, tree: Tree, trunk: int) -> TreeAttention:
     if kind == "flex":
         return FlexLayout(torch.from_numpy(tree.ends), trunk)
     return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device("cpu"))

@@ -14,7 +14,7 @@ from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Item, plan, refuse_small_budget, smallest_budget
+from evalkit.scoring.pack import SequenceSet, plan, refuse_small_budget, smallest_budget
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 
@@ -139,12 +139,14 @@ def test_the_smallest_budget_is_the_largest_item(tiny: Tiny) -> None:
     assert needed == next(len(batch.tree.tokens) for batch in batches if batch.items[0] is item)
 
 
-def two_groups(tail: int) -> list[Item]:
+def two_groups(tail: int) -> list[SequenceSet]:
     """Two groups with preambles of 60 tokens, and after them so many of each item's own."""
     rng = np.random.default_rng(0)
     preambles = rng.integers(0, 500, (2, 60))
     whole = [np.concatenate((preambles[i % 2], rng.integers(0, 500, tail))).astype(np.int32) for i in range(12)]
-    return [Item(i, f"document {i}", str(i % 2), (s,), (np.ones(len(s), np.bool_),)) for i, s in enumerate(whole)]
+    return [
+        SequenceSet(i, f"document {i}", str(i % 2), (s,), (np.ones(len(s), np.bool_),)) for i, s in enumerate(whole)
+    ]
 
 
 @pytest.mark.parametrize("tail", [5, 100])
@@ -162,7 +164,7 @@ def test_a_group_has_a_trunk_of_its_own_where_that_saves_passes() -> None:
     rng = np.random.default_rng(0)
     preambles = rng.integers(0, 500, (2, 300)).astype(np.int32)
     items = [
-        Item(
+        SequenceSet(
             i, str(i), str(i % 2), (np.concatenate((preambles[i % 2], rng.integers(0, 500, 20))).astype(np.int32),), ()
         )
         for i in range(20)

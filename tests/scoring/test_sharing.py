@@ -15,7 +15,7 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring import attention
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.precision import in_float32
 from evalkit.scoring.probe import hide_first, make_probe
 from evalkit.scoring.tree import build_tree
@@ -50,7 +50,7 @@ def engine_of(model: Any, budget: int = BUDGET, **settings: Any) -> tuple[Engine
     return Engine(model, budget, said.append, **settings), said
 
 
-def items() -> list[Item]:
+def items() -> list[SequenceSet]:
     """The first two short and with choices of one token, then contexts of up to 700 tokens."""
     dice = np.random.default_rng(0)
     made = []
@@ -62,7 +62,7 @@ def items() -> list[Item]:
             np.concatenate((context, dice.integers(0, VOCABULARY, int(n)))).astype(np.int32) for n in endings
         )
         made.append(
-            Item(
+            SequenceSet(
                 index,
                 f"document {index}",
                 "task",
@@ -484,7 +484,7 @@ def test_documents_that_fill_the_window_share() -> None:
     dice = np.random.default_rng(0)
     context = dice.integers(0, VOCABULARY, 120)
     sequences = tuple(np.concatenate((context, dice.integers(0, VOCABULARY, 9))).astype(np.int32) for _ in range(3))
-    full = [Item(0, "full", "task", sequences, tuple(np.arange(129) >= 120 for _ in sequences))]
+    full = [SequenceSet(0, "full", "task", sequences, tuple(np.arange(129) >= 120 for _ in sequences))]
     engine, said = engine_of(model)
     engine.check(full)
     engine.score(plan(full, engine.budget)[0])

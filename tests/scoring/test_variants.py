@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Item, plan
+from evalkit.scoring.pack import SequenceSet, plan
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY, model_of
 
 RELATIVE = 1e-4
 """Of a sequence's log-likelihood, in float32: sums of the same numbers in another order."""
 
 
-def items() -> list[Item]:
+def items() -> list[SequenceSet]:
     """Questions with four choices each, after one instruction that is long enough to be a trunk."""
     rng = np.random.default_rng(0)
     instruction = rng.integers(0, VOCABULARY, 40)
@@ -25,7 +25,7 @@ def items() -> list[Item]:
             for _ in range(4)
         )
         wanted = tuple(np.arange(len(s)) >= len(context) for s in sequences)
-        made.append(Item(index, f"question {index}", "task", sequences, wanted))
+        made.append(SequenceSet(index, f"question {index}", "task", sequences, wanted))
     return made
 
 

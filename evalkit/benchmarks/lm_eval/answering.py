@@ -7,12 +7,12 @@ from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, 
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import Row
+from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
 from evalkit.benchmarks.lm_eval.texts import text_of
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
-from evalkit.runs.place import Place, place_of
+from evalkit.runs.batch_devices import BatchDevice, place_of
 
 
 class Answering:
@@ -50,13 +50,13 @@ class Answering:
             **({"sharing": engine.describe()} if engine.checked else {}),
         }
 
-    def place(self, batch: Batch | None = None) -> Place:
+    def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
         loaded = self._harness.loaded
         generates = batch is None or isinstance(batch.content, ToGenerate)
         return place_of(loaded.device, self._harness.kernel("generate_until" if generates else "loglikelihood"))
 
-    def compute(self, batch: Batch) -> list[Row]:
+    def compute(self, batch: Batch) -> list[RequestRow]:
         """See `Computer`."""
         content = batch.content
         if batch.number == EMPTY:
@@ -69,7 +69,7 @@ class Answering:
                 rows.append(row._replace(likelihood=likelihood, greedy=greedy))
         return rows
 
-    def _generate(self, content: ToGenerate) -> list[Row]:
+    def _generate(self, content: ToGenerate) -> list[RequestRow]:
         harness = self._harness
         found = harness.generator.generate(content.prompts, self._say)
         return [

@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_eval.api.model import LM
 
-from evalkit.benchmarks.lm_eval.requests import Place, Row, digest_of, places
+from evalkit.benchmarks.lm_eval.requests import RequestKey, RequestRow, digest_of, places
 from evalkit.runs.held import Held
 
 
@@ -22,12 +22,12 @@ class Answers(LM):  # type: ignore[misc]
         super().__init__()
         self._held = held
         self._task = ""
-        self._rows: dict[tuple[Any, ...], Row] = {}
+        self._rows: dict[tuple[Any, ...], RequestRow] = {}
         """Of one task of the journal at a time, since lm-eval asks task by task."""
 
-    def of(self, request: Any) -> Row:
+    def of(self, request: Any) -> RequestRow:
         """The answer to a scored request."""
-        place = Place(request.request_type, request.task_name, request.doc_id, request.idx, 0)
+        place = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
         return self._row(place, digest_of(request))
 
     @property
@@ -51,13 +51,13 @@ class Answers(LM):  # type: ignore[misc]
         """What the model says after each text."""
         return [str(self._row(place, digest_of(request)).text) for place, request in places(requests)]
 
-    def _parts(self, request: Any) -> Iterator[Row]:
+    def _parts(self, request: Any) -> Iterator[RequestRow]:
         first, digest = self.of(request), digest_of(request)
         [(place, _)] = places([request])
         for part in range(max(first.parts, 1)):
             yield self._row(place._replace(part=part), digest)
 
-    def _row(self, place: Place, digest: str) -> Row:
+    def _row(self, place: RequestKey, digest: str) -> RequestRow:
         if place.journal != self._task:
             self._task, self._rows = place.journal, {}
             for row in self._held.rows(place.journal):
@@ -65,5 +65,5 @@ class Answers(LM):  # type: ignore[misc]
         return self._rows[place.doc_id, place.number, place.part, digest]
 
 
-def _likelihood(row: Row) -> float:
+def _likelihood(row: RequestRow) -> float:
     return float(row.likelihood or 0.0)

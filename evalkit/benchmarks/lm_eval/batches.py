@@ -13,7 +13,16 @@ from typing import Any
 
 from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
-from evalkit.benchmarks.lm_eval.requests import Asked, Place, Row, key_of, label_of, owner_of, unanswered, work_of
+from evalkit.benchmarks.lm_eval.requests import (
+    LMEvalRequest,
+    RequestKey,
+    RequestRow,
+    key_of,
+    label_of,
+    owner_of,
+    unanswered,
+    work_of,
+)
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
 from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
@@ -45,8 +54,8 @@ class RequestFacts:
 class ToScore:
     """Content of a batch that is scored."""
 
-    batch: pack.Batch
-    rows: dict[int, list[Row]]
+    batch: pack.TreeBatch
+    rows: dict[int, list[RequestRow]]
     """Item → a row for each of its sequences, without the scores."""
 
 
@@ -55,12 +64,12 @@ class ToGenerate:
     """Content of a batch of texts."""
 
     prompts: list[Prompt]
-    rows: list[Row]
+    rows: list[RequestRow]
     """One for each, without the text."""
 
 
 def batches_of(
-    asked: dict[str, list[Asked]], facts: RequestFacts, tokenizer: Any, held: Held, budget: int | None, say: Say
+    asked: dict[str, list[LMEvalRequest]], facts: RequestFacts, tokenizer: Any, held: Held, budget: int | None, say: Say
 ) -> Batches:
     """The batches of all requests that are not answered.
 
@@ -82,7 +91,9 @@ def batches_of(
             yield from _to_score(members, facts, encoding, held, budget, say)
 
 
-def wanted_of(members: Sequence[Asked], encoding: Encoding, say: Say) -> Iterator[tuple[Place, Wanted, Row]]:
+def wanted_of(
+    members: Sequence[LMEvalRequest], encoding: Encoding, say: Say
+) -> Iterator[tuple[RequestKey, Wanted, RequestRow]]:
     """(place, what the engine is asked, the row but for its score) of each request or window."""
     if members[0].place.kind == "loglikelihood":
         texts = [one.request.args for one in members]
@@ -101,7 +112,7 @@ def wanted_of(members: Sequence[Asked], encoding: Encoding, say: Say) -> Iterato
 
 
 def _to_score(
-    members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held, budget: int | None, say: Say
+    members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, held: Held, budget: int | None, say: Say
 ) -> Iterator[Batch]:
     """What is missing of a task, and with it what shares its batches."""
     task, journal = members[0].place.task, members[0].place.journal
@@ -116,7 +127,7 @@ def _to_score(
         pack.refuse_small_budget(items, budget)
     work = {one.place: work_of(one.request) for one in members}
 
-    def done(batch: pack.Batch) -> bool:
+    def done(batch: pack.TreeBatch) -> bool:
         return all(key_of(found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
 
     for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
@@ -132,7 +143,9 @@ def _to_score(
         yield Batch(task, number, ToScore(batch, rows_of), amount, documents, journal)
 
 
-def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encoding, held: Held) -> Iterator[Batch]:
+def _to_generate(
+    members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, held: Held
+) -> Iterator[Batch]:
     """Prompts that begin alike or are of like length, as many as memory holds."""
     task, journal = members[0].place.task, members[0].place.journal
     assert facts.texts is not None
@@ -147,16 +160,18 @@ def _to_generate(members: Sequence[Asked], facts: RequestFacts, encoding: Encodi
             yield Batch(task, number, ToGenerate(batch, rows), *_extent(fresh), journal)
 
 
-def _row(place: Place, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> Row:
+def _row(
+    place: RequestKey, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0
+) -> RequestRow:
     where = (place.doc_id, place.number, place.part)
-    return Row(*where, digest, parts, None, None, context, continuation, cut, None)
+    return RequestRow(*where, digest, parts, None, None, context, continuation, cut, None)
 
 
-def _whole(place: Place) -> Place:
+def _whole(place: RequestKey) -> RequestKey:
     """The request that a window belongs to."""
     return place._replace(part=0) if place.kind == "loglikelihood_rolling" else place
 
 
-def _extent(members: Sequence[Asked]) -> tuple[float, int]:
+def _extent(members: Sequence[LMEvalRequest]) -> tuple[float, int]:
     """(work, documents) of requests."""
     return sum(work_of(one.request) for one in members), len({one.place.doc_id for one in members})

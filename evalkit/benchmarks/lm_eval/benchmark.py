@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
-from evalkit.benchmarks.lm_eval.requests import KEY, Row, unanswered, work_of
-from evalkit.benchmarks.multiple_choice.outcomes import Choices
+from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered, work_of
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
@@ -46,7 +46,7 @@ class LMEval(Benchmark):
     """See the module."""
 
     kind = LM_EVAL
-    row = Row
+    row = RequestRow
     key = KEY
     results_form = RESULTS_FORM | {
         "tasks": [_MEASURED | {"seconds": float}],
@@ -182,8 +182,8 @@ class LMEval(Benchmark):
         raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
 
 
-class TaskChoices(Choices):
-    """See `Choices`."""
+class TaskChoices(ComparableChoices):
+    """See `ComparableChoices`."""
 
     lacking = "no multiple-choice scores"
 

@@ -148,7 +148,7 @@ class Harness(HFLM):  # type: ignore[misc]
         return TextFacts(tuple(sorted(ends)), most_new, replace(capacity, most_rows=most))
 
     def kernel(self, kind: str) -> str:
-        """How the model attends for requests of a kind, as `place.Place` has it."""
+        """How the model attends for requests of a kind, as `BatchDevice` has it."""
         if kind == "generate_until":
             return self.loaded.attention
         return str(self.engine.kernel) if self.engine.shares else "alone"

@@ -17,7 +17,7 @@ from typing import Any
 
 from evalkit.benchmarks.lm_eval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
-from evalkit.benchmarks.lm_eval.requests import Asked, asked_of
+from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, asked_of
 from evalkit.benchmarks.multiple_choice.suites import refuse_twice
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import circumstances, numerics
@@ -66,7 +66,7 @@ class TaskPlan:
         return [request for task in self.tasks.tasks.values() for request in task.instances]
 
     @cached_property
-    def asked(self) -> dict[str, list[Asked]]:
+    def asked(self) -> dict[str, list[LMEvalRequest]]:
         """The same as the journal has them, see `asked_of`."""
         return asked_of(self.requests)
 

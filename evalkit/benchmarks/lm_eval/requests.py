@@ -17,7 +17,7 @@ _PER_TEXT = 2000
 """Work of generating one text, in characters that are scored."""
 
 
-class Place(NamedTuple):
+class RequestKey(NamedTuple):
     """Which request of a run, or which part of one."""
 
     kind: str
@@ -35,7 +35,7 @@ class Place(NamedTuple):
         return f"{self.kind} {self.task}"
 
 
-class Row(NamedTuple):
+class RequestRow(NamedTuple):
     """What the journal holds of a place: where in its task it is, and the answer."""
 
     doc_id: int
@@ -55,10 +55,10 @@ class Row(NamedTuple):
     """What was generated."""
 
 
-class Asked(NamedTuple):
+class LMEvalRequest(NamedTuple):
     """A request of lm-eval."""
 
-    place: Place
+    place: RequestKey
     request: Any
     digest: str
     """Of its text."""
@@ -68,16 +68,16 @@ KEY = ("doc_id", "number", "part", "digest")
 """What a row is the answer to, in its task."""
 
 
-def key_of(place: Place, digest: str) -> Key:
+def key_of(place: RequestKey, digest: str) -> Key:
     """What the journal calls the answer at a place to a request of that digest."""
     return place.journal, place.doc_id, place.number, place.part, digest
 
 
-def places(requests: Sequence[Any]) -> Iterator[tuple[Place, Any]]:
+def places(requests: Sequence[Any]) -> Iterator[tuple[RequestKey, Any]]:
     """Requests with their places; a request that is repeated is a sample of its own only where text is generated."""
-    seen: dict[Place, int] = {}
+    seen: dict[RequestKey, int] = {}
     for request in requests:
-        place = Place(request.request_type, request.task_name, request.doc_id, request.idx, 0)
+        place = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
         if place.kind == "generate_until":
             sample = seen.get(place, 0)
             seen[place] = sample + 1
@@ -91,14 +91,14 @@ def digest_of(request: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def unanswered(held: Held, asked: Sequence[Asked]) -> list[Asked]:
+def unanswered(held: Held, asked: Sequence[LMEvalRequest]) -> list[LMEvalRequest]:
     """Those requests of a task of which the journal does not have all parts of the answer."""
     windows: dict[tuple[Any, ...], int] = {}
     if asked and asked[0].place.kind == "loglikelihood_rolling":
         journal = asked[0].place.journal
         windows = {(journal, *(getattr(row, name) for name in KEY)): row.parts for row in held.rows(journal)}
 
-    def is_held(place: Place, digest: str) -> bool:
+    def is_held(place: RequestKey, digest: str) -> bool:
         parts = max(1, windows.get(key_of(place, digest), 1))
         return all(key_of(place._replace(part=place.part + part), digest) in held for part in range(parts))
 
@@ -117,13 +117,13 @@ def owner_of(request: Any) -> Hashable:
     return id(request) if request.task_name is None else (request.task_name, request.doc_id)
 
 
-def asked_of(requests: Sequence[Any]) -> dict[str, list[Asked]]:
+def asked_of(requests: Sequence[Any]) -> dict[str, list[LMEvalRequest]]:
     """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
-    found: dict[str, dict[Place, Asked]] = {}
+    found: dict[str, dict[RequestKey, LMEvalRequest]] = {}
     repeated = [request for request in requests for _ in range(request.repeats or 1)]
     for kind in dict.fromkeys(request.request_type for request in requests):
         for place, request in places([one for one in repeated if one.request_type == kind]):
-            found.setdefault(place.journal, {}).setdefault(place, Asked(place, request, digest_of(request)))
+            found.setdefault(place.journal, {}).setdefault(place, LMEvalRequest(place, request, digest_of(request)))
     return {journal: list(members.values()) for journal, members in found.items()}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from evalkit.scoring.ahead import in_turn
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import Batch, Item, plan, refuse_small_budget
+from evalkit.scoring.pack import SequenceSet, TreeBatch, plan, refuse_small_budget
 
 
 class Wanted(NamedTuple):
@@ -57,7 +57,7 @@ def score_all(engine: Engine, wanted: Sequence[Wanted], asked: int | None = None
                 yield index, likelihood, greedy
 
 
-def likelihoods(engine: Engine, batch: Batch) -> Iterator[tuple[Item, list[tuple[float, bool]]]]:
+def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet, list[tuple[float, bool]]]]:
     """(log-likelihood in nats, summed in float64; whether greedy decoding gives it) of an item's continuations."""
     for item, sequences in engine.score(batch):
         pairs = zip(item.wanted, sequences, strict=True)
@@ -67,16 +67,16 @@ def likelihoods(engine: Engine, batch: Batch) -> Iterator[tuple[Item, list[tuple
         )
 
 
-def items_of(wanted: Sequence[Wanted]) -> tuple[list[Item], list[list[int]]]:
+def items_of(wanted: Sequence[Wanted]) -> tuple[list[SequenceSet], list[list[int]]]:
     """One item for each stretch of the same owner, and the indices that are in it."""
-    items: list[Item] = []
+    items: list[SequenceSet] = []
     members: list[list[int]] = []
     for _, stretch in groupby(range(len(wanted)), key=lambda index: wanted[index].owner):
         places = list(stretch)
         sequences = [np.array((*wanted[i].context, *wanted[i].continuation), dtype=np.int32) for i in places]
         scored = [np.arange(len(s)) >= len(wanted[i].context) for i, s in zip(places, sequences, strict=True)]
         items.append(
-            Item(len(items), wanted[places[0]].label, wanted[places[0]].group, tuple(sequences), tuple(scored))
+            SequenceSet(len(items), wanted[places[0]].label, wanted[places[0]].group, tuple(sequences), tuple(scored))
         )
         members.append(places)
     return items, members

@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import encode_texts
 from evalkit.benchmarks.lm_eval.quiet import log_from
-from evalkit.benchmarks.lm_eval.requests import Place, label_of
+from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.generation.room import Capacity
@@ -123,7 +123,7 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
                 ) from error
 
 
-def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, facts: TextFacts) -> list[Prompt]:
+def prompts_of(requests: Sequence[tuple[RequestKey, Any]], encoding: Any, facts: TextFacts) -> list[Prompt]:
     """Prompts of `generate_until` requests, in order.
 
     Args:
@@ -160,7 +160,7 @@ def prompts_of(requests: Sequence[tuple[Place, Any]], encoding: Any, facts: Text
     return found
 
 
-def seed_of(place: Place) -> int:
+def seed_of(place: RequestKey) -> int:
     """Of a request's random numbers: its own, whatever is generated beside it, before it or in another run."""
     name = f"{_SEED} {place.task} {place.doc_id} {place.number} {place.part}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])

@@ -10,7 +10,7 @@ import click
 from evalkit.models.context import Extension
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
-from evalkit.runs.place import mixture
+from evalkit.runs.batch_devices import mixture
 
 Entry = Mapping[str, Any]
 """A task or a group of results.json."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
@@ -24,9 +24,9 @@ from evalkit.runs.forms import NUMBER, RESULTS_FORM
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.longbench.documents import LongBenchDocument
     from evalkit.benchmarks.longbench.metrics import EditVariant
     from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest
-    from evalkit.benchmarks.longbench.rows import Row
     from evalkit.benchmarks.longbench.scores import LongBenchResults
     from evalkit.data import HubSplit
     from evalkit.runs.writing import RunWriter
@@ -61,13 +61,13 @@ class LongBench(GeneratedBenchmark):
         """See `GeneratedBenchmark`."""
         return {task.name: [row.id for row in found.rows] for task, found in plan.rows.items()}
 
-    def asked(self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
+    def asked(self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
         """See `GeneratedBenchmark`."""
         window, context = plan.manifest["specification"]["window"], plan.manifest["context"]
         [(protocol, found)] = [one for one in plan.rows.items() if one[0].name == task]
         return asked_rows(protocol, found.rows, tokenizer, facts.ends, window, context, plan.request.chat)
 
-    def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+    def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.longbench.scores import score_generations
 
@@ -179,13 +179,13 @@ def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
 
 def asked_rows(
     task: Task,
-    rows: Sequence[Row],
+    rows: Sequence[LongBenchDocument],
     tokenizer: Any,
     ends: Collection[int],
     window: int,
     context: int,
     chat: bool = False,
-) -> list[Asked]:
+) -> list[GenerationRequest]:
     """A task's rows as they are put to the model, in their order.
 
     Args:
@@ -208,11 +208,11 @@ def asked_rows(
     for row in rows:
         one = fit(tokenizer, prompt(task, row), window, room, chat=wrapped, label=f"{task.name} row {row.id}")
         put = Prompt(row.index, one.tokens, task.max_new_tokens, stops)
-        found.append(Asked(row.id, put, one.text_sha256, one.before, one.truncated))
+        found.append(GenerationRequest(row.id, put, one.text_sha256, one.before, one.truncated))
     return found
 
 
-def _table(plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]]) -> pd.DataFrame:
+def _table(plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]]) -> pd.DataFrame:
     """A row for each document, in the tasks' and the files' order."""
     import pandas as pd
 
@@ -227,7 +227,7 @@ def _table(plan: LongBenchPlan, answers: Mapping[str, Sequence[Answer]]) -> pd.D
     return pd.concat(parts, ignore_index=True)
 
 
-def _table_row(task: Task, row: Row, answer: Answer) -> dict[str, Any]:
+def _table_row(task: Task, row: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any]:
     return {
         "task": task.name,
         "index": row.index,

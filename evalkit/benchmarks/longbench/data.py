@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from evalkit.benchmarks.longbench.documents import CONTENT_ID, LARGEST_ROW, LongBenchDocument, parse_row, read_record
 from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
-from evalkit.benchmarks.longbench.rows import CONTENT_ID, LARGEST_ROW, Row, parse_row, read_record
 from evalkit.data.files import did_you_mean
 from evalkit.data.hub import Hub
 from evalkit.data.wheels import Say, say_on_stderr
@@ -34,7 +34,7 @@ _PROCESS_HUB = Hub()
 class Rows:
     """The documents of one task, in the file's order."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LongBenchDocument, ...]
     source: str
     """Where they came from, for people: "data-dir DIR/qasper.jsonl"."""
     official: bool
@@ -157,7 +157,7 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None
         raise DataError(f"{source}: this is the official file of {whose}, where {name}'s was expected")
     official = whose is not None
     start = None if official else template(task).split("{context}")[0]
-    rows: list[Row] = []
+    rows: list[LongBenchDocument] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if limit is not None and len(rows) >= limit:
@@ -176,7 +176,7 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None
     return Rows(tuple(rows), source, official, sha)
 
 
-def _with_own_id(row: Row, number: int, seen: dict[str, int], official: bool) -> Row:
+def _with_own_id(row: LongBenchDocument, number: int, seen: dict[str, int], official: bool) -> LongBenchDocument:
     """The row under an id that no other has: a resumed run knows rows by their ids."""
     if row.id in seen and not (official or row.id.startswith(CONTENT_ID)):
         raise DataError(f"field '_id': {row.id!a} stands in line {seen[row.id]} already; a file was appended to?")

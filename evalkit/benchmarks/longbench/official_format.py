@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.benchmarks.longbench.documents import read_record, words
 from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.benchmarks.longbench.rows import read_record, words
 from evalkit.data.fields import text
 from evalkit.data.files import did_you_mean
 from evalkit.errors import DataError, RunError, UnknownNameError

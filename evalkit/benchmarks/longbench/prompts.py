@@ -12,8 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.protocol import Task
-from evalkit.benchmarks.longbench.rows import Row
 from evalkit.errors import DataError, TemplateError
 from evalkit.inputs.yaml_reading import read_task_file
 
@@ -61,7 +61,7 @@ def template(task: Task) -> str:
     return text
 
 
-def prompt(task: Task, row: Row) -> str:
+def prompt(task: Task, row: LongBenchDocument) -> str:
     """The prompt for one row. Braces in the row's own text stay what they are.
 
     Raises:

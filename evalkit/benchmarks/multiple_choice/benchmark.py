@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
-from evalkit.benchmarks.multiple_choice.outcomes import Choices, stored_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics
 from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import RunError
@@ -116,9 +116,9 @@ class MultipleChoice(Benchmark):
         """See `Benchmark`."""
         return stored_metrics(run, rule)
 
-    def comparable(self, run: Run) -> Choices:
+    def comparable(self, run: Run) -> ComparableChoices:
         """See `Benchmark`."""
-        return Choices(run)
+        return ComparableChoices(run)
 
     def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
         """See `Benchmark`: the table, beneath it what every rule makes of the same scores."""

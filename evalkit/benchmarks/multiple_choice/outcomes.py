@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evalkit.stats.estimates import Floats
 
 
-class Choices(Comparable):
+class ComparableChoices(Comparable):
     """A run's documents and, by rule, which of them it gets right."""
 
     checked = ("gold", "choices")

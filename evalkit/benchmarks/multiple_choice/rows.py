@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, TokenSequence
 from evalkit.scores.table import SEGMENTS, ScoreRow
-from evalkit.scoring.pack import Item
+from evalkit.scoring.pack import SequenceSet
 
 if TYPE_CHECKING:
     from evalkit.scoring.forward import Scores
 
 
-def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> Item:
+def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:
     """What is to be scored of a question: its conditional sequences, then the unconditional ones.
 
     Args:
@@ -28,7 +28,7 @@ def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) 
     wanted = [np.isin(sequence.segments, list(scored)) for sequence in encoded.sequences]
     wanted += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
     tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
-    return Item(index, encoded.question.label, encoded.question.subtask, tokens, tuple(wanted))
+    return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(wanted))
 
 
 def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:

@@ -17,7 +17,7 @@ from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.models.locate import silent
-from evalkit.runs.place import Place, place_of
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CANDIDATES = 2
 """Questions of each task that the start-up check may choose from."""
 
-_Encoded: TypeAlias = tuple[list[EncodedQuestion], list[pack.Batch]]
+_Encoded: TypeAlias = tuple[list[EncodedQuestion], list[pack.TreeBatch]]
 """A task's documents as token sequences, and the batches that they are scored in."""
 
 
@@ -68,7 +68,7 @@ class Scoring:
         }
         self._place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
 
-    def place(self, batch: Batch | None = None) -> Place:
+    def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
         return self._place
 
@@ -102,7 +102,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held
         for task in tasks:
             encoded, packed = ahead.take(task)
 
-            def done(batch: pack.Batch, encoded: list[EncodedQuestion] = encoded) -> bool:
+            def done(batch: pack.TreeBatch, encoded: list[EncodedQuestion] = encoded) -> bool:
                 return all(key_of(encoded[item.index].question) in held for item in batch.items)
 
             for number, batch in in_turn(packed, done):

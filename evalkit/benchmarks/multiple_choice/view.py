@@ -19,8 +19,8 @@ from evalkit.models.context import Extension
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
+from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.place import mixture
 from evalkit.runs.traits import unofficial
 from evalkit.scores.results import Results, summarise_all
 from evalkit.scores.rules import RULES

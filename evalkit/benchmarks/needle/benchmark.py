@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.generated import Answer, Asked, GeneratedBenchmark, GeneratingFacts
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.errors import RunError
@@ -60,7 +60,7 @@ class Needle(GeneratedBenchmark):
         """See `GeneratedBenchmark`: a cell's number is its id."""
         return {NEEDLE: [str(number) for number in range(len(plan.cells))]}
 
-    def asked(self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[Asked]:
+    def asked(self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
         """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
         from evalkit.benchmarks.needle.text import pattern_of
@@ -80,10 +80,10 @@ class Needle(GeneratedBenchmark):
             stops = Stops(ends, pattern=pattern_of(cell), held_back=1)
             prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
-            found.append(Asked(str(number), prompt, sha, len(tokens), False))
+            found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
         return found
 
-    def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[Answer]], writer: RunWriter) -> None:
+    def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""
         from evalkit.benchmarks.longbench.plots import needle_heatmap
 
@@ -159,7 +159,7 @@ def load_needles(run: Run) -> pd.DataFrame:
     return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 
 
-def _table(plan: NeedlePlan, answers: Sequence[Answer]) -> pd.DataFrame:
+def _table(plan: NeedlePlan, answers: Sequence[GeneratedAnswer]) -> pd.DataFrame:
     """A row for each cell."""
     import pandas as pd
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.needle import NEEDLE
-from evalkit.benchmarks.needle.text import Cell, Haystack
+from evalkit.benchmarks.needle.text import Haystack, NeedleCase
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.errors import UsageError
 from evalkit.models.locate import Checkpoint, Say
@@ -47,7 +47,7 @@ class NeedlePlan(GeneratedPlan):
     request: NeedleRequest
     checkpoint: Checkpoint
     haystack: Haystack
-    cells: tuple[Cell, ...]
+    cells: tuple[NeedleCase, ...]
     """By length, depth and repeat."""
     manifest: dict[str, Any]
 
@@ -67,7 +67,9 @@ def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
         raise UsageError(f"--depths {', '.join(f'{depth:g}' for depth in depths)}: expected percents from 0 to 100")
     if (count := len(lengths) * len(depths) * request.repeats) > _MOST_CELLS:
         raise UsageError(f"{count:,} needles, where {_MOST_CELLS:,} are years of work; lower --repeats, or name fewer")
-    cells = [Cell(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)]
+    cells = [
+        NeedleCase(length, depth, repeat) for length in lengths for depth in depths for repeat in range(request.repeats)
+    ]
     specification = {
         **numerics(request.model, checkpoint, None, say),
         "suite": NEEDLE,

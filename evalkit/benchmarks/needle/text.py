@@ -63,7 +63,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Cell:
+class NeedleCase:
     """One needle in one text."""
 
     length: int
@@ -130,7 +130,7 @@ class Haystack:
         start = int(repeat * 0.6180339887 % 1 * len(self._pieces))
         return islice(cycle(self._pieces), start, None)
 
-    def prompt(self, cell: Cell, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
+    def prompt(self, cell: NeedleCase, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
         """Token ids of a cell's prompt: as many sentences as there is room for.
 
         Args:
@@ -168,12 +168,12 @@ class Haystack:
         return np.asarray(best, np.int64)
 
 
-def is_found(cell: Cell, answer: str) -> bool:
+def is_found(cell: NeedleCase, answer: str) -> bool:
     """Whether a cell's secret stands in an answer, digit by digit; commas between thousands count as nothing."""
     return cell.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
 
 
-def pattern_of(cell: Cell) -> str:
+def pattern_of(cell: NeedleCase) -> str:
     """A regular expression for what `is_found` finds, whatever is written after it: the secret with no comma, or with
     those of thousands, and what shows that the number ends there.
     """
@@ -182,7 +182,7 @@ def pattern_of(cell: Cell) -> str:
     return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
 
 
-def _prompt(cell: Cell, sentences: Sequence[str], place: int, cue: bool) -> str:
+def _prompt(cell: NeedleCase, sentences: Sequence[str], place: int, cue: bool) -> str:
     needle = f"The secret number of {cell.city} is {cell.secret}. "
     text = "".join((*sentences[:place], needle, *sentences[place:]))
     question = f"Question: What is the secret number of {cell.city}?"

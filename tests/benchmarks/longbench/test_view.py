@@ -1,0 +1,43 @@
+"""Tables: marks, notes and what LaTeX must not see."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from evalkit.benchmarks.longbench.scores import score_generations
+from evalkit.benchmarks.longbench.view import render
+from tests.benchmarks.longbench.made import generations
+
+
+def results() -> pd.DataFrame:
+    table = pd.concat([generations("lcc", ("x", "x"), ("y", "z")), generations("hotpotqa", ("a b", "c"))])
+    table["truncated"] = [0, 5, 0]
+    return table
+
+
+def test_marks_are_explained() -> None:
+    text = render(score_generations(results(), official={"lcc": False, "hotpotqa": True}), notes=["told"])
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["LCC*"][-1] == "1"
+    assert rows["LCC*"][1:5] == ["edit", "sim.", "2", "50.00"]
+    assert rows["HotpotQA"][1:5] == ["F1", "1", "0.00", "–"]
+    for note in ("cut: documents that lost", "*: not the official documents", "edit sim.: difflib", "told"):
+        assert note in text
+
+
+def test_nothing_is_marked_or_explained_without_need() -> None:
+    table = results()
+    table["truncated"] = 0
+    text = render(score_generations(table))
+    assert "cut" not in text
+    assert "*" not in text
+
+
+def test_forms_escape_what_they_must() -> None:
+    found = score_generations(results(), official={"lcc": False})
+    assert "LCC\\*" in render(found, "markdown")
+    latex = render(found, "latex")
+    assert "\\begin{tabular}" in latex
+    assert "95 \\% interval" in latex
+    assert "–" not in "".join(line for line in latex.splitlines() if not line.startswith("%"))
+    assert "kind,name,group,metric,variant,n,score,low,high,truncated,official" in render(found, "csv")

@@ -1,0 +1,251 @@
+"""Every rule against its formula done by hand, and against lm-eval's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lm_eval.api.task import ConfigurableTask
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
+from tests.tables.made import Choice, documents, table
+
+# One document on which each rule's preferences differ; scores are worked out beside each rule below
+A: Choice = {"ll_continuation": -6.0, "n_continuation": 2, "ll_end": -3.0, "chars": 4, "bytes": 12}
+B: Choice = {"ll_continuation": -8.0, "n_continuation": 4, "ll_end": -0.5, "chars": 8, "bytes": 8}
+C: Choice = {"ll_continuation": -9.0, "n_continuation": 6, "ll_end": -4.0, "chars": 5, "bytes": 30}
+ALONE = ({"ll_unconditional": -7.0}, {"ll_unconditional": -8.5}, {"ll_unconditional": -13.0})
+
+BY_HAND = {
+    # special -1, instruction -2, context -4 over 2 + 3 + 5 tokens stand before each continuation
+    "ppl": [-(7 + 9) / 13, -(7 + 8.5) / 15, -(7 + 13) / 17],
+    "ppl_continuation": [-6 / 2, -8 / 4, -9 / 6],
+    "ppl_continuation_end": [-9 / 3, -8.5 / 5, -13 / 7],
+    "acc": [-6, -8, -9],
+    "acc_norm": [-6 / 4, -8 / 8, -9 / 5],
+    "acc_bytes": [-6 / 12, -8 / 8, -9 / 30],
+    "acc_token": [-6 / 2, -8 / 4, -9 / 6],
+    "pmi": [-6 + 7, -8 + 8.5, -9 + 13],
+}
+
+
+def document() -> pd.DataFrame:
+    return table([choice | alone for choice, alone in zip((A, B, C), ALONE, strict=True)])
+
+
+def predictions(frame: pd.DataFrame, rule: str) -> list[int]:
+    found: list[int] = decide(frame, RULES[rule])["prediction"].to_list()
+    return found
+
+
+def test_there_is_a_worked_example_of_every_rule() -> None:
+    assert set(BY_HAND) == set(RULES)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_scores_follow_the_formula(rule: str) -> None:
+    scores = RULES[rule].score(document())
+    np.testing.assert_allclose(scores, BY_HAND[rule], rtol=1e-12)
+    assert predictions(document(), rule) == [int(np.argmax(BY_HAND[rule]))]
+
+
+def test_worked_example_tells_the_rules_apart() -> None:
+    """The example chooses A, B and C under different rules, so that one rule cannot pass for another."""
+    assert {rule: predictions(document(), rule)[0] for rule in RULES} == {
+        "ppl": 1,
+        "ppl_continuation": 2,
+        "ppl_continuation_end": 1,
+        "acc": 0,
+        "acc_norm": 1,
+        "acc_bytes": 2,
+        "acc_token": 2,
+        "pmi": 2,
+    }
+
+
+def test_perplexity_rule_chooses_the_lowest_perplexity() -> None:
+    """exp of the mean negative log-likelihood, as in equation form, and not merely the score it is decided by."""
+    frame = document()
+    tokens = sum(frame[f"n_{s}"] for s in ("special", "instruction", "context", "continuation", "end"))
+    total = sum(frame[f"ll_{s}"] for s in ("special", "instruction", "context", "continuation", "end"))
+    perplexity = [math.exp(-ll / n) for ll, n in zip(total, tokens, strict=True)]
+    assert predictions(frame, "ppl") == [perplexity.index(min(perplexity))]
+
+
+def lm_eval_metrics(choices: list[Choice], metrics: tuple[str, ...]) -> dict[str, float]:
+    """What lm-eval's `process_results` gives on one document; choice 0 is gold."""
+    # Texts with the characters and bytes that the table says, where there are such
+    texts = [_text(choice["chars"], choice["bytes"]) for choice in choices]
+    task = SimpleNamespace(
+        OUTPUT_TYPE="multiple_choice",
+        _metric_fn_list=dict.fromkeys(metrics),
+        multiple_input=False,
+        multiple_target=False,
+        doc_to_choice=lambda doc: texts,
+        doc_to_target=lambda doc: 0,
+        config=SimpleNamespace(process_results=None, use_prompt=None),
+    )
+    pairs = [(choice["ll_continuation"], False) for choice in choices]
+    if "acc_mutual_info" in metrics:
+        pairs += [(choice["ll_unconditional"], False) for choice in choices]
+    found: dict[str, Any] = ConfigurableTask.process_results(task, {}, pairs)
+    return found
+
+
+def _text(chars: int, size: int) -> str:
+    """A text of so many characters whose UTF-8 form has so many bytes."""
+    extra = size - chars
+    wide, rest = divmod(extra, 3)
+    return "😀" * wide + ("a", "é", "€")[rest] + "a" * (chars - wide - 1)
+
+
+possible = documents.map(
+    lambda found: [
+        [choice | {"bytes": choice["chars"] + choice["bytes"] % (3 * choice["chars"])} for choice in choices]
+        for choices in found
+    ]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(possible)
+def test_lm_evals_rules_choose_as_lm_eval(found: list[list[Choice]]) -> None:
+    frame = table(*found)
+    by_rule = {rule: decide(frame, RULES[rule])["correct"] for rule in ("acc", "acc_norm", "acc_bytes", "pmi")}
+    for number, choices in enumerate(found):
+        theirs = lm_eval_metrics(choices, ("acc", "acc_norm", "acc_bytes"))
+        theirs |= lm_eval_metrics(choices, ("acc_mutual_info",))
+        ours = {("acc_mutual_info" if rule == "pmi" else rule): right[number] for rule, right in by_rule.items()}
+        assert ours == {name: theirs[name] for name in ours}
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents, st.floats(-100, 100))
+def test_a_constant_for_all_choices_does_not_move_summed_rules(found: list[list[Choice]], constant: float) -> None:
+    moved = [
+        [
+            choice
+            | {
+                "ll_continuation": choice["ll_continuation"] * 2**10 + round(constant * 2**10),
+                "ll_unconditional": choice["ll_unconditional"] * 2**10,
+            }
+            for choice in choices
+        ]
+        for choices in _in_thousandths(found)
+    ]
+    still = [
+        [choice | {key: choice[key] * 2**10 for key in ("ll_continuation", "ll_unconditional")} for choice in choices]
+        for choices in _in_thousandths(found)
+    ]
+    for rule in ("acc", "pmi"):
+        assert predictions(table(*moved), rule) == predictions(table(*still), rule)
+
+
+def _in_thousandths(found: list[list[Choice]]) -> list[list[Choice]]:
+    """Scores as whole numbers, so that adding to them is exact and ties stay ties."""
+    keys = ("ll_continuation", "ll_unconditional")
+    return [[choice | {key: round(choice[key] * 1000) for key in keys} for choice in choices] for choices in found]
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents, st.randoms(use_true_random=False), st.sampled_from(sorted(RULES)))
+def test_documents_are_decided_one_by_one(found: list[list[Choice]], dice: Any, rule: str) -> None:
+    """In any order, and each as if it were the only one."""
+    together = predictions(table(*found), rule)
+    assert together == [predictions(table(choices), rule)[0] for choices in found]
+    order = list(range(len(found)))
+    dice.shuffle(order)
+    assert predictions(table(*(found[i] for i in order)), rule) == [together[i] for i in order]
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents, st.sampled_from(sorted(RULES)))
+def test_last_choice_of_equals_never_wins(found: list[list[Choice]], rule: str) -> None:
+    """A copy of the best choice put at the end makes a tie, which the first one wins and which is counted."""
+    before = decide(table(*found), RULES[rule])
+    best = before["prediction"].to_list()
+    doubled = table(*([*choices, choices[at]] for choices, at in zip(found, best, strict=True)))
+    after = decide(doubled, RULES[rule])
+    assert after["prediction"].to_list() == best
+    assert after["tie"].all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(documents, st.integers(0, 4))
+def test_whole_sequence_rule_does_not_see_segments(found: list[list[Choice]], seed: int) -> None:
+    """Moving log-likelihood and tokens from one segment to another leaves the perplexity of the whole as it is."""
+    names = ["special", "instruction", "context", "continuation", "end"]
+    into = names[seed]
+    moved = [
+        [
+            choice
+            | {f"ll_{s}": 0.0 for s in names}
+            | {f"n_{s}": 0 for s in names}
+            | {f"ll_{into}": math.fsum(choice[f"ll_{s}"] for s in names)}
+            | {f"n_{into}": sum(choice[f"n_{s}"] for s in names)}
+            for choice in choices
+        ]
+        for choices in found
+    ]
+    np.testing.assert_allclose(RULES["ppl"].score(table(*moved)), RULES["ppl"].score(table(*found)), rtol=1e-12)
+
+
+def test_decision_names_the_document() -> None:
+    found = decide(table([A, B], [B, A], gold=1), RULES["acc"])
+    assert found[["doc_id", "choices", "gold", "prediction", "correct"]].to_dict("records") == [
+        {"doc_id": 0, "choices": 2, "gold": 1, "prediction": 0, "correct": 0},
+        {"doc_id": 1, "choices": 2, "gold": 1, "prediction": 1, "correct": 1},
+    ]
+    assert not found["tie"].any()
+
+
+@pytest.mark.parametrize("rule", ["acc_norm", "acc_bytes", "acc_token", "ppl_continuation"])
+def test_option_without_length_never_wins(rule: str) -> None:
+    empty = {"ll_continuation": 0.0, "chars": 0, "bytes": 0, "n_continuation": 0}
+    assert predictions(table([empty, A, B]), rule) != [0]
+    assert RULES[rule].score(table([empty, A]))[0] == -math.inf
+
+
+def test_no_documents_give_no_decisions() -> None:
+    assert len(decide(table([A, B]).iloc[:0], RULES["acc"])) == 0
+
+
+def test_template_that_scores_only_the_continuation() -> None:
+    """lm-eval's prompt has a context but no log-likelihood for it, and no end token at all."""
+    unscored: dict[str, Any] = {
+        "ll_special": None,
+        "ll_instruction": None,
+        "ll_context": None,
+        "ll_end": None,
+        "n_end": 0,
+    }
+    frame = table([A | unscored, B | unscored])
+    with pytest.raises(UsageError, match=r"rule ppl needs the log-likelihood of .*context.*--template inst"):
+        decide(frame, RULES["ppl"])
+    # Without an end token, the continuation and its end are the continuation
+    assert predictions(frame, "ppl_continuation_end") == predictions(frame, "ppl_continuation")
+    assert [rule for rule in RULES if not missing_segments(RULES[rule], frame)] == [
+        "ppl_continuation",
+        "ppl_continuation_end",
+        "acc",
+        "acc_norm",
+        "acc_bytes",
+        "acc_token",
+    ]
+
+
+def test_pmi_without_its_pass_says_how_to_get_it() -> None:
+    with pytest.raises(UsageError, match=r"rule pmi needs the unconditional pass.*--rule pmi"):
+        decide(table([A, B]), RULES["pmi"])
+
+
+def test_unknown_rule_offers_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown rule 'acc_nrom': did you mean 'acc_norm'"):
+        find_rule("acc_nrom")
