@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
+    from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
     from evalkit.runs.folder import Run
@@ -205,18 +206,17 @@ class Benchmark(ABC):
         rule = f" ({run.rule})" if run.rule else ""
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
 
-    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
-        """A finished run as text.
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """A finished run as it is printed.
 
         Args:
             run: of this benchmark.
-            form: "terminal" or "json".
             rule: see `metrics`.
             detail: whether parts of tasks are shown too, where it has them.
         """
-        from evalkit.benchmarks.shown import as_json, as_table
+        from evalkit.benchmarks.results_report import metrics_report
 
-        return as_json(run) if form == "json" else as_table(run, self.metrics(run, rule))
+        return metrics_report(run, self.metrics(run, rule))
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
         """The first prompts of each task as the model is fed them, for a terminal.

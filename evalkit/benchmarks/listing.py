@@ -1,12 +1,11 @@
 """The runs of a folder as a list: of which checkpoint, how measured, when, and what came out.
 
-In: a folder of runs. Out: a table for a terminal of 100 columns, or JSON with everything. No torch.
+In: a folder of runs. Out: a `Report`; JSON and CSV have everything. No torch.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,16 +13,13 @@ from typing import Any
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError
-from evalkit.reporting.escape import printable
-from evalkit.reporting.page import aligned, json_text
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
 from evalkit.runs.traits import unofficial_notes
 
-_WIDTH = 100
-_LEAST_WIDTH = 19
-"""Of the checkpoint's column: room for a step's name."""
 _ID_SHOWN = 7
 
 
@@ -102,15 +98,14 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
     return sorted(chosen, key=orders[sort])
 
 
-def runs_json(runs: Sequence[ListedRun]) -> str:
-    """Everything, as a JSON list."""
-    return json_text([asdict(run) for run in runs])
+def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
+    """A line for each run, and beneath them what is wrong with any.
 
-
-def runs_table(runs: Sequence[ListedRun], root: Path, text: str = "") -> str:
-    """A line for each run, and beneath them what is wrong with any; `text` is what they were filtered by."""
-    if not runs:
-        return f"none in {printable(str(root))}" + (f" with {printable(text)}" if text.strip() else "")
+    Args:
+        runs: what is listed.
+        root: the folder that they were looked for in.
+        text: what they were filtered by.
+    """
     headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
     rows = [
         [
@@ -120,22 +115,29 @@ def runs_table(runs: Sequence[ListedRun], root: Path, text: str = "") -> str:
             run.dtype,
             run.settings,
             run.result or run.state,
+            run.place,
         ]
         for run in runs
     ]
-    keep = [column for column in range(len(headers) - 1) if any(row[column] for row in rows)]
-    widths = [max(len(headers[column]), *(len(row[column]) for row in rows)) for column in keep]
-    width = max(_WIDTH, shutil.get_terminal_size((_WIDTH, 0)).columns)
-    room = max(_LEAST_WIDTH, width - sum(widths) - 2 * len(keep))
-    table = aligned(
-        [[*(row[column] for column in keep), _cut(run.place, room)] for run, row in zip(runs, rows, strict=True)],
-        [*(headers[column] for column in keep), headers[-1]],
-        tablefmt="plain",
-    )
+    # A column that is empty throughout only takes room
+    keep = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    kept_headers, kept_rows = [headers[c] for c in keep], [[row[c] for c in keep] for row in rows]
+    none = f"none in {root}" + (f" with {text}" if text.strip() else "")
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:
         notes.append(f"kept without a journal, so that nothing of them can be made anew: {', '.join(kept)}")
-    return "\n".join([table, *([""] if notes else []), *notes])
+    content = [asdict(run) for run in runs]
+    return Report(
+        (simple_table("runs", kept_headers, kept_rows, texts=len(keep)),) if runs else (),
+        verdict=() if runs else (none,),
+        notes=tuple(notes),
+        content=content,
+        records=[{name: _one_value(value) for name, value in record.items()} for record in content],
+    )
+
+
+def _one_value(value: Any) -> Any:
+    return "; ".join(value) if isinstance(value, (list, tuple)) else value
 
 
 def _listed(run: Run) -> ListedRun:
@@ -192,8 +194,3 @@ def _described(run: ListedRun) -> str:
 def _by_number(text: str) -> list[tuple[int, str]]:
     """Steps in their order: checkpoint-500 before checkpoint-1000."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
-
-
-def _cut(text: str, width: int) -> str:
-    """The end of a text that is too long, which tells checkpoints apart."""
-    return text if len(text) <= width else "…" + text[1 - width :]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import FOLDER, MARGIN, OUTPUT, argument, option, typed_option
+from evalkit.cli.options import MARGIN, OUTPUT, PLOT, argument, option, typed_option
+from evalkit.cli.printing import PRINTING, print_report
 
 if TYPE_CHECKING:
-    from evalkit.compare.comparison import Comparison
-
-_FORMATS = ("terminal", "markdown", "latex", "csv", "json")
+    from evalkit.reporting.report import Format
 
 
 @click.command()
@@ -21,8 +20,8 @@ _FORMATS = ("terminal", "markdown", "latex", "csv", "json")
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
-@option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="Of the result.")
-@option("--plot", type=FOLDER, help="Also draw it, as .pdf or .png.")
+@PRINTING
+@PLOT
 @option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
 @option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points by which the average "
         "may be lower.")  # fmt: skip
@@ -32,7 +31,8 @@ def compare(
     groups: tuple[str, ...],
     rule: str | None,
     curve: bool,
-    form: str,
+    form: Format,
+    standalone: bool,
     plot: Path | None,
     fail_if_worse: bool,
     margin: float,
@@ -50,21 +50,21 @@ def compare(
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     """
-    from evalkit.compare.sides import find_sides
-
-    _check(curve, plot, fail_if_worse, margin)
+    _check(curve, fail_if_worse, margin)
     if curve:
-        _curves(runs, groups, rule, form, plot, output)
+        _curves(runs, groups, rule, form, standalone, plot, output)
         return 0
     from evalkit.benchmarks.outcomes import Comparable
     from evalkit.compare.comparison import compare as compare_sides
+    from evalkit.compare.comparison_report import comparison_report
     from evalkit.compare.decision import exit_code
     from evalkit.compare.pairing import pair
+    from evalkit.compare.sides import find_sides
 
     baseline, *others = find_sides(runs, groups, output)
     graded: dict[str, Comparable] = {}
     found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
-    _print(found, form)
+    print_report(comparison_report(found), form, standalone)
     if plot:
         from evalkit.compare.plots import forest
 
@@ -74,50 +74,30 @@ def compare(
     return exit_code(found, margin / scale) if fail_if_worse else 0
 
 
-def _print(found: list[Comparison], form: str) -> None:
-    from dataclasses import asdict
-
-    from evalkit.compare.view import comparison_page, comparison_records, headline
-    from evalkit.reporting.page import PAGES, csv_text, json_text
-
-    if form == "json":
-        click.echo(json_text({"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}))
-    elif form == "csv":
-        click.echo(csv_text([record for one in found for record in comparison_records(one)]))
-    else:
-        letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(len(found) + 1)]
-        pages = [comparison_page(one, "A", letter) for one, letter in zip(found, letters[1:], strict=True)]
-        click.echo("\n\n\n".join(PAGES[form](page) for page in pages))
-
-
 def _curves(
-    runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, form: str, plot: Path | None, output: Path
+    runs: tuple[str, ...],
+    groups: tuple[str, ...],
+    rule: str | None,
+    form: Format,
+    standalone: bool,
+    plot: Path | None,
+    output: Path,
 ) -> None:
-    from dataclasses import asdict
-
+    from evalkit.compare.curve_report import curve_report
     from evalkit.compare.curves import curve
     from evalkit.compare.sides import find_trainings
-    from evalkit.compare.view import curve_page, curve_records
-    from evalkit.reporting.page import PAGES, csv_text, json_text
 
     found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
-    if form == "json":
-        click.echo(json_text({"curves": [asdict(one) for one in found]}))
-    elif form == "csv":
-        click.echo(csv_text(list(curve_records(found))))
-    else:
-        click.echo(PAGES[form](curve_page(found)))
+    print_report(curve_report(found), form, standalone)
     if plot:
         from evalkit.compare.plots import curves as draw
 
         draw(found, plot)
 
 
-def _check(curve: bool, plot: Path | None, fail_if_worse: bool, margin: float) -> None:
+def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
     from evalkit.errors import UsageError
 
-    if plot and plot.suffix not in (".pdf", ".png"):
-        raise UsageError(f"--plot {plot}: name a file that ends in .pdf or .png")
     if curve and fail_if_worse:
         raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
     if margin and not fail_if_worse:

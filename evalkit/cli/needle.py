@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,6 @@ from evalkit.cli.options import (
     CONFIG,
     CONTEXT,
     FOLDER,
-    FORMAT,
     ORIGIN,
     OUTPUT,
     TOKEN_BUDGET,
@@ -22,7 +21,12 @@ from evalkit.cli.options import (
     comma_separated,
     option,
 )
-from evalkit.cli.running import print_run, run_and_print
+from evalkit.cli.printing import PRINTING, print_run
+from evalkit.cli.running import run_and_print
+
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format
+    from evalkit.runs.folder import Run
 
 
 @click.command()
@@ -42,13 +46,14 @@ from evalkit.cli.running import print_run, run_and_print
 @COMPUTING
 @TOKEN_BUDGET
 @TRUST
-@FORMAT
+@PRINTING
 def needle(
     ctx: click.Context,
     /,
     checkpoint: str | None,
     model: str | None,
-    form: str,
+    form: Format,
+    standalone: bool,
     **options: Any,
 ) -> None:
     """A needle in a haystack: is a number found wherever it lies in a long text?
@@ -60,4 +65,10 @@ def needle(
     evalkit needle --model CKPT --lengths 500,1000 --depths 10,50,90 --repeats 10 --text book.txt
     """
     asked = options | {"suite": "needle"}
-    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, lambda found, _: print_run(found, form))
+
+    def output(run: Run, _: str) -> None:
+        from evalkit.benchmarks.needle.results_report import needle_report
+
+        print_run(run, needle_report(run), form, standalone)
+
+    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, output)

@@ -206,23 +206,21 @@ def comma_separated(_: click.Context, parameter: click.Parameter, value: str | N
     return None if value is None else values.names(_long(parameter.opts), value)
 
 
-def picture(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """A picture's file, known to have a possible name before hours of work."""
-    if path is None:
-        return None
-    if path.suffix.lower() not in (".png", ".pdf"):
-        raise UsageError(f"--plot {path}: name a file that ends in .pdf or .png")
-    try:
-        # Raises where a part of the name is too long; it is written under this one first
-        path.with_name(f".{path.name}.tmp").is_file()
-    except OSError as error:
-        raise UsageError(f"--plot {path}: cannot be written ({error.strerror or error}); name another file") from error
+def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """A figure's file, known to have a possible name before hours of work."""
+    from evalkit.reporting.figures import check_figure_path
+
+    if path is not None:
+        try:
+            check_figure_path(path)
+        except UsageError as error:
+            raise UsageError(f"--plot {error}") from error
     return path
 
 
 RUN = argument("run")
-FORMAT = option("--format", "form", type=click.Choice(["terminal", "json"]), default="terminal", help="Of the result.")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
+PLOT = option("--plot", type=FOLDER, callback=_figure_path, help="Also draw it, into a .png or .pdf file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, help="Folder of run folders.")
 

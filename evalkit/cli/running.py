@@ -1,13 +1,9 @@
-"""What commands have in common that run a benchmark, or print a run of one."""
+"""What commands have in common that run a benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import click
-
-from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -35,17 +31,3 @@ def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, st
     output(run, plan.manifest["rule"])
     if left_out := plan.manifest.get("left_out"):
         raise DataError(f"left out: {'; '.join(left_out)}")
-
-
-def print_run(run: Run, form: str, rule: str | None = None, detail: bool = False) -> None:
-    """Print a finished run as its benchmark shows it, and where it is; see `Benchmark.show`."""
-    from evalkit.benchmarks.registry import benchmark_of
-
-    print_shown(run, benchmark_of(run).show(run, form, rule, detail), form)
-
-
-def print_shown(run: Run, shown: str, form: str) -> None:
-    """Print what is shown of a run; where a person reads it, also its folder."""
-    click.echo(shown)
-    if form == "terminal":
-        click.echo(f"\n{printable(str(run.folder))}")

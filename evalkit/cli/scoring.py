@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,6 @@ from evalkit.cli.options import (
     DATA_DIR,
     DETAIL,
     FOLDER,
-    FORMAT,
     ORIGIN,
     OUTPUT,
     RUN,
@@ -30,8 +29,13 @@ from evalkit.cli.options import (
     option,
     typed_option,
 )
-from evalkit.cli.running import print_run, print_shown, run_and_print
+from evalkit.cli.printing import PRINTING, print_run
+from evalkit.cli.running import run_and_print
 from evalkit.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format
+    from evalkit.runs.folder import Run
 
 
 @click.command()
@@ -62,7 +66,7 @@ from evalkit.errors import UnknownNameError, UsageError
 @typed_option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
               "such as window=3500 of longbench; again for each.")  # fmt: skip
 @DETAIL
-@FORMAT
+@PRINTING
 def run(
     ctx: click.Context,
     /,
@@ -71,7 +75,8 @@ def run(
     show_prompts: int,
     settings: tuple[str, ...],
     detail: bool,
-    form: str,
+    form: Format,
+    standalone: bool,
     **options: Any,
 ) -> None:
     """Score a checkpoint on a suite and print the table.
@@ -93,7 +98,7 @@ def run(
     if show_prompts:
         _print_prompts(named, asked, show_prompts)
     else:
-        run_and_print(named, asked, lambda found, rule: print_run(found, form, rule, detail))
+        run_and_print(named, asked, lambda found, rule: _print(found, form, standalone, rule, detail))
 
 
 @click.command()
@@ -101,8 +106,8 @@ def run(
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the run's own]")
 @OUTPUT
 @DETAIL
-@FORMAT
-def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -> None:
+@PRINTING
+def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format, standalone: bool) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
     RUN is a run folder, or what `evalkit ls runs` lists of one in --output: its id or name, the beginning of either,
@@ -112,10 +117,16 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     evalkit rescore 1a2b3c4d --rule acc_norm
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
-    from evalkit.benchmarks.multiple_choice.view import show_choices
+    from evalkit.benchmarks.multiple_choice.results_report import choices_report
 
     opened = named_run(run, output)
-    print_shown(opened, show_choices(opened, form, rule, detail), form)
+    print_run(opened, choices_report(opened, rule, detail), form, standalone)
+
+
+def _print(run: Run, form: Format, standalone: bool, rule: str | None, detail: bool) -> None:
+    from evalkit.benchmarks.registry import benchmark_of
+
+    print_run(run, benchmark_of(run).report(run, rule, detail), form, standalone)
 
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
+from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format
+
 _SOURCES = ("published", "runs", "both")
-_FORMATS = ("terminal", "latex", "markdown", "csv", "html")
 _EXPORTS = ("lm_eval", "hub", "every_eval_ever")
 
-_FORM = option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="What is written.")
-_STANDALONE = option("--standalone", is_flag=True, help="A whole LaTeX document or HTML page, not the table alone.")
 _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
 
 
@@ -37,15 +38,14 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
 @option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
 @option("--audit", is_flag=True, help="What the paper printed otherwise than its numbers say, in tables and text.")
-@_FORM
-@_STANDALONE
+@PRINTING
 @_FILE
 def table(
     name: str | None,
     more: tuple[str, ...],
     runs: str | None,
     audit: bool,
-    form: str,
+    form: Format,
     standalone: bool,
     output: Path | None,
     **options: object,
@@ -60,8 +60,9 @@ def table(
     evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
     evalkit table --audit
     """
+    from evalkit.reporting.report import Report
     from evalkit.tables.layout import layout_names
-    from evalkit.tables.request import TableRequest, audited, make, write
+    from evalkit.tables.request import TableRequest, audited, make
 
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; runs come behind --runs")
@@ -73,7 +74,7 @@ def table(
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
     else:
         made = make(TableRequest(name, **_runs(runs, more), **options))  # type: ignore[arg-type]
-    _deliver(write(made, form, standalone), output)
+    print_report(Report((made,)), form, standalone, output)
 
 
 def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
@@ -91,10 +92,11 @@ def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
 @RUN
 @option("--rule", help="How the run's answers are chosen (evalkit ls rules).  [default: the run's own]")
 @option("--tokens", help="Tokens it was trained on, to be printed: 128B.")
-@_FORM
-@_STANDALONE
+@PRINTING
 @_FILE
-def integrity(run: str, rule: str | None, tokens: str | None, form: str, standalone: bool, output: Path | None) -> None:
+def integrity(
+    run: str, rule: str | None, tokens: str | None, form: Format, standalone: bool, output: Path | None
+) -> None:
     """Put a run beside models off the shelf, as the paper checks its own, and say how the protocols differ.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
@@ -102,10 +104,10 @@ def integrity(run: str, rule: str | None, tokens: str | None, form: str, standal
     \b
     evalkit integrity 1a2b3c4d --tokens 128B
     """
+    from evalkit.reporting.report import Report
     from evalkit.tables.integrity import check
-    from evalkit.tables.request import write
 
-    _deliver(write(check(named_run(run), rule, tokens), form, standalone), output)
+    print_report(Report((check(named_run(run), rule, tokens),)), form, standalone, output)
 
 
 @click.command()
@@ -126,18 +128,3 @@ def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
 
     for path in export_run(named_run(run), form, rule, output):
         click.echo(printable(str(path)))
-
-
-def _deliver(text: str, output: Path | None) -> None:
-    from evalkit.runs.journal import replace_file
-
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file with --output")
-    try:
-        replace_file(output, text.encode())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(printable(str(output)))

@@ -1,20 +1,17 @@
-"""Comparisons and curves as pictures, PNG or PDF.
+"""Comparisons and curves as figures.
 
-In: `Comparison`s or `Curve`s and where the picture goes. The only module that imports matplotlib, and it never opens a
-window.
+In: `Comparison`s or `Curve`s and where the figure goes.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evalkit.compare.comparison import (
@@ -27,10 +24,11 @@ from evalkit.compare.comparison import (
     Comparison,
     TaskDifference,
 )
+from evalkit.compare.comparison_report import headline, label, p_text, page_unit
+from evalkit.compare.curve_report import curve_unit
 from evalkit.compare.curves import Curve, Point
 from evalkit.compare.units import Unit
-from evalkit.compare.view import curve_unit, headline, label, p_text, page_unit
-from evalkit.errors import RunError
+from evalkit.reporting.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +59,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     places = {name: -float(place) for place, name in enumerate(names)}
     places |= {name: -(len(names) + 0.4 + place) for place, name in enumerate(averages)}
     height = 0.34 * len(places) + 2.0
-    figure = Figure(figsize=(1.6 + 6.2 * len(found), height), layout="constrained")
+    figure = new_figure(1.6 + 6.2 * len(found), height)
     panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
     edges = [abs(edge) for one in found for row in (*one.tasks, *one.averages) for edge in (row.low, row.high)]
     reach = max(filter(math.isfinite, edges), default=0.0)
@@ -80,7 +78,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
         fontsize=7.5,
         color="#888888",
     )
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def curves(found: Sequence[Curve], path: Path) -> None:
@@ -97,7 +95,7 @@ def curves(found: Sequence[Curve], path: Path) -> None:
     shown = ["Average", *tasks] if len(tasks) > 1 else tasks
     columns = min(3, len(shown))
     rows = -(-len(shown) // columns)
-    figure = Figure(figsize=(3.5 * columns, 2.5 * rows + 0.4), layout="constrained")
+    figure = new_figure(3.5 * columns, 2.5 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for panel, name in zip(panels, shown, strict=False):
         for one, colour in zip(found, _LINES * len(found), strict=False):
@@ -122,7 +120,7 @@ def curves(found: Sequence[Curve], path: Path) -> None:
     percent = ", %" * found[0].measure.is_share
     scale = found[0].measure.name + percent + " (dotted: chance)" * any(one.chance for one in found)
     figure.supylabel(scale, fontsize=9, color=_INK)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float) -> None:
@@ -217,15 +215,3 @@ def _short_count(value: float, _: int | None = None) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
-
-
-def _save(figure: Figure, path: Path) -> None:
-    dated = {"CreationDate": None} if path.suffix == ".pdf" else {}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            # A letter that the font lacks becomes a box
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure.savefig(path, dpi=160, facecolor="white", metadata=dated)
-    except OSError as error:
-        raise RunError(f"--plot {path} cannot be written ({error.strerror or error}); choose another place") from error

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.reporting.decimals import of_float, percent, to_text
+from evalkit.reporting.decimals import fixed, percent
 
 _PLACES, _MOST_PLACES = 3, 12
 
@@ -34,11 +34,9 @@ class Unit:
 
     def value(self, score: float, signed: bool = False) -> str:
         """A score, or a difference (signed)."""
-        if not math.isfinite(score):
-            return "–" if math.isnan(score) else "+∞" if score > 0 else "-∞"
-        if self.places is None:
+        if self.places is None and math.isfinite(score):
             return percent(score, signed=signed)
-        return to_text(of_float(score), self.places, signed)
+        return fixed(score, self.places or 0, signed)
 
     def difference(self, difference: float) -> str:
         """Signed; nothing is not negative."""
@@ -46,9 +44,9 @@ class Unit:
 
     def error(self, stderr: float | None) -> str:
         """With one decimal more; a dash where it is not known."""
-        if stderr is None or math.isnan(stderr):
-            return "–"
-        return percent(stderr, 2) if self.places is None else to_text(of_float(stderr), self.places + 1)
+        if self.places is None and stderr is not None and math.isfinite(stderr):
+            return percent(stderr, 2)
+        return fixed(stderr, (self.places or 0) + 1)
 
 
 def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from evalkit.atomic import replace_file
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.journal import replace_file
 
 FORMS = ("lm_eval", "hub", "every_eval_ever")
 

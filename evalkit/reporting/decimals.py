@@ -6,6 +6,7 @@ floats would send 41.15 to 41.1, since the nearest double lies below it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
@@ -50,6 +51,15 @@ def to_text(value: Fraction, places: int, signed: bool = False) -> str:
     text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
     sign = "-" if rounded < 0 else "+" if signed else ""
     return sign + text
+
+
+def fixed(value: float | None, places: int, signed: bool = False) -> str:
+    """A number in its own unit as every page prints it; a dash where there is none, infinities by their sign."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "+∞" if value > 0 else "-∞"
+    return to_text(of_float(value), places, signed)
 
 
 def percent(fraction: float, places: int = 1, signed: bool = False) -> str:

@@ -21,12 +21,12 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from evalkit.atomic import replace_file
 from evalkit.errors import RunError
 from evalkit.inputs.form import misfit
 from evalkit.runs.batch_devices import BatchDevice
@@ -226,28 +226,3 @@ def _whole(text: str) -> int:
     if len(text) > len(str(_LARGEST)) or not -_LARGEST <= int(text) < _LARGEST:
         raise ValueError(f"it holds the whole number {text[:40]}{'…' * (len(text) > 40)}; expected at most 64 bits")
     return int(text)
-
-
-def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file so that it is either the old one or the whole new one, whenever the process dies.
-
-    Raises:
-        OSError: the disk is full or read-only; no half-written file is left.
-    """
-    with replacing(path) as file:
-        file.writelines([content] if isinstance(content, bytes) else content)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to be written that takes the place of another one when it is whole; see `replace_file`."""
-    # One name for all processes, so that kills leave no more than one behind; a run folder has one writer at a time
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from evalkit.atomic import replace_file, replacing
 from evalkit.errors import RunError
 from evalkit.runs.batch_devices import BatchDevice, devices, places
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
 from evalkit.runs.held import Held
-from evalkit.runs.journal import Entry, Journal, replace_file, replacing
+from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.seal import DIGEST, RUN, digest, json_bytes, sealed
 
 if TYPE_CHECKING:

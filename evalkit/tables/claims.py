@@ -34,11 +34,11 @@ from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
+from evalkit.reporting.markup import literal
+from evalkit.reporting.table import Line, Section
 from evalkit.tables.audit import Audited
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import TableLayout
-from evalkit.tables.markup import literal
-from evalkit.tables.table import Line, Section
 
 HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
     "holds",

@@ -12,11 +12,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from evalkit.reporting.decimals import half_up, mean, to_text
+from evalkit.reporting.markup import Text, superscript
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
 from evalkit.tables.layout import Group, LayoutItem, TableLayout
 from evalkit.tables.marks import best_marks, contests
-from evalkit.tables.markup import Text, superscript
 from evalkit.tables.published import Number, Numbers, Printed
-from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table
 
 Key = tuple[str, str]
 """(model, measure)."""

@@ -15,15 +15,15 @@ from typing import Any
 from evalkit.errors import TableError, UsageError
 from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.reporting.decimals import half_up, mean, to_text
+from evalkit.reporting.markup import literal
+from evalkit.reporting.table import Cell, Line, Section, Table
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import summary, traits, unofficial
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
-from evalkit.tables.markup import literal
 from evalkit.tables.measured import accuracies
 from evalkit.tables.request import published_numbers
-from evalkit.tables.table import Cell, Line, Section, Table
 
 LAYOUT = "res_intg_app"
 

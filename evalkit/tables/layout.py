@@ -35,8 +35,8 @@ from typing import Any
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
 from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.reporting.markup import Text, parse
 from evalkit.resources import resource
-from evalkit.tables.markup import Text, parse
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite; LongBench's own average is another, the mean of its groups' means."""

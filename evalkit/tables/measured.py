@@ -29,11 +29,11 @@ from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
 from evalkit.inputs.values import path as given_path
 from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.reporting.decimals import mean, of_float
+from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import TableLayout
-from evalkit.tables.markup import Text, literal
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, objection
 

@@ -1,4 +1,4 @@
-"""What `evalkit table` was asked for → a `Table` → text. The one way through this room."""
+"""What `evalkit table` was asked for → a `Table`. The one way through this room."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import TableError, UsageError
+from evalkit.reporting.markup import literal
+from evalkit.reporting.table import Table
 from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
-from evalkit.tables.markup import literal
 from evalkit.tables.measured import Measured, RunMapping, map_runs, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
-from evalkit.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,6 @@ def audited(names: Sequence[str]) -> Table:
     if not shown.issuperset(layout_names()):
         verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
     return table._replace(sections=(*table.sections, *claims.sections(verdicts)))
-
-
-def write(table: Table, form: str, standalone: bool = False) -> str:
-    """The table as terminal, latex, markdown, csv or html; standalone makes LaTeX and HTML whole documents."""
-    from evalkit.tables import latex, writers
-
-    if form == "latex":
-        return latex.latex(table, standalone)
-    if form == "html":
-        return writers.web(table, standalone)
-    return {"markdown": writers.markdown, "csv": writers.comma_separated, "terminal": writers.terminal}[form](table)
 
 
 def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:

@@ -72,8 +72,8 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     lines = evalkit("longbench", "rescore", folder, "--format", "csv")
     assert about in lines.err
     assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
-    line = evalkit("ls", "runs", "--output", "runs").out.splitlines()[2]
-    assert "limit 2, 2,048 by yarn" in line
+    [listed] = json.loads(evalkit("ls", "runs", "--output", "runs", "--format", "json").out)
+    assert (listed["limit"], listed["context"]) == (2, "2,048 by yarn")
 
 
 def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:
@@ -128,12 +128,13 @@ def test_a_table_without_a_column_is_damaged(longbench: Command, evalkit: Comman
 def test_looking_at_a_run(longbench: Command, evalkit: Command) -> None:
     folder = Path(longbench().out.splitlines()[-1])
     listed = evalkit("ls", "runs", "--output", "runs")
-    [header, line] = listed.out.splitlines()[1:3]
+    [header, _, line] = listed.out.splitlines()[:3]
     assert folder.name.endswith(f"longbench-plain-float32-{load_run(folder).manifest['id']}")
     assert folder.name[-12:].startswith(line.split()[0])
     assert line[header.index("settings") :].startswith("limit 2 ")
     assert "longbench plain" in line
-    assert "mean of groups (3 of 16 tasks) " in line
+    [about] = json.loads(evalkit("ls", "runs", "--output", "runs", "--format", "json").out)
+    assert "mean of groups (3 of 16 tasks) " in about["result"]
     table = evalkit("longbench", "rescore", folder)
     assert table.code == 0
     assert "Mean of groups (3 of 16 tasks)" in table.out
@@ -195,7 +196,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
         (["--device", "abacus"], 2, ["--device abacus: not a device"]),
         (["--token-budget", "few"], 2, ["--token-budget is 'few'; it must be a whole number"]),
         (["--format", "xml"], 2, ["xml"]),
-        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: name a file that ends in .pdf or .png"]),
+        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: figures are drawn as .png or .pdf"]),
     ],
 )
 def test_bad_input(longbench: Command, options: list[str], code: int, words: list[str]) -> None:

@@ -212,7 +212,10 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
         (["run", "--model", "x", "--limit", "ten"], ["--limit", "'ten' is not a valid integer"]),
         (["run", "--model", "x", "--token-budget", "many"], ["--token-budget is 'many'", "auto"]),
         (["run", "--model", "x", "--show-prompts", "-1"], ["--show-prompts", "-1"]),
-        (["run", "--model", "x", "--format", "xml"], ["--format", "'xml'", "'terminal', 'json'"]),
+        (
+            ["run", "--model", "x", "--format", "xml"],
+            ["--format", "'xml'", "'terminal', 'markdown', 'latex', 'html', 'csv', 'json'"],
+        ),
         (["run", "--config", "nowhere.yaml"], ["config file nowhere.yaml cannot be read", "No such file"]),
         (["ls", "rules", "more"], ["unexpected extra argument"]),
         (["ls", "ruls"], ["unknown list 'ruls'", "did you mean 'rules'"]),
@@ -372,11 +375,10 @@ def test_interrupted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lists(evalkit: Command, own_run: Path) -> None:
     everything = evalkit("ls", "--output", own_run.parent)
     assert everything.code == 0
-    for word in ("zeroshot8", "winogrande", "14,042 documents", "the paper's", "acc_norm", own_run.name[-12:-5]):
+    for word in ("zeroshot8", "winogrande", "14,042", "the paper's", "acc_norm", own_run.name[-12:-5]):
         assert word in everything.out
-    rules = evalkit("ls", "rules").out.splitlines()
-    assert rules[0] == "rules"
-    assert [line.split()[0] for line in rules[1:] if line] == [
+    rules = json.loads(evalkit("ls", "rules", "--format", "json").out)["rows"]
+    assert [row["rule"] for row in rules] == [
         "ppl",
         "ppl_continuation",
         "ppl_continuation_end",
@@ -407,9 +409,10 @@ def test_data_says_where_documents_are(evalkit: Command, documents: Path) -> Non
 
 def test_data_of_the_official_documents(evalkit: Command, shared_data: Path) -> None:
     outcome = evalkit("data", "--data-dir", shared_data / "zeroshot8", "--tasks", "openbookqa,piqa")
-    assert [line.split()[:4] for line in outcome.out.splitlines()[1:3]] == [
-        ["openbookqa", "500", "data-dir", "official,"],
-        ["piqa", "1,838", "data-dir", "official,"],
+    rows = [line.split() for line in outcome.out.splitlines()[2:] if line and line[0] != " "]
+    assert [(*row[:3], row[-1]) for row in rows] == [
+        ("openbookqa", "data-dir", "official,", "500"),
+        ("piqa", "data-dir", "official,", "1,838"),
     ]
 
 
@@ -478,7 +481,6 @@ def test_the_checkpoint_by_its_place(
 
 def test_variables_of_one_command_break_no_other(evalkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = evalkit("table", "main_res").out
-    monkeypatch.setenv("EVALKIT_FORMAT", "json")
     monkeypatch.setenv("EVALKIT_SUITE", "zeroshot8")
     assert evalkit("table", "main_res").out == expected
     assert "unknown longbench task 'x'" in evalkit("longbench", "--model", "demo", "--tasks", "x").err

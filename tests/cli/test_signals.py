@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.cli import main
+from evalkit.reporting.table import simple_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -63,7 +64,9 @@ def _code(arguments: list[str]) -> int:
 
 def test_in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
+    monkeypatch.setattr(
+        "evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or simple_table("rules", ["rule"], [])
+    )
     assert _code(["ls", "rules"]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
@@ -81,7 +84,10 @@ def test_another_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     caught = []
     previous = signal.signal(signal.SIGTERM, lambda *_: caught.append("theirs"))
     try:
-        monkeypatch.setattr("evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or "")
+        monkeypatch.setattr(
+            "evalkit.cli.listing.rules",
+            lambda: os.kill(os.getpid(), signal.SIGTERM) or simple_table("rules", ["rule"], []),
+        )
         assert _code(["ls", "rules"]) == 0
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -11,15 +11,15 @@ import pytest
 from scipy import stats
 
 from evalkit.compare.comparison import Comparison, Difference, compare
+from evalkit.compare.comparison_report import comparison_report, headline
 from evalkit.compare.decision import exit_code
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
-from evalkit.compare.view import comparison_page, headline
-from evalkit.reporting.page import terminal
 from evalkit.runs.folder import load_run
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import mcnemar
 from tests.compare.made import make_run, scores_of
+from tests.printed import printed
 
 Answers = dict[str, list[int]]
 
@@ -39,7 +39,7 @@ def group(root: Path, name: str, runs: list[Answers], clusters: list[int] | None
 
 def compared(a: Side, b: Side) -> Comparison:
     found = compare(pair(a, b, {}))
-    terminal(comparison_page(found, "A", "B"))  # can be printed
+    printed(comparison_report([found]))  # can be printed
     for one in (*found.tasks, *found.averages):
         agree(one)
     return found

@@ -12,18 +12,18 @@ from scipy import stats
 
 from evalkit.benchmarks.request import request_of
 from evalkit.compare.comparison import Comparison, compare
+from evalkit.compare.comparison_report import comparison_report
 from evalkit.compare.line import MCNEMAR, SIGN_FLIP
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
-from evalkit.compare.view import comparison_page
 from evalkit.errors import RunError, UsageError
 from evalkit.progress import Progress
-from evalkit.reporting.page import terminal
+from evalkit.reporting.table import Table
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.table import Table
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
 from tests.compare.made import make_longbench, make_run, scores_of
+from tests.printed import printed
 from tests.sealed import reseal
 
 N = 40
@@ -77,7 +77,7 @@ def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     assert (task.n, task.sources) == (N, N // 2)
     alone = np.subtract(other, one)[::2]
     assert task.stderr == pytest.approx(stats.sem(alone), abs=1e-12)
-    page = terminal(comparison_page(compared(*runs), "A", "B"))
+    page = printed(comparison_report([compared(*runs)]))
     assert "Qasper†" in page
     assert (
         "†: documents share sources (Qasper 20): clustered error, p the larger of sign flips of whole sources" in page

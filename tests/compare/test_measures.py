@@ -15,6 +15,8 @@ from statsmodels.stats.power import TTestPower
 
 from evalkit.benchmarks.registry import benchmark
 from evalkit.compare.comparison import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison, compare
+from evalkit.compare.comparison_report import comparison_report, headline
+from evalkit.compare.curve_report import curve_report
 from evalkit.compare.curves import curve
 from evalkit.compare.decision import exit_code
 from evalkit.compare.line import SIGN_FLIP
@@ -22,13 +24,12 @@ from evalkit.compare.pairing import pair
 from evalkit.compare.plots import curves as draw_curves
 from evalkit.compare.plots import forest
 from evalkit.compare.sides import Side
-from evalkit.compare.view import comparison_page, comparison_records, curve_page, headline
 from evalkit.errors import RunError, UsageError
-from evalkit.reporting.page import terminal
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.conftest import install_plugin
 from tests.plugin.copying import COPYING, LAYERS, LEAD, MEASURES, SURPLUS
 from tests.plugin.made import make_copying
+from tests.printed import printed
 
 N = 60
 _NUMBERS = count()
@@ -130,7 +131,7 @@ def test_lower_is_better(tmp_path: Path, shift: float, verdict: str, code: int) 
     assert verdict == UNDECIDED or (task.won > task.lost) == (verdict == BETTER)
     assert exit_code([found], 0.0) == code
     assert exit_code([found], 20.0) == 0  # a margin in the measure's own unit
-    text = terminal(comparison_page(found, "A", "B"))
+    text = printed(comparison_report([found]))
     assert "won, lost: documents that B scores lower on, and A" in text
     assert " points" not in text
     if verdict != UNDECIDED:
@@ -150,8 +151,8 @@ def test_neither_is_better(tmp_path: Path) -> None:
     apart = (5 + noise[0] - 2 + noise[1]) / 3
     assert found.average.difference == pytest.approx(apart.mean())
     assert found.average.stderr == pytest.approx(stats.sem(apart))
-    assert [record["layer"] for record in comparison_records(found)] == [0, 1, 2, None]
-    text = terminal(comparison_page(found, "A", "B"))
+    assert [record["layer"] for record in comparison_report([found]).records] == [0, 1, 2, None]
+    text = printed(comparison_report([found]))
     assert "higher, lower: documents that B scores higher on, and A" in text
     with pytest.raises(UsageError, match="of lead neither higher nor lower is better"):
         exit_code([found], 0.0)
@@ -185,5 +186,5 @@ def test_a_curve_is_in_the_measures_unit(tmp_path: Path) -> None:
         low, high = stats.t.interval(0.95, N - 1, values.mean(), stats.sem(values))
         assert (point.low, point.high) == pytest.approx((low, high), rel=1e-9)
     assert found.average[0].accuracy == pytest.approx(drawn(1).mean())
-    assert "Copy, layer 1" in terminal(curve_page([found]))
+    assert "Copy, layer 1" in printed(curve_report([found]))
     draw_curves([found], tmp_path / "curve.png")

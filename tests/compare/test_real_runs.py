@@ -9,9 +9,9 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.compare.comparison import Comparison, compare
+from evalkit.compare.comparison_report import comparison_report
 from evalkit.compare.pairing import pair
 from evalkit.compare.sides import Side
-from evalkit.compare.view import comparison_page
 from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
@@ -38,7 +38,7 @@ def test_a_suite_under_two_templates(checkpoint: Path, documents: Path, finished
     assert found.average.score_a == pytest.approx(finished.results("acc").average.accuracy)
     assert (found.claim.kind, found.claim.settings) == ("setting", {"template": ("inst", "plain")})
     assert {task.name: task.strata for task in found.tasks}["mmlu"] == 57
-    assert "*: not the official documents of the task" in comparison_page(found, "A", "B").notes
+    assert "*: not the official documents of the task" in comparison_report([found]).parts[0].notes
 
 
 def test_a_task_of_lm_evals_says_itself_what_its_documents_share(checkpoint: Path, tmp_path: Path) -> None:

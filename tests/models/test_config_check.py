@@ -18,8 +18,8 @@ from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import locate, resolve_dtype
+from evalkit.models.model_report import model_report
 from evalkit.models.spec import ModelSpec
-from evalkit.models.view import description
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint
 
@@ -144,4 +144,4 @@ def test_a_described_folder_of_wrong_kinds(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     edit_config(folder, model_type="evalkit_llama", num_hidden_layers="many")
     with pytest.raises(CheckpointError, match="num_hidden_layers is 'many'"):
-        description(str(folder))
+        model_report(str(folder))

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.models.model_report import table
 from evalkit.models.variants.settings import KEYS, Differential, Integral
-from evalkit.models.view import table
 from evalkit.models.zoo import NamedModel, models, named_model, read_models
 
 UPPER, ALL = tuple(range(10, 20)), tuple(range(20))

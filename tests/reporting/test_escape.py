@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import EvalkitError, UnknownNameError
+from evalkit.reporting.data import records_csv
 from evalkit.reporting.escape import in_csv, printable
-from evalkit.reporting.page import csv_text
 
 NAMES = {
     "a\nb": "a\\nb",
@@ -58,5 +58,5 @@ def test_numbers_and_other_texts_stay(value: object) -> None:
 
 
 def test_a_csv_of_records() -> None:
-    text = csv_text([{"name": "=HYPERLINK(1)", "p": -0.5, "n": 3, "note": None}])
+    text = records_csv([{"name": "=HYPERLINK(1)", "p": -0.5, "n": 3, "note": None}])
     assert list(csv.reader(io.StringIO(text)))[1] == ["'=HYPERLINK(1)", "-0.5", "3", ""]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.listing import list_found
-from evalkit.benchmarks.multiple_choice.view import result_table
+from evalkit.benchmarks.multiple_choice.results_report import accuracy_table
 from evalkit.errors import UsageError
 from evalkit.models.spec import model_spec
 from evalkit.runs.batch_devices import BatchDevice, devices
@@ -17,6 +17,7 @@ from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.scores.table import ScoreRow
 from tests.benchmarks.multiple_choice.test_evaluation import Evaluate, Lines, small
 from tests.journals import entries_of, relocate
+from tests.printed import printed
 
 ELSEWHERE = BatchDevice("cuda:1", "NVIDIA H100", "flex", "there")
 __all__ = ["small"]
@@ -85,7 +86,7 @@ def test_a_run_that_goes_on_elsewhere_says_so_and_keeps_which_batches(small: Eva
     assert here["device"] == "cpu"
     assert here["batches"]["piqa"].startswith("3-")
     note = f"computed in part on cuda NVIDIA H100 and in part on cpu {platform.machine()}, which round otherwise"
-    assert note in result_table(run.results(), run.manifest, run.seconds)
+    assert note in printed(accuracy_table(run.results(), run.manifest, run.seconds))
     [listed] = list_found(tmp_path / "runs")
     assert listed.devices == ("cuda NVIDIA H100", f"cpu {platform.machine()}")
     assert any(one.startswith(note) for one in listed.notes)
@@ -96,7 +97,7 @@ def test_a_run_of_another_machine_is_its_own(small: Evaluate) -> None:
     run, said = begun_elsewhere(small, keep=None)
     assert said == []
     assert [place["device"] for place in run.manifest["devices"]] == ["cuda:1"]
-    assert "computed in part" not in result_table(run.results(), run.manifest, run.seconds)
+    assert "computed in part" not in printed(accuracy_table(run.results(), run.manifest, run.seconds))
     said_again = Lines()
     small(tasks=("piqa",), device="cpu", progress=said_again)
     assert said_again.said == ["this run is finished: it was computed on cuda:1, and nothing is computed on cpu now"]

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_json, runs_table
-from evalkit.benchmarks.lm_eval.view import metric_table
-from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
+from evalkit.benchmarks.listing import list_found, runs_report, runs_table
+from evalkit.benchmarks.lm_eval.results_report import metrics_report
+from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
-from evalkit.benchmarks.longbench.view import render
-from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
+from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
-from evalkit.benchmarks.needle.view import needle_table
+from evalkit.benchmarks.needle.results_report import needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import circumstances, request_of
 from evalkit.benchmarks.run import evaluate
@@ -34,6 +33,7 @@ from evalkit.runs.writing import finished_run, open_run
 from evalkit.tables.measured import accuracies
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
+from tests.printed import printed
 from tests.sealed import read, reseal
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint
 
@@ -80,24 +80,24 @@ def pairs(
     return {kind: (make(small[0]), make(small[1])) for kind, make in makers.items()}
 
 
-def printed(folder: Path, out: Path) -> str:
+def everything(folder: Path, out: Path) -> str:
     """Everything that any command prints or writes of the numbers of a run."""
     run = load_run(folder)
     forms = {"lm_eval": ("lm_eval",), "multiple_choice": FORMS}.get(run.kind, ("every_eval_ever",))
     shown = [path.read_text(encoding="utf-8") for form in forms for path in export_run(run, form, output=out)]
-    shown.append(runs_json(list_found(folder.parent)))
+    shown.append(printed(runs_report(list_found(folder.parent), folder.parent), "json"))
     if "damaged" in shown[-1]:
         raise RunError("damaged")
     if run.kind == "longbench":
-        shown += [render(results_of(run), "json", []), load_generations(run).to_csv(), str(accuracies(run, None))]
+        shown += [printed(report_of(run), "json"), load_generations(run).to_csv(), str(accuracies(run, None))]
     elif run.kind == "needle":
-        shown += [needle_table(run), load_needles(run).to_csv()]
+        shown += [printed(needle_report(run)), load_needles(run).to_csv()]
     else:
         if run.kind == "lm_eval":
-            shown += [metric_table(run.stored, run.manifest)]
+            shown += [printed(metrics_report(run))]
         else:
-            shown += [result_table(run.results(), run.manifest, run.seconds), str(accuracies(run, None))]
-        shown += [rules_table(run.scores, run.manifest, run.manifest["rule"])]
+            shown += [printed(accuracy_table(run.results(), run.manifest, run.seconds)), str(accuracies(run, None))]
+        shown += [printed(rules_table(run.scores, run.manifest, run.manifest["rule"]))]
     return "\n".join(shown)
 
 
@@ -117,18 +117,18 @@ def flip(content: bytes, dice: random.Random) -> bytes:
 def count_silent(run: Run, tmp_path: Path, flips: int) -> dict[str, int]:
     """For each file, of how many flipped bits something else was printed without a refusal."""
     folder = Path(shutil.copytree(run.folder, tmp_path / "copies" / run.folder.name))
-    expected, dice, silent = printed(folder, tmp_path / "out"), random.Random(8), {}
+    expected, dice, silent = everything(folder, tmp_path / "out"), random.Random(8), {}
     for name in read_back(folder):
         path, silent[name] = folder / name, 0
         whole = path.read_bytes()
         for _ in range(flips if name != JOURNAL else 12):  # which is not read to print a number
             path.write_bytes(flip(whole, dice))
             try:
-                silent[name] += printed(folder, tmp_path / "out") != expected
+                silent[name] += everything(folder, tmp_path / "out") != expected
             except EvalkitError as error:
                 assert "\n" not in str(error)
         path.write_bytes(whole)
-    assert printed(folder, tmp_path / "out") == expected
+    assert everything(folder, tmp_path / "out") == expected
     return silent
 
 
@@ -174,7 +174,7 @@ def printed_alone(folder: Path, tmp_path: Path) -> None:
     """Everything but the list of runs, which lists a damaged one and does not end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.runs.test_binding.list_found", lambda _: [])
-        printed(folder, tmp_path / "out")
+        everything(folder, tmp_path / "out")
 
 
 def test_a_manifest_of_the_same_specification(pairs: dict[str, tuple[Run, Run]], tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def again(
 
 def test_a_run_may_be_kept_without_its_journal(again: Callable[..., Run], tmp_path: Path) -> None:
     folder = again().folder
-    expected = printed(folder, tmp_path / "out")
+    expected = everything(folder, tmp_path / "out")
     (folder / JOURNAL).unlink()
     found = again()
-    assert printed(folder, tmp_path / "out").replace('"journal": false', '"journal": true') == expected
+    assert everything(folder, tmp_path / "out").replace('"journal": false', '"journal": true') == expected
     assert found.complete
     [listed] = list_found(folder.parent)
     assert (listed.state, listed.journal) == ("finished", False)

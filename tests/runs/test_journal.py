@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from evalkit.atomic import replace_file
 from evalkit.errors import RunError
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import record_batch, schema_digest, to_bytes
-from evalkit.runs.journal import Entry, Journal, replace_file
+from evalkit.runs.journal import Entry, Journal
 from tests.journals import earlier_line, line_of
 
 RUN = "0123456789ab"

@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from lm_eval.api.metrics import mean_stderr
 
-from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
+from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.errors import UsageError
 from evalkit.scores.results import available_rules, summarise
+from tests.printed import printed
 from tests.tables.made import table
 
 RIGHT: list[dict[str, Any]] = [{"ll_continuation": -1.0}, {"ll_continuation": -2.0}]
@@ -53,7 +54,12 @@ def test_a_single_document_has_no_standard_error() -> None:
     results = summarise(scores, manifest(G=["a", "b"]), "acc")
     assert (results.tasks[0].accuracy, results.tasks[0].stderr) == (1.0, None)
     assert results.average.stderr is None
-    assert result_table(results, manifest(G=["a", "b"]), {}).splitlines()[2].split()[:4] == ["a", "1", "100.0", "–"]
+    assert printed(accuracy_table(results, manifest(G=["a", "b"]), {})).splitlines()[2].split()[:4] == [
+        "a",
+        "1",
+        "100.0",
+        "–",
+    ]
 
 
 def test_an_average_over_some_of_its_tasks_says_so() -> None:
@@ -109,7 +115,7 @@ def test_ties_and_cut_documents_are_counted_by_document() -> None:
     scores = table(tied, tied, cut, RIGHT)
     [found] = summarise(scores, manifest(G=["made_up"]), "acc").tasks
     assert (found.n, found.ties, found.truncated) == (4, 2, 1)
-    text = result_table(summarise(scores, manifest(G=["made_up"]), "acc"), manifest(G=["made_up"]), {})
+    text = printed(accuracy_table(summarise(scores, manifest(G=["made_up"]), "acc"), manifest(G=["made_up"]), {}))
     row = next(line for line in text.splitlines() if line.startswith("made_up")).split()
     assert row == ["made_up", "4", "100.0", "±", "0.0", "41.7", "2", "1", "0.0"]
     assert "ties: documents" in text
@@ -120,11 +126,11 @@ def test_table_shows_percent_errors_chance_and_averages() -> None:
     groups = manifest(First=["a", "b"], Second=["mmlu"])
     groups["documents"]["b"]["official"] = False
     scores = pd.concat([task("a", 1, 3), task("b", 3, 1), task("mmlu", 2, 2)])
-    text = result_table(summarise(scores, groups, "acc"), groups, {"a": 1.25, "b": 2.0, "mmlu": 0.5})
+    text = printed(accuracy_table(summarise(scores, groups, "acc"), groups, {"a": 1.25, "b": 2.0, "mmlu": 0.5}))
     cells = [line.split() for line in text.splitlines() if line and line[0] != "-"]
     assert cells[:7] == [
         ["task", "n", "acc.", "%", "±", "SE", "chance", "seconds"],
-        ["a", "4", "25.0", "±", "25.0", "50.0", "1.2"],
+        ["a", "4", "25.0", "±", "25.0", "50.0", "1.3"],
         ["b*", "4", "75.0", "±", "25.0", "50.0", "2.0"],
         ["First", "50.0", "±", "17.7"],
         ["MMLU", "4", "50.0", "±", "28.9", "50.0", "0.5"],
@@ -138,11 +144,11 @@ def test_rules_stand_beside_each_other_with_how_far_they_move_the_average() -> N
     # Right by its sum, wrong by its characters
     document = [{"ll_continuation": -1.0, "chars": 1}, {"ll_continuation": -2.0, "chars": 10}]
     frame = table(document, RIGHT)
-    lines = rules_table(frame, manifest(G=["made_up"]), "acc").splitlines()
+    lines = printed(rules_table(frame, manifest(G=["made_up"]), "acc")).splitlines()
     cells = {line.split()[0]: line.split()[1:] for line in lines if line}
     assert cells["acc"] == ["<", "100.0", "100.0"]
     assert cells["acc_norm"] == ["50.0", "50.0", "-50.0"]
-    assert lines[-1] == "not scored by this run: pmi"
+    assert lines[-1] == "pmi: not scored by this run; get it by evalkit run CKPT --suite SUITE --rule pmi"
 
 
 def test_rules_that_a_table_cannot_answer_are_left_out() -> None:
@@ -157,7 +163,7 @@ def test_examples_are_told_under_the_table() -> None:
         "examples": {"mmlu": {"official": False, "source": "data-dir here/mmlu_dev.jsonl"}}
     }
     shown["specification"] = {"num_fewshot": 5}
-    text = result_table(summarise(task("mmlu", 2, 2), shown, "acc"), shown, {"mmlu": 0.5})
+    text = printed(accuracy_table(summarise(task("mmlu", 2, 2), shown, "acc"), shown, {"mmlu": 0.5}))
     assert "5-shot: 5 solved examples before each question" in text
     assert "examples: data-dir here" in text
     assert "MMLU*" in text

@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.reporting.markup import plain
+from evalkit.reporting.table import Table
 from evalkit.resources import resource
 from evalkit.runs.folder import RESULTS, Run, load_finished, load_run
 from evalkit.scores.rules import RULES
 from evalkit.tables.integrity import check, read_beliefs
 from evalkit.tables.layout import load_layout
-from evalkit.tables.markup import plain
-from evalkit.tables.request import TableRequest, make, write
-from evalkit.tables.table import Table
+from evalkit.tables.request import TableRequest, make
+from tests.printed import printed
 from tests.tables.test_measured import altered
 
 
@@ -51,7 +52,7 @@ def test_each_task_is_under_the_rule_that_its_row_is_believed_to_follow(finished
 def test_nothing_is_marked_best(finished: Run) -> None:
     lines = [line for section in check(finished).sections for line in section.lines]
     assert not any(cell.bold or cell.underline for line in lines for cell in line.cells)
-    assert r"\textbf{59" not in write(check(finished), "latex")
+    assert r"\textbf{59" not in printed(check(finished), "latex")
 
 
 def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, TableError, UnknownNameError
+from evalkit.reporting.markup import plain
 from evalkit.tables.layout import layout_names, load_layout
-from evalkit.tables.markup import plain
 from evalkit.tables.published import read_numbers, read_printed
 
 PAPER = {

@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, RunError, TableError, UnknownNameError, UsageError
+from evalkit.reporting.markup import plain
+from evalkit.reporting.table import Table
 from evalkit.runs.folder import RESULTS, Run, load_run, specification_id
 from evalkit.tables.layout import load_layout
-from evalkit.tables.markup import plain
 from evalkit.tables.measured import Measured, measure, read_mapping
-from evalkit.tables.request import TableRequest, make, write
-from evalkit.tables.table import Table
+from evalkit.tables.request import TableRequest, make
+from tests.printed import printed
 from tests.sealed import reseal
 
 OWN = {
@@ -171,10 +172,10 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
     assert found.row_marks == {"one": "a"}
     table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": str(finished.folder)})))
     for form in ("csv", "terminal", "markdown", "html", "latex"):
-        said = write(table, form).replace(r"\_", "_")
+        said = printed(table, form).replace(r"\_", "_")
         assert "not the official documents of winogrande" in said, form
         assert re.search(r"One( \[a]|(<sup>|\\textsuperscript{)a[<}])", said), form
-    rows = list(csv.reader(io.StringIO(write(table, "csv"))))
+    rows = list(csv.reader(io.StringIO(printed(table, "csv"))))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert [row[0] for row in rows] == ["key", "one", "two", "three", "note", "note"]
 

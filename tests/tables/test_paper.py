@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from evalkit.tables.layout import layout_names
-from evalkit.tables.request import TableRequest, make, write
+from evalkit.tables.request import TableRequest, make
+from tests.printed import printed
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "integral_transformer.tex"
 
@@ -85,7 +86,7 @@ def of_paper(name: str) -> Body:
 @pytest.mark.parametrize("name", layout_names())
 def test_as_printed_is_as_the_paper_prints(name: str) -> None:
     expected = of_paper(name)
-    found = read_tabular(write(make(TableRequest(name, as_printed=True)), "latex"))
+    found = read_tabular(printed(make(TableRequest(name, as_printed=True)), "latex"))
     assert len(expected.rows) >= 2
     assert found.heading == expected.heading
     assert found.titles == expected.titles
@@ -103,9 +104,9 @@ def test_the_paper_has_no_other_table() -> None:
 
 def test_by_default_the_best_is_marked_and_the_mean_is_computed() -> None:
     """Where the paper slips, the rebuilt table does not: three places that can be seen by eye."""
-    long_context = {row.label: row for row in read_tabular(write(make(TableRequest("app_long_contx")), "latex")).rows}
+    long_context = {row.label: row for row in read_tabular(printed(make(TableRequest("app_long_contx")), "latex")).rows}
     assert [cell.bold for cell in long_context["passage count"].cells] == [True, False, False]
-    layers = {row.label: row for row in read_tabular(write(make(TableRequest("abl_top_app")), "latex")).rows}
+    layers = {row.label: row for row in read_tabular(printed(make(TableRequest("abl_top_app")), "latex")).rows}
     assert [layers[label].cells[0].bold for label in ("top 50%", "top 100%")] == [False, True]
-    backbones = read_tabular(write(make(TableRequest("backbone_abl_app")), "latex")).rows
+    backbones = read_tabular(printed(make(TableRequest("backbone_abl_app")), "latex")).rows
     assert backbones[-1].cells[-1] == Printed("41.2", True, True)

@@ -14,10 +14,10 @@ from evalkit.errors import TableError, UsageError
 from evalkit.models.registration import register_models
 from evalkit.models.shapes import parameters, shape_facts
 from evalkit.models.zoo import models, named_model
+from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run, load_run
 from evalkit.tables.layout import LayoutItem, load_layout
 from evalkit.tables.layout import layout_names as names
-from evalkit.tables.markup import plain
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.row_models import find_rows, objection
 from tests.compare.made import make_longbench

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.reporting.report import Report
     from evalkit.runs.held import Held
     from evalkit.runs.writing import RunWriter
 
@@ -145,19 +146,16 @@ class LMEval(Benchmark):
         """See `Benchmark`: of the multiple-choice tasks with one gold answer."""
         return TaskChoices(run)
 
-    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`: every metric of every task and group, as lm-eval computed it."""
-        from evalkit.benchmarks.lm_eval.view import metric_table
-        from evalkit.benchmarks.shown import as_json
+        from evalkit.benchmarks.lm_eval.results_report import metrics_report
 
-        if form == "json":
-            return as_json(run, documents=run.manifest["documents"])
-        return metric_table(run.stored, run.manifest)
+        return metrics_report(run)
 
     def prompts(self, plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
         """See `Benchmark`: each request, as lm-eval makes it."""
         from evalkit.benchmarks.lm_eval.plan import first_requests
-        from evalkit.benchmarks.lm_eval.view import requests_text
+        from evalkit.benchmarks.lm_eval.prompt_text import requests_text
 
         for task in plan.tasks.tasks.values():
             yield requests_text(first_requests(task, count))
@@ -168,7 +166,7 @@ class LMEval(Benchmark):
 
     def headline(self, run: Run) -> tuple[float | None, str]:
         """Its first metric; lm-eval's groups say themselves how they aggregate."""
-        from evalkit.benchmarks.lm_eval.view import state
+        from evalkit.benchmarks.lm_eval.results_report import state
 
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), state(run.stored)

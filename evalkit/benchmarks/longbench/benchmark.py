@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest
     from evalkit.benchmarks.longbench.scores import LongBenchResults
     from evalkit.data import HubSplit
+    from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
 
 GENERATIONS = "generations.parquet"
@@ -103,15 +104,10 @@ class LongBench(GeneratedBenchmark):
             for task in run.stored["tasks"]
         ]
 
-    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`."""
         self.refuse_rule(run, rule)
-        from evalkit.benchmarks.generated_plan import about_run
-        from evalkit.benchmarks.longbench.view import render
-        from evalkit.benchmarks.shown import as_json
-
-        about = about_run(run)
-        return as_json(run, notes=about) if form == "json" else render(results_of(run), "terminal", about)
+        return report_of(run)
 
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""
@@ -175,6 +171,15 @@ def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
 
     official = {task: about["official"] for task, about in run.manifest["documents"].items()}
     return score_generations(load_generations(run, _READ), run.manifest["specification"]["suite"], variant, official)
+
+
+def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
+    """A finished LongBench run as it is printed; no model is needed."""
+    from evalkit.benchmarks.generated_plan import about_run
+    from evalkit.benchmarks.longbench.results_report import longbench_report
+
+    about = {"run": run.manifest["id"], "folder": str(run.folder)}
+    return longbench_report(results_of(run, variant), about_run(run), about)
 
 
 def asked_rows(

@@ -1,11 +1,10 @@
-"""LongBench's pictures: scores by input length, and the needle test's heatmap.
+"""LongBench's figures: scores by input length, and the needle test's heatmap.
 
-In: numbers. Out: a .png or .pdf file. The only module that imports matplotlib, and without a screen.
+In: numbers. Out: a .png or .pdf file.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +15,15 @@ import pandas as pd
 from evalkit.benchmarks.longbench.lengths import BANDS, BandScore, scores_by_length
 from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
-from evalkit.errors import RunError, UsageError
-from evalkit.runs.journal import replace_file
+from evalkit.errors import UsageError
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.figures import check_figure_path, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73")  # told apart by colour-blind eyes too (Okabe and Ito)
 _MARKS = ("o", "s", "^")
-_SUFFIXES = (".png", ".pdf")
 _MOST_WRITTEN = 144
 """Cells of a heatmap; with more, the numbers in them could not be read."""
 
@@ -43,12 +41,12 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
         UsageError: another kind of file.
         RunError: the file cannot be written.
     """
-    figure = _figure(path, (10, 5.6))
+    check_figure_path(path)
     bands = scores_by_length(generations, variant)
     present = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]
     columns = min(3, len(present))
     rows = -(-len(present) // columns)
-    figure.set_size_inches(3.4 * columns, 2.9 * rows)
+    figure = new_figure(3.4 * columns, 2.9 * rows)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
     for number, axes in enumerate(panels):
         if number >= len(present):
@@ -60,7 +58,7 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
         if number + columns >= len(present):
             axes.set_xlabel("length in words")
             axes.tick_params(labelbottom=True)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequence[int], path: Path) -> None:
@@ -80,7 +78,7 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
         raise UsageError(
             f"a needle heatmap of {len(depths)} depths and {len(lengths)} lengths, but {scores.shape} scores"
         )
-    figure = _figure(path, (max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths))))
+    figure = new_figure(max(3.4, 2.2 + 0.62 * len(lengths)), max(3.2, 1.5 + 0.36 * len(depths)))
     axes = figure.subplots()
     axes.set_facecolor("#d9d9d9")
     image = axes.imshow(np.ma.masked_invalid(100 * scores), cmap="viridis", vmin=0, vmax=100, aspect="auto")
@@ -90,11 +88,11 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
     axes.set_ylabel("depth of the needle in %")
     if scores.size <= _MOST_WRITTEN:
         for (row, column), value in np.ndenumerate(scores):
-            text = "" if np.isnan(value) else f"{100 * value:.0f}"
+            text = "" if np.isnan(value) else percent(value, 0)
             colour = "black" if value > 0.6 else "white"
             axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     figure.colorbar(image, ax=axes, label="needles found in %", ticks=[0, 25, 50, 75, 100])
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
@@ -117,25 +115,3 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
     axes.grid(axis="y", color="#dddddd", lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
-
-
-def _figure(path: Path, size: tuple[float, float]) -> Figure:
-    if path.suffix.lower() not in _SUFFIXES:
-        raise UsageError(f"{path}: pictures are drawn as .png or .pdf")
-    # Agg without pyplot: no screen is looked for, and no figure outlives its function
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, dpi=160, format=path.suffix[1:].lower())
-        replace_file(path, drawn.getvalue())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error

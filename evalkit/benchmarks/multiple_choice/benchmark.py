@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.reporting.report import Report
     from evalkit.runs.held import Held
     from evalkit.runs.writing import RunWriter
 
@@ -120,18 +121,18 @@ class MultipleChoice(Benchmark):
         """See `Benchmark`."""
         return ComparableChoices(run)
 
-    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`: the table, beneath it what every rule makes of the same scores."""
-        from evalkit.benchmarks.multiple_choice.view import show_choices
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
 
-        return show_choices(run, form, rule, detail)
+        return choices_report(run, rule, detail)
 
     def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
         """See `Benchmark`: each question with its segments in colour."""
         from evalkit.benchmarks.loading import load_model
+        from evalkit.benchmarks.multiple_choice.prompt_text import prompt_text
         from evalkit.benchmarks.multiple_choice.prompts import Prompter
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
-        from evalkit.benchmarks.multiple_choice.view import prompt_text
 
         loaded = load_model(plan, say)
         prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, say)

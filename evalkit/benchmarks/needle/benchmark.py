@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
+    from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
 
 NEEDLES = "needles.parquet"
@@ -115,12 +116,11 @@ class Needle(GeneratedBenchmark):
         [task] = run.stored["tasks"]
         return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
 
-    def show(self, run: Run, form: str, rule: str | None = None, detail: bool = False) -> str:
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`: how often needles were found, by depth and length."""
-        from evalkit.benchmarks.needle.view import needle_table
-        from evalkit.benchmarks.shown import as_json
+        from evalkit.benchmarks.needle.results_report import needle_report
 
-        return as_json(run) if form == "json" else needle_table(run)
+        return needle_report(run)
 
     def suites(self) -> dict[str, str]:
         """One."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
+from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.benchmarks.multiple_choice.suites import load_suite
-from evalkit.benchmarks.multiple_choice.view import result_table, rules_table
 from evalkit.benchmarks.run import evaluate
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.progress import Progress
@@ -18,6 +18,7 @@ from evalkit.runs.folder import Run
 from evalkit.scores.rules import RULES
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.documents import made_up
+from tests.printed import printed
 
 TASKS = ("made_choice", "made_other")
 
@@ -71,9 +72,9 @@ def test_a_suite_of_pinned_tasks_and_of_ones_own(checkpoint: Path, files: Path, 
     assert [average.name for average in results.averages] == ["Language", "Rest", "Average"]
     assert results.averages[0].accuracy == (by_task["made_choice"].accuracy + by_task["piqa"].accuracy) / 2
     assert set(run.stored["rules"]) == set(RULES) - {"pmi"}
-    table = result_table(results, run.manifest, run.seconds)
+    table = printed(accuracy_table(results, run.manifest, run.seconds))
     assert "My choice" in table and "PIQA*" in table and "made_other" in table
-    assert "Mine" in rules_table(run.scores, run.manifest, "ppl")
+    assert "Mine" in printed(rules_table(run.scores, run.manifest, "ppl"))
     # The whole sequence is scored: instruction and end token too
     assert run.scores["ll_instruction"].notna().all() and run.scores["ll_end"].notna().all()
 

@@ -1,6 +1,6 @@
-"""Models as text for a terminal: the table of names, and everything about one.
+"""Models → a `Report`: the table of names, and everything about one.
 
-In: named models, or a checkpoint's folder. Out: strings. Neither torch nor transformers is imported.
+In: named models, or a checkpoint's folder. Neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from evalkit.models.shapes import (
 )
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
-from evalkit.reporting.escape import printable
-from evalkit.reporting.page import aligned
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
 
-_HEADERS = ("name", "backbone", "attention", "in layers", "heads", "signals", "parameters", "of the paper's")
+_HEADERS = ("name", "backbone", "attention", "layers", "of the paper's", "heads × signals", "parameters")
 
 
-def table() -> str:
+def models_report() -> Report:
     """The models that evalkit ships, one a line."""
-    rows = [_row(model) for model in models()]
-    right = ("right",) * 3
-    return aligned(rows, _HEADERS, tablefmt="plain", colalign=(*("left",) * 4, *right, "left"))
+    records = [_record(model) for model in models()]
+    table = simple_table("models", _HEADERS, [_row(record) for record in records], texts=5)
+    return Report((table,), content=records, records=[one | {"layers": layer_ranges(one["layers"])} for one in records])
 
 
-def description(given: str) -> str:
+def model_report(given: str) -> Report:
     """Shapes, sizes and open readings of a named model, of one in a user's file, or of a checkpoint's folder.
 
     Raises:
@@ -50,36 +50,43 @@ def description(given: str) -> str:
         if not folder.is_dir():
             raise
         return _of_folder(given, folder)
-    heading = f"{printable(f'{model.name}: {model.description}')}\n{printable(str(model.source))}"
-    return f"{heading}\n\n{_facts(model.config, model.shape)}"
+    return Report(_facts(model.config, model.shape), (f"{model.name}: {model.description}", str(model.source)))
 
 
-def _row(model: NamedModel) -> list[str]:
+def _record(model: NamedModel) -> dict[str, Any]:
     shape = model.shape
     settings = shape.variant.settings
-    return [
-        model.name,
-        shape.backbone,
-        shape.variant.name,
-        f"{layer_ranges(shape.variant.layers)} of {shape.attention.layers}" if shape.variant.layers else "",
-        str(shape.attention.heads),
-        str(settings.signals) if isinstance(settings, Integral) else "",
-        f"{parameters(shape).total:,}",
-        model.description,
-    ]
+    return {
+        "name": model.name,
+        "description": model.description,
+        "backbone": shape.backbone,
+        "attention": shape.variant.name,
+        "layers": list(shape.variant.layers),
+        "of_layers": shape.attention.layers,
+        "heads": shape.attention.heads,
+        "signals": settings.signals if isinstance(settings, Integral) else None,
+        "parameters": parameters(shape).total,
+    }
 
 
-def _of_folder(given: str, folder: Path) -> str:
+def _row(one: dict[str, Any]) -> list[str]:
+    layers = f"{layer_ranges(one['layers'])}/{one['of_layers']}" if one["layers"] else ""
+    heads = f"{one['heads']} × {one['signals']}" if one["signals"] else str(one["heads"])
+    about = [one[key] for key in ("name", "backbone", "attention")]
+    return [*about, layers, one["description"], heads, f"{one['parameters']:,}"]
+
+
+def _of_folder(given: str, folder: Path) -> Report:
     if not folder.is_dir():
         raise CheckpointError(f"{given}: no such folder")
     config = read_config(folder)
     try:
-        return f"{printable(given)}\n\n{_facts(config, read_shape(config))}"
+        return Report(_facts(config, read_shape(config)), (given,))
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
 
 
-def _facts(config: dict[str, Any], shape: ModelShape) -> str:
+def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     attention, variant, count = shape.attention, shape.variant, parameters(shape)
     where = f"{variant.name} in layers {layer_ranges(variant.layers)} (from 0)" if variant.layers else "vanilla"
     others = ", vanilla in the others" if 0 < len(variant.layers) < attention.layers else ""
@@ -97,12 +104,12 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> str:
                                for name in ("bfloat16", "float32"))),
         ("", "2 × layers × key-value heads × head size × bytes"),
     ]  # fmt: skip
-    text = aligned(rows, tablefmt="plain")
+    facts = simple_table("model", ["what", "value"], rows, texts=2)
     if not KEYS[variant.name]:
-        return text
-    readings = [(key, config[key]) for key in KEYS[variant.name]]
-    listed = aligned(readings, tablefmt="plain")
-    return f"{text}\n\nas set in config.json; docs/models.md has what else each could be\n{listed}"
+        return (facts,)
+    title = "As set in config.json (docs/models.md has what else each could be):"
+    readings = [(key, str(config[key])) for key in KEYS[variant.name]]
+    return facts, simple_table("settings", ["key", "value"], readings, texts=2, title=title)
 
 
 def _heads(shape: ModelShape) -> str:

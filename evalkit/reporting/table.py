@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from evalkit.tables.markup import Text, plain
+from evalkit.reporting.markup import Text, literal, plain
 
 MISSING = "-"
-"""What stands where there is no number, in every format."""
+"""What stands where the paper's tables have no number, in every format."""
 
 
 class Cell(NamedTuple):
@@ -29,7 +30,7 @@ class Line(NamedTuple):
     """One row of the body."""
 
     key: str
-    """The model's or the measure's."""
+    """The model's or the measure's; empty where the label says all."""
     label: Text
     indent: bool
     facts: tuple[Text, ...]
@@ -65,11 +66,61 @@ class Table(NamedTuple):
     sections: tuple[Section, ...]
     notes: tuple[Text, ...]
     """Lines under the table."""
+    by_point: bool = True
+    """Whether numbers stand with their points under each other; else on the right."""
 
     @property
     def width(self) -> int:
         """How many columns there are, labels and facts included."""
-        return 1 + len(self.facts) + sum(len(group.labels) for group in self.columns)
+        return 1 + len(self.facts) + self.numbers
+
+    @property
+    def numbers(self) -> int:
+        """How many columns of numbers there are."""
+        return sum(len(group.labels) for group in self.columns)
+
+    @property
+    def lines(self) -> Iterator[Line]:
+        """Those of all sections."""
+        return (line for section in self.sections for line in section.lines)
+
+
+def simple_table(
+    name: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    texts: int = 1,
+    ruled: Collection[int] = (),
+    title: str = "",
+) -> Table:
+    """A table of strings without markup.
+
+    Args:
+        name: for references to it.
+        headers: over the columns.
+        rows: the cells as they are to be read; one of each header.
+        texts: how many columns, from the left, are texts; the others are numbers or short words.
+        ruled: rows that a rule stands above.
+        title: what it shows.
+    """
+    sections: list[list[Line]] = [[]]
+    for place, row in enumerate(rows):
+        if place in ruled and sections[-1]:
+            sections.append([])
+        label, *facts = map(literal, row[:texts])
+        sections[-1].append(Line("", label, False, tuple(facts), tuple(map(Cell, row[texts:]))))
+    columns = (ColumnGroup((), tuple(map(literal, headers[texts:]))),) if len(headers) > texts else ()
+    return Table(
+        name=name,
+        caption=literal(title),
+        corner=literal(headers[0]),
+        facts=tuple(map(literal, headers[1:texts])),
+        columns=columns,
+        sections=tuple(Section((), "line", tuple(lines)) for lines in sections),
+        notes=(),
+        by_point=False,
+    )
 
 
 def beside(cell: Cell, plus_minus: str = " ± ") -> str:

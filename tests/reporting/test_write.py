@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.reporting.escape import in_csv
+from evalkit.reporting.markup import literal, plain
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, beside
 from evalkit.tables.layout import layout_names
-from evalkit.tables.markup import literal, plain
-from evalkit.tables.request import TableRequest, make, write
-from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table, beside
+from evalkit.tables.request import TableRequest, make
+from tests.printed import printed
 
 Row = tuple[str, list[str]]
 
@@ -83,10 +84,10 @@ def from_html(text: str) -> list[Row]:
 def test_every_format_holds_the_same_cells(name: str) -> None:
     table = make(TableRequest(name))
     expected = rows(table)
-    assert from_csv(write(table, "csv")) == expected
-    assert from_markdown(write(table, "markdown")) == expected
-    assert from_html(write(table, "html")) == expected
-    shown = [re.sub(r"(?<=\S)[*_]+", "", line).split() for line in write(table, "terminal").splitlines()]
+    assert from_csv(printed(table, "csv")) == expected
+    assert from_markdown(printed(table, "markdown")) == expected
+    assert from_html(printed(table, "html")) == expected
+    shown = [re.sub(r"(?<=\S)[*_]+", "", line).split() for line in printed(table, "terminal").splitlines()]
     for label, cells in expected:
         assert [*label.split(), *cells] in shown
 
@@ -94,27 +95,27 @@ def test_every_format_holds_the_same_cells(name: str) -> None:
 def test_missing_cells_are_dashes_everywhere() -> None:
     table = make(TableRequest("anly_rank_main"))
     for read, form in ((from_csv, "csv"), (from_markdown, "markdown"), (from_html, "html")):
-        [(label, cells), *_] = read(write(table, form))
+        [(label, cells), *_] = read(printed(table, form))
         assert (label, cells[3:]) == ("Cog", ["-", "-", "-"]), form
-    assert re.search(r"Cog +58% +70% +100% +- +- +-", write(table, "terminal"))
-    assert "58\\% & \\phantom{0}70\\% & 100\\% & - & - & - \\\\" in write(table, "latex")
+    assert re.search(r"Cog +58% +70% +100% +- +- +-", printed(table, "terminal"))
+    assert "58\\% & \\phantom{0}70\\% & 100\\% & - & - & - \\\\" in printed(table, "latex")
 
 
 def test_marks_in_every_format() -> None:
     table = make(TableRequest("backbone_abl_app"))
-    assert "**<u>53.4</u>**" in write(table, "markdown")
-    assert "<strong><u>53.4</u></strong>" in write(table, "html")
-    assert r"\underline{\textbf{53.4}}" in write(table, "latex")
-    assert "53.4*_" in write(table, "terminal")
-    assert "53.4," in write(table, "csv")
+    assert "**<u>53.4</u>**" in printed(table, "markdown")
+    assert "<strong><u>53.4</u></strong>" in printed(table, "html")
+    assert r"\underline{\textbf{53.4}}" in printed(table, "latex")
+    assert "53.4*_" in printed(table, "terminal")
+    assert "53.4," in printed(table, "csv")
 
 
 def test_pages_and_elements() -> None:
     table = make(TableRequest("main_res"))
-    assert write(table, "html").startswith("<table")
-    page = write(table, "html", standalone=True)
+    assert printed(table, "html").startswith("<table")
+    page = printed(table, "html", standalone=True)
     assert page.startswith("<!doctype html>")
-    assert write(table, "html") in page
+    assert printed(table, "html") in page
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zs", "Zl", "Zp")), min_size=1))
@@ -122,9 +123,9 @@ def test_a_foreign_name_breaks_no_format(name: str) -> None:
     line = Line("x", literal(name), False, (), (Cell("1.0"),))
     group = ColumnGroup((), (literal("a"),))
     table = Table("t", (), (), (), (group,), (Section((), "line", (line,)),), ())
-    assert from_csv(write(table, "csv")) == [(in_csv(name), ["1.0"])]
-    assert from_html(write(table, "html")) == [(name.replace("†", "†"), ["1.0"])]
-    markdown = write(table, "markdown").splitlines()[2]
+    assert from_csv(printed(table, "csv")) == [(in_csv(name), ["1.0"])]
+    assert from_html(printed(table, "html")) == [(name.replace("†", "†"), ["1.0"])]
+    markdown = printed(table, "markdown").splitlines()[2]
     label = markdown.removeprefix("| ").removesuffix(" | 1.0 |")
     assert re.sub(r"\\(.)", r"\1", label) == name
     assert not re.search(r"(?<!\\)(\\\\)*[|*_`<]", label)

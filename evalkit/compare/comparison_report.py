@@ -1,8 +1,4 @@
-"""Comparisons and curves as a person reads them.
-
-In: a `Comparison` or `Curve`. Out: a `Page` of tables (shares in percent and points, others in their own unit), and
-records in fractions for programs.
-"""
+"""Comparisons → a `Report`: tables with shares in percent and points, others in their own unit; records."""
 
 from __future__ import annotations
 
@@ -16,10 +12,11 @@ from evalkit.compare.comparison import (
     Comparison,
     Difference,
 )
-from evalkit.compare.curves import Curve
 from evalkit.compare.line import SEEDS, SIGN_FLIP
 from evalkit.compare.units import Unit, unit_of
-from evalkit.reporting.page import Page, Table
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
 from evalkit.stats.significance import DRAWS
 
 
@@ -55,14 +52,16 @@ def label(found: Comparison, name: str) -> str:
     return found.labels[name].full if name in found.labels else name
 
 
-def comparison_page(found: Comparison, a: str, b: str) -> Page:
-    """A comparison's tables.
+def comparison_report(found: Sequence[Comparison]) -> Report:
+    """Comparisons with one baseline, one after the other."""
+    letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(len(found) + 1)]
+    parts = tuple(_one(one, "A", letter) for one, letter in zip(found, letters[1:], strict=True))
+    content = {"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}
+    return Report((), content=content, records=[record for one in found for record in _records(one)], parts=parts)
 
-    Args:
-        found: the comparison.
-        a: letter of the baseline.
-        b: letter of the other side.
-    """
+
+def _one(found: Comparison, a: str, b: str) -> Report:
+    """One comparison, its sides by their letters."""
     facts = [
         f"{letter}: {name} ({', '.join(folders)})"
         for letter, name, folders in ((a, found.a, found.runs_a), (b, found.b, found.runs_b))
@@ -73,10 +72,11 @@ def comparison_page(found: Comparison, a: str, b: str) -> Page:
         tables.append(_spreads(found, a, b))
     if len(found.rules) > 1:
         tables.append(_rules(found, a, b))
-    return Page((headline(found), found.claim.sentence), tuple(facts), tuple(tables), tuple(_notes(found, a, b)))
+    verdict = (headline(found), found.claim.sentence)
+    return Report(tuple(tables), verdict, tuple(facts), tuple(_notes(found, a, b)))
 
 
-def comparison_records(found: Comparison) -> Iterator[dict[str, Any]]:
+def _records(found: Comparison) -> Iterator[dict[str, Any]]:
     """A record a task and average, differences and scores as fractions."""
     for kind, members in (("task", found.tasks), ("average", found.averages)):
         for one in members:
@@ -97,49 +97,11 @@ _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "differ
             "freedom", "test", "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
 
 
-def curve_page(curves: Sequence[Curve]) -> Page:
-    """Accuracy by step, a table for each training."""
-    lead, tables = [], []
-    for one in curves:
-        first, last = one.average[0], one.average[-1]
-        unit, noun = curve_unit(one), "layer" if one.measure.layers else "task"
-        lead.append(
-            f"{one.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
-            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(one.average)} checkpoints, "
-            f"{len(one.tasks)} {noun}{'s' * (len(one.tasks) > 1)})"
-        )
-        rows = tuple(
-            (
-                f"{point.step:,}",
-                *(unit.value(points[place].accuracy) for points in one.tasks.values()),
-                unit.value(point.accuracy),
-                unit.error(point.stderr),
-            )
-            for place, point in enumerate(one.average)
-        )
-        headers = ("step", *(one.labels[task].short for task in one.tasks), "Avg.", "± SE")
-        tables.append(Table(headers, rows, title=one.name if len(curves) > 1 else ""))
-    return Page(tuple(lead), (), tuple(tables), (curves[0].measure.words,))
-
-
-def curve_unit(one: Curve) -> Unit:
-    """In what a curve is printed."""
-    return unit_of(one.measure, [point.stderr for points in (*one.tasks.values(), one.average) for point in points])
-
-
-def curve_records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """A record a step and task."""
-    for one in curves:
-        for task, points in [*one.tasks.items(), ("Average", one.average)]:
-            for point in points:
-                yield {"curve": one.name, "rule": one.rule, "task": task, "n": one.documents.get(task)} | asdict(point)
-
-
 def p_text(p: float | None) -> str:
     """A p value in three places."""
     if p is None:
         return "–"
-    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+    return "<0.001" if p < 0.0005 else fixed(p, 3)
 
 
 def _in_words(one: Difference, unit: Unit) -> str:
@@ -163,7 +125,6 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
             p_text(task.p_holm),
             f"{task.won:,}",
             f"{task.lost:,}",
-            f"{task.same:,}",
             "–" if task.detectable is None else unit.value(task.detectable),
             "" if task.verdict == UNDECIDED else task.verdict,
         )
@@ -178,15 +139,14 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
             "",
             "",
             "",
-            "",
             "" if one.verdict == UNDECIDED else one.verdict,
         )
         for one in (found.averages if len(found.tasks) > 1 else ())
     ]
-    about = ("task", "n", a, b, f"{b} - {a}", "95 % interval", "± SE", "p (Holm)")
+    about = ("task", "n", a, b, f"{b} − {a}", "95 % interval", "± SE", "p (Holm)")
     won = ("higher", "lower") if found.measure.higher_is_better is None else ("won", "lost")
-    headers = (*about, *won, "same", "could show", f"{b} is")
-    return Table(headers, (*rows, *averages), frozenset({len(rows)} if averages else ()))
+    headers = (*about, *won, "could show", f"{b} is")
+    return simple_table("comparison", headers, (*rows, *averages), ruled={len(rows)})
 
 
 def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
@@ -201,7 +161,7 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
         if parts := one.spread:
             name = label(found, one.name)
             sources = (*parts.deviations, math.sqrt(parts.seeds), _root(parts.documents))
-            freedom = "–" if one.freedom is None else f"{one.freedom:,.1f}"
+            freedom = fixed(one.freedom, 1)
             rows.append((name, *map(unit.error, sources), unit.error(one.stderr), freedom))
     headers = (
         "task",
@@ -212,12 +172,8 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
         "± both",
         "t with df",
     )
-    return Table(
-        headers,
-        tuple(rows),
-        frozenset({len(found.tasks)}),
-        f"Where the error comes from{' (in points)' if unit.points else ''}:",
-    )
+    title = f"Where the error comes from{' (in points)' if unit.points else ''}:"
+    return simple_table("errors", headers, rows, ruled={len(found.tasks)}, title=title)
 
 
 def _rules(found: Comparison, a: str, b: str) -> Table:
@@ -241,13 +197,13 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     )
     headers = (
         "rule",
-        f"average {b} - {a}",
+        f"average {b} − {a}",
         "95 % interval",
         "p",
         *(f"tasks {verdict}" for verdict in found.verdicts),
         f"{b} is",
     )
-    return Table(headers, rows, title=title)
+    return simple_table("rules", headers, rows, title=title)
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.reporting.escape import in_latex as escape
-from evalkit.tables.latex import latex
+from evalkit.reporting.markup import literal
+from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
 from evalkit.tables.layout import layout_names
-from evalkit.tables.markup import literal
-from evalkit.tables.request import TableRequest, make, write
-from evalkit.tables.table import Cell, ColumnGroup, Line, Section, Table
+from evalkit.tables.request import TableRequest, make
+from tests.printed import printed
 
 NASTY = r"my_model-50%_{x}^2~$5 & #1 \input{secret} <a|b> [c] *d* --e ''f'' `g` \\"
 
@@ -74,10 +74,10 @@ def test_letters_without_a_glyph_are_told_by_their_code() -> None:
 
 
 def test_fragments_say_what_they_need_and_documents_are_whole() -> None:
-    fragment = write(make(TableRequest("main_res")), "latex")
+    fragment = printed(make(TableRequest("main_res")), "latex")
     assert fragment.startswith("% needs ")
     assert r"\documentclass" not in fragment
-    whole = latex(make(TableRequest("main_res")), standalone=True)
+    whole = printed(make(TableRequest("main_res")), "latex", standalone=True)
     assert whole.startswith(r"\documentclass")
     assert whole.rstrip().endswith(r"\end{document}")
     for package in ("booktabs", "graphicx", "multirow"):
@@ -90,8 +90,8 @@ def test_every_table_compiles_beside_the_papers_packages(tmp_path: Path) -> None
     tables = [
         make(TableRequest(name, as_printed=as_printed)) for name in layout_names() for as_printed in (True, False)
     ]
-    pages = "\\clearpage\n".join(map(latex, tables))
-    text = compiled(tmp_path, f"{PREAMBLE}\\begin{{document}}\n{pages}\\end{{document}}")
+    pages = "\\clearpage\n".join(printed(table, "latex") for table in tables)
+    text = compiled(tmp_path, f"{PREAMBLE}\\begin{{document}}\n{pages}\n\\end{{document}}")
     for number in ("51.3", "49.6", "19.26", "100%", "38.9"):
         assert number in text
 
@@ -99,7 +99,7 @@ def test_every_table_compiles_beside_the_papers_packages(tmp_path: Path) -> None
 @needs_tex
 @pytest.mark.parametrize("name", ["main_res", "app_long_contx"])
 def test_a_table_compiles_as_it_stands(tmp_path: Path, name: str) -> None:
-    text = compiled(tmp_path, write(make(TableRequest(name)), "latex", standalone=True))
+    text = compiled(tmp_path, printed(make(TableRequest(name)), "latex", standalone=True))
     first = {"main_res": "VANILLA 51.3 44.3 24.7 29.7 62.8 23.8 57.1 24.9 39.8",
              "app_long_contx": "Passage Count 2.18 1.04 1.81"}[name]  # fmt: skip
     assert first in [" ".join(line.split()) for line in text.upper().splitlines()] + [
@@ -110,7 +110,7 @@ def test_a_table_compiles_as_it_stands(tmp_path: Path, name: str) -> None:
 @needs_tex
 def test_a_nasty_name_is_printed_as_it_is(tmp_path: Path) -> None:
     """In every place of a table where a name of others can stand."""
-    text = compiled(tmp_path, latex(one_row(NASTY), standalone=True))
+    text = compiled(tmp_path, printed(one_row(NASTY), "latex", standalone=True))
     expected = re.sub(r"\s", "", NASTY).replace("'", "’")
     assert re.sub(r"\s", "", text).replace("'", "’").count(expected) >= 3, text
 
@@ -123,7 +123,7 @@ def daggers() -> Table:
 
 
 def test_a_dagger_is_given_room_in_every_number_of_its_column() -> None:
-    text = latex(daggers())
+    text = printed(daggers(), "latex")
     assert r"x & \phantom{0}9.3\phantom{$^{\dagger}$}\,{\scriptsize$\pm$1.4} \\" in text
     assert r"x & \textbf{52.9}$^{\dagger}$\,{\scriptsize$\pm$1.2} \\" in text
     assert r"x & - \\" in text
@@ -132,11 +132,13 @@ def test_a_dagger_is_given_room_in_every_number_of_its_column() -> None:
 @needs_tex
 def test_a_dagger_does_not_run_into_what_follows(tmp_path: Path) -> None:
     """TeX measures the cell: the dagger has its own width before the ±."""
-    [line] = [line for line in latex(daggers()).splitlines() if r"\textbf{52.9}" in line]
+    [line] = [line for line in printed(daggers(), "latex").splitlines() if r"\textbf{52.9}" in line]
     cell = line.removeprefix("x & ").removesuffix(r" \\")
     parts = (cell, cell.replace(r"$^{\dagger}$", ""), r"$^{\dagger}$")
     measure = "".join(rf"\sbox0{{{part}}}\typeout{{width=\the\wd0}}" for part in parts)
-    document = latex(daggers(), standalone=True).replace(r"\begin{document}", rf"\begin{{document}}{measure}")
+    document = printed(daggers(), "latex", standalone=True).replace(
+        r"\begin{document}", rf"\begin{{document}}{measure}"
+    )
     compiled(tmp_path, document)
     log = (tmp_path / "it.log").read_text(errors="replace")
     whole, without, dagger = (float(width) for width in re.findall(r"^width=([0-9.]+)pt", log, re.MULTILINE))
@@ -150,6 +152,6 @@ def test_every_latin_letter_compiles(tmp_path: Path) -> None:
     parts = [letters[start : start + 16] for start in range(0, len(letters), 16)]
     lines = tuple(Line(str(i), literal(part), False, (), (Cell(),)) for i, part in enumerate(parts))
     table = Table("t", (), (), (), (ColumnGroup((), (literal("a"),)),), (Section((), "line", lines),), ())
-    text = compiled(tmp_path, latex(table, standalone=True))
+    text = compiled(tmp_path, printed(table, "latex", standalone=True))
     for shown in ("é", "Ø", "ß", "[U+0100]", "[U+4E2D]", "[U+1F600]", "{|}"):
         assert shown in text

@@ -1,24 +1,17 @@
-"""LongBench's results as a person reads them: on a terminal, in Markdown and LaTeX, as JSON and CSV.
-
-In: results. Out: text. What has no rows is a dash.
-"""
+"""LongBench's results → a `Report`. What has no rows is a dash."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from evalkit.benchmarks.longbench.protocol import LABELS
 from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, Mean, Score, TaskScore
-from evalkit.reporting.escape import in_csv
-from evalkit.reporting.page import PAGES, Page, Table
-
-Form = Literal["terminal", "markdown", "latex", "json", "csv"]
-FORMS: tuple[Form, ...] = ("terminal", "markdown", "latex", "json", "csv")
+from evalkit.reporting.data import Record
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 
 METRICS = {
     "f1": "F1",
@@ -29,23 +22,25 @@ METRICS = {
     "edit_similarity": "edit sim.",
 }
 
-_DASH = "–"
 
-
-def render(results: LongBenchResults, form: Form = "terminal", notes: Sequence[str] = ()) -> str:
-    """The results in one of the forms.
+def longbench_report(
+    results: LongBenchResults, notes: Sequence[str] = (), about: Mapping[str, Any] | None = None
+) -> Report:
+    """The results as they are printed.
 
     Args:
         results: what to show.
-        form: one of `FORMS`.
-        notes: lines for the reader, after the table; in LaTeX comments, in JSON a field, in CSV left out.
+        notes: lines for the reader, after the table.
+        about: what JSON says of the run, if they are a run's.
     """
-    if form == "json":
-        return json.dumps(results.to_json() | {"notes": list(notes)}, indent=2, ensure_ascii=False)
-    if form == "csv":
-        return _csv(results)
-    table = Table(tuple(_headers(results)), tuple(map(tuple, _cells(results))))
-    return PAGES[form](Page((), (), (table,), (*_explained(results), *notes)))
+    cells = _cells(results)
+    table = simple_table(results.suite, _headers(results), cells, texts=2, ruled={len(cells) - 2})
+    return Report(
+        (table,),
+        notes=(*_explained(results), *notes),
+        content=dict(about or {}) | results.to_json() | {"notes": list(notes)},
+        records=_records(results),
+    )
 
 
 @dataclass(frozen=True)
@@ -88,9 +83,9 @@ def _cells(results: LongBenchResults) -> list[list[str]]:
     cells = []
     for line in _lines(results):
         overall, *buckets = line.scores
-        interval = _DASH if overall.low is None else f"{_number(overall.low)} to {_number(overall.high)}"
-        row = [line.name, line.metric, str(overall.n), _number(overall.score), interval]
-        row += [_number(part.score) for part in buckets]
+        interval = "–" if overall.low is None else f"{_score(overall.low)} to {_score(overall.high)}"
+        row = [line.name, line.metric, f"{overall.n:,}", _score(overall.score), interval]
+        row += [_score(part.score) for part in buckets]
         cells.append(row + ([str(line.truncated or "")] if _any_cut(results) else []))
     return cells
 
@@ -108,33 +103,38 @@ def _explained(results: LongBenchResults) -> list[str]:
     return lines
 
 
-def _csv(results: LongBenchResults) -> str:
+def _records(results: LongBenchResults) -> list[Record]:
+    """A record a task, group and mean, numbers in full."""
     buckets = BUCKETS if results.suite == "longbench-e" else ()
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    fields = ["n", "score", "low", "high"]
-    per_bucket = [f"{field}_{name}" for name in buckets for field in fields]
-    writer.writerow(["kind", "name", "group", "metric", "variant", *fields, *per_bucket, "truncated", "official"])
+
+    def record(about: Record, scores: Sequence[Score], truncated: int | None, official: bool | None) -> Record:
+        names = ["", *(f"_{bucket}" for bucket in buckets)]
+        numbers = {
+            f"{field}{name}": getattr(score, field)
+            for name, score in zip(names, scores, strict=True)
+            for field in ("n", "score", "low", "high")
+        }
+        return {**about, **numbers, "truncated": truncated, "official": official}
+
+    records = []
     for task in results.tasks:
-        scores = _flat((task.all, *task.buckets))
-        variant = results.edit_similarity if task.metric == "edit_similarity" else ""
-        about = ["task", task.task, task.group, task.metric, variant]
-        official = "" if task.official is None else task.official
-        writer.writerow(map(in_csv, [*about, *scores, task.truncated, official]))
-    for kind, mean in [*(("group", group) for group in results.groups), ("mean", results.mean_of_groups),
-                       ("mean", results.plain_mean)]:  # fmt: skip
-        writer.writerow(map(in_csv, [kind, mean.name, "", "", "", *_flat((mean.all, *mean.buckets)), "", ""]))
-    return out.getvalue().rstrip("\n")
-
-
-def _flat(scores: Sequence[Score]) -> list[str]:
-    values = [value for score in scores for value in (score.n, score.score, score.low, score.high)]
-    return ["" if value is None else str(value) for value in values]
+        variant = results.edit_similarity if task.metric == "edit_similarity" else None
+        about = {"kind": "task", "name": task.task, "group": task.group, "metric": task.metric, "variant": variant}
+        records.append(record(about, (task.all, *task.buckets), task.truncated, task.official))
+    means = [
+        *(("group", group) for group in results.groups),
+        ("mean", results.mean_of_groups),
+        ("mean", results.plain_mean),
+    ]
+    for kind, mean in means:
+        about = {"kind": kind, "name": mean.name, "group": None, "metric": None, "variant": None}
+        records.append(record(about, (mean.all, *mean.buckets), None, None))
+    return records
 
 
 def _any_cut(results: LongBenchResults) -> bool:
     return any(task.truncated for task in results.tasks)
 
 
-def _number(value: float | None) -> str:
-    return _DASH if value is None else f"{value:.2f}"
+def _score(value: float | None) -> str:
+    return fixed(value, 2)

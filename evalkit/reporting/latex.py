@@ -1,4 +1,4 @@
-"""LaTeX: a booktabs table that stands in a paper as it is, or a whole document of one page.
+"""LaTeX: booktabs tables that stand in a paper as they are, or a whole document.
 
 It needs booktabs, graphicx (a table wider than the text is shrunk to it), multirow and, where a page has two columns,
 nothing else. Whatever a label, a caption or a checkpoint's name holds is escaped on its way.
@@ -6,36 +6,46 @@ nothing else. Whatever a label, a caption or a checkpoint's name holds is escape
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from evalkit.reporting.escape import PACKAGES, SHRUNK, in_latex
-from evalkit.tables.markup import Span, Text
-from evalkit.tables.table import Cell, Line, Section, Table
+from evalkit.reporting.escape import PACKAGES, SHRUNK, in_latex, printable
+from evalkit.reporting.markup import Span, Text
+from evalkit.reporting.table import Cell, Line, Section, Table
 
 _WIDE = 9
 """Columns from which a table spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
+_MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
+"""A hyphen that is meant as a minus."""
 
 
 class _Column(NamedTuple):
     """What the numbers of a column are filled up to, so that their points stand under each other."""
 
     digits: int
-    """Before the point of the longest number."""
+    """Before the point of the longest number; 0: nothing is filled up."""
     dagger: bool
     """Whether any of them has one."""
 
 
-def latex(table: Table, standalone: bool = False) -> str:
-    """The table environment, or a document that holds it."""
-    body = "\n".join(_environment(table)) + "\n"
-    if not standalone:
-        return f"% needs {PACKAGES}\n{body}"
+def latex_table(table: Table) -> str:
+    """The table environment."""
+    return "\n".join(_environment(table))
+
+
+def latex_comments(lines: Iterable[str]) -> str:
+    """Sentences that LaTeX passes over, for whoever writes the caption."""
+    return "\n".join(f"% {printable(line)}" for line in lines)
+
+
+def latex_document(body: str) -> str:
+    """A whole document."""
     preamble = PACKAGES.replace(" ", "\n")
     return (
         f"\\documentclass[11pt]{{article}}\n{preamble}\n\\usepackage[margin=2.5cm]{{geometry}}\n\\usepackage{{times}}\n"
-        f"\\pagestyle{{empty}}\n\\begin{{document}}\n{body}\\end{{document}}\n"
+        f"\\pagestyle{{empty}}\n\\begin{{document}}\n{body}\n\\end{{document}}"
     )
 
 
@@ -44,10 +54,11 @@ def _environment(table: Table) -> Iterator[str]:
     yield rf"\begin{{{kind}}}[ht]"
     yield r"\centering"
     yield SHRUNK
-    if any(cell.spread or cell.difference for s in table.sections for line in s.lines for cell in line.cells):
+    if any(cell.spread or cell.difference for line in table.lines for cell in line.cells):
         yield r"\setlength{\tabcolsep}{3pt}%"
-    facts, numbers = len(table.facts), table.width - 1 - len(table.facts)
-    yield rf"\begin{{tabular}}{{l{('c' if numbers else 'l') * facts}{'c' * numbers}}}"
+    facts, numbers = len(table.facts), table.numbers
+    side = "c" if table.by_point else "r"
+    yield rf"\begin{{tabular}}{{l{('c' if numbers and table.by_point else 'l') * facts}{side * numbers}}}"
     yield r"\toprule"
     yield from _heading(table)
     columns = _columns(table)
@@ -109,10 +120,10 @@ def _row(cells: list[str]) -> str:
 
 
 def _columns(table: Table) -> list[_Column]:
-    lines = [line for section in table.sections for line in section.lines]
+    filled = table.by_point
     return [
-        _Column(max(map(_integer_digits, cells)), any(cell.significant for cell in cells))
-        for cells in zip(*(line.cells for line in lines), strict=True)
+        _Column(max(map(_integer_digits, cells)) if filled else 0, any(cell.significant for cell in cells))
+        for cells in zip(*(line.cells for line in table.lines), strict=True)
     ]
 
 
@@ -122,8 +133,8 @@ def _integer_digits(cell: Cell) -> int:
 
 def _cell(cell: Cell, column: _Column) -> str:
     number = cell.value[:1].isdigit()
-    fill = column.digits - _integer_digits(cell) if number else 0
-    value = in_latex(cell.value)
+    fill = max(0, column.digits - _integer_digits(cell)) if number else 0
+    value = in_latex(_MINUS.sub("−", cell.value))
     if cell.bold:
         value = rf"\textbf{{{value}}}"
     if cell.underline:

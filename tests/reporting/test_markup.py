@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import TableError
 from evalkit.reporting.escape import printable
-from evalkit.tables.markup import Span, literal, parse, plain
+from evalkit.reporting.markup import Span, literal, parse, plain
 
 
 def test_styles() -> None:

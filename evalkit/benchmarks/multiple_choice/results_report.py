@@ -1,0 +1,156 @@
+"""A finished run of a suite → a `Report`: accuracies under one rule, and what every rule makes of the same scores.
+
+In: a run, or results, scores and a manifest. Out: tables, accuracies in percent. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from evalkit.benchmarks.multiple_choice.suites import label, short_label
+from evalkit.models.context import Extension
+from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.markup import literal
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.batch_devices import mixture
+from evalkit.runs.folder import Run
+from evalkit.runs.traits import unofficial
+from evalkit.scores.results import Average, Results, TaskResult, summarise_all
+from evalkit.scores.rules import RULES
+
+
+def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """A finished run under one rule, its own if none is named.
+
+    Args:
+        run: of a suite.
+        rule: by which answers are chosen.
+        detail: whether the subjects of tasks that have some are shown too.
+
+    Raises:
+        UsageError: there is no such rule, or the run did not score what it needs.
+    """
+    results, manifest = run.results(rule), run.manifest
+    details = [subtask_table(results, task) for task in results.subtasks] if detail else []
+    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+    sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
+    return Report(
+        (accuracy_table(results, manifest, run.seconds), *details, rules_table(run.scores, manifest, results.rule)),
+        content=about | sources | results.to_json(),
+        records=list(_records(results, detail)),
+    )
+
+
+def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> Table:
+    """Accuracy of every task and the averages, under one rule."""
+    marked = {task for tasks in unofficial(manifest).values() for task in tasks}
+    rows: list[list[str]] = []
+    groups: dict[str, list[str]] = manifest["groups"]
+    by_name = {task.task: task for task in results.tasks}
+    for members, average in zip(groups.values(), results.averages, strict=False):
+        for name in members:
+            mark = "*" if name in marked else ""
+            rows.append([label(name, manifest.get("labels")) + mark, *_cells(by_name[name], seconds.get(name, 0.0))])
+        if len(members) > 1:
+            rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
+    ruled = set()
+    if len(groups) > 1:
+        ruled = {len(rows)}
+        total = fixed(sum(seconds.values()), 1)
+        rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
+    headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
+    # A column that is empty throughout (no ties, no cut documents) only takes room
+    keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
+    return table._replace(notes=tuple(map(literal, _notes(results, manifest, bool(marked)))))
+
+
+def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
+    """Every task's accuracy under every rule, and how far each rule moves the average from `rule`'s."""
+    by_rule = summarise_all(scores, manifest)
+    base = by_rule[rule].average
+    rows = []
+    for name, results in by_rule.items():
+        moved = "" if name == rule else percent(results.average.accuracy - base.accuracy, signed=True)
+        accuracies = [*(percent(task.accuracy) for task in results.tasks), percent(results.average.accuracy)]
+        rows.append([f"{name} <" if name == rule else name, *accuracies, moved])
+    names = [short_label(t.task, manifest.get("short"), manifest.get("labels")) for t in by_rule[rule].tasks]
+    title = "The same scores under every rule (accuracy in %):"
+    table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
+    return table._replace(notes=tuple(literal(_absent(name, manifest)) for name in RULES if name not in by_rule))
+
+
+def subtask_table(results: Results, task: str) -> Table:
+    """The subjects of one task."""
+    rows = [
+        [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), _plus_minus(part.stderr)]
+        for part in results.subtasks[task]
+    ]
+    return simple_table(task, [label(task), "n", "acc. %", "± SE"], rows)
+
+
+def _cells(task: TaskResult, seconds: float) -> list[str]:
+    accuracy = [percent(task.accuracy), _plus_minus(task.stderr), percent(task.chance)]
+    return [f"{task.n:,}", *accuracy, f"{task.ties or ''}", f"{task.truncated or ''}", fixed(seconds, 1)]
+
+
+def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Iterator[str]:
+    yield f"rule {results.rule}: {RULES[results.rule].description}"
+    if shots := manifest["specification"].get("num_fewshot", 0):
+        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
+    if extension := manifest["specification"].get("context_extension"):
+        yield Extension(**extension).describe()
+    yield from mixture(manifest)
+    if any(task.ties for task in results.tasks):
+        yield "ties: documents whose best score is shared; the first such choice counts, as in lm-eval"
+    if any(task.truncated for task in results.tasks):
+        yield "cut: documents whose context lost tokens on its left to fit the model's window"
+    yield "documents: " + _sources(manifest["documents"])
+    if examples := manifest.get("examples"):
+        yield "examples: " + _sources(examples)
+    if marked:
+        yield "*: not the official documents of the task"
+
+
+def _absent(rule: str, manifest: Mapping[str, Any]) -> str:
+    """How to get what this run did not score."""
+    asked = f"evalkit run {manifest.get('model', 'CKPT')} --suite {manifest['specification'].get('suite', 'SUITE')}"
+    return f"{rule}: not scored by this run; get it by {asked} --rule {rule}"
+
+
+def _records(results: Results, detail: bool) -> Iterator[dict[str, Any]]:
+    """A record a task (with `detail` a subject too) and average; accuracies as fractions."""
+    for task in results.tasks:
+        yield {"kind": "task", "rule": results.rule} | asdict(task)
+        if detail:
+            for part in results.subtasks.get(task.task, ()):
+                yield {"kind": "subtask", "rule": results.rule} | asdict(part)
+    for average in results.averages:
+        about = {"kind": "average", "rule": results.rule, "task": average.name, "n": None}
+        yield about | {"accuracy": average.accuracy, "stderr": average.stderr}
+
+
+def _sources(documents: Mapping[str, Mapping[str, Any]]) -> str:
+    """Where the documents came from, tasks named where they differ."""
+    by_source: dict[str, list[str]] = {}
+    for task, found in documents.items():
+        kind, _, place = found["source"].partition(" ")
+        source = f"{kind} {Path(place).parent}" if kind == "data-dir" else found["source"]
+        by_source.setdefault(source, []).append(task)
+    if len(by_source) == 1:
+        return next(iter(by_source))
+    return "; ".join(f"{', '.join(tasks)} from {source}" for source, tasks in by_source.items())
+
+
+def _average_cells(average: Average) -> list[str]:
+    return [percent(average.accuracy), _plus_minus(average.stderr)]
+
+
+def _plus_minus(stderr: float | None) -> str:
+    return "–" if stderr is None else f"± {percent(stderr)}"

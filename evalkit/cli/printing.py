@@ -1,0 +1,67 @@
+"""How every command prints: one choice of formats, one way to write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from evalkit.cli.options import option, several
+from evalkit.errors import UsageError
+from evalkit.reporting.escape import printable
+
+if TYPE_CHECKING:
+    from evalkit.reporting.report import Format, Report
+    from evalkit.runs.folder import Run
+
+FORMATS = ("terminal", "markdown", "latex", "html", "csv", "json")
+"""See `reporting.report.Format`."""
+FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Of what is printed.")
+PRINTING = several(
+    FORMAT,
+    option("--standalone", is_flag=True, help="Make LaTeX a whole document, and HTML a whole page."),
+)
+
+
+def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
+    """Print a report, or write it into a file and print that file's name.
+
+    Raises:
+        UsageError: it cannot be printed in this format, or the file cannot be written.
+    """
+    from evalkit.reporting.report import render
+
+    if standalone and form not in ("latex", "html"):
+        raise UsageError(f"--standalone makes LaTeX a document and HTML a page; it does not go with --format {form}")
+    if output is not None:
+        _write(output, render(report, form, standalone=standalone) + "\n")
+        return
+    width = None
+    if form == "terminal":
+        from evalkit.reporting.terminal import terminal_width
+
+        width = terminal_width()
+    click.echo(render(report, form, standalone=standalone, width=width))
+    if form == "csv":
+        for note in (note for part in report.parts or (report,) for note in part.notes):
+            click.echo(printable(note), err=True)
+
+
+def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
+    """Print a report of a run; where a person reads it, also the run's folder."""
+    print_report(report, form, standalone)
+    if form == "terminal":
+        click.echo(f"\n{printable(str(run.folder))}")
+
+
+def _write(output: Path, text: str) -> None:
+    from evalkit.atomic import replace_file
+
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file with --output")
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
+    click.echo(printable(str(output)))

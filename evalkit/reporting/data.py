@@ -1,0 +1,100 @@
+"""Tables and records for programs: CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evalkit.reporting.escape import in_csv
+from evalkit.reporting.markup import plain
+from evalkit.reporting.table import MISSING, Cell, Table, beside, column_names
+
+Record = Mapping[str, Any]
+"""A line of a CSV: numbers in full, None where nothing is known."""
+
+
+def records_csv(records: Sequence[Record]) -> str:
+    """One line a record; what is not known is empty. Columns are those of all records, in the order they come."""
+    out = io.StringIO()
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: in_csv(value) for name, value in record.items()} for record in records)
+    return out.getvalue().rstrip("\n")
+
+
+def table_csv(table: Table) -> str:
+    """What a table prints, without marks; where rows have keys they are the first column, since labels may repeat.
+
+    The table's notes (unofficial documents, another measurement) follow in rows of the key "note".
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    keyed = any(line.key for line in table.lines)
+    names = [plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)]
+    writer.writerow(map(in_csv, ["key", *names] if keyed else names))
+    for line in table.lines:
+        texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
+        writer.writerow([*map(in_csv, texts), *map(_csv_cell, line.cells)])
+    for note in table.notes:
+        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 1)])
+    return out.getvalue().rstrip("\n")
+
+
+def _csv_cell(cell: Cell) -> object:
+    return cell.value if cell.value == MISSING else in_csv(cell.value + beside(cell))
+
+
+def table_content(table: Table) -> dict[str, Any]:
+    """What a table prints as plain data: rows with their texts by heading and their numbers by column."""
+    corner, facts, columns = plain(table.corner) or "label", list(map(plain, table.facts)), column_names(table)
+    rows = [
+        {
+            **({"section": plain(section.title)} if section.title else {}),
+            **({"key": line.key} if line.key else {}),
+            corner: plain(line.label),
+            **dict(zip(facts, map(plain, line.facts), strict=True)),
+            **dict(zip(columns, map(_content, line.cells), strict=True)),
+        }
+        for section in table.sections
+        for line in section.lines
+    ]
+    about = {"name": table.name, **({"caption": plain(table.caption)} if table.caption else {}), "rows": rows}
+    return about | ({"notes": list(map(plain, table.notes))} if table.notes else {})
+
+
+def json_text(content: Any) -> str:
+    """Indented; what is not known is null."""
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _content(cell: Cell) -> Any:
+    """A number by itself; with what stands beside it and its marks where there are any."""
+    value = _number(cell.value)
+    more = {name: _number(text) for name, text in (("spread", cell.spread), ("difference", cell.difference)) if text}
+    marks = {name: True for name in ("bold", "underline", "significant") if getattr(cell, name)}
+    return {"value": value} | more | marks if more or marks else value
+
+
+def _number(text: str) -> Any:
+    """The number that a cell says (in percent where the table is); None where there is none, else the text."""
+    if text in ("", MISSING, "–"):
+        return None
+    try:
+        return json.loads(text.removesuffix("%").removeprefix("+"), parse_constant=str)
+    except ValueError:
+        return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

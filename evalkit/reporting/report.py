@@ -1,0 +1,129 @@
+"""What a command prints, in every format: sentences, tables and notes for readers, records and content for programs.
+
+In: a `Report`. Out: text, by `render`. All commands print through here, so that each knows the same formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from evalkit.errors import UsageError
+from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
+from evalkit.reporting.escape import PACKAGES, in_markdown
+from evalkit.reporting.table import Table
+
+Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""Names of the formats, wherever one can be chosen."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is printed of a run, a comparison, a table or a list."""
+
+    tables: tuple[Table, ...]
+    verdict: tuple[str, ...] = ()
+    """In words, what was found and what that says."""
+    facts: tuple[str, ...] = ()
+    """Lines above the tables: what is shown."""
+    notes: tuple[str, ...] = ()
+    """Lines beneath them."""
+    content: Any = None
+    """What JSON holds; None: the tables' own content."""
+    records: Sequence[Record] | None = None
+    """What CSV holds; None: what the table prints."""
+    parts: tuple[Report, ...] = ()
+    """Reports that are printed one after the other, in the place of sentences and tables."""
+
+
+def render(report: Report, form: Format, *, standalone: bool = False, width: int | None = None) -> str:
+    """A report as text, without a line end after the last line.
+
+    Args:
+        report: what is shown.
+        form: the format.
+        standalone: make LaTeX a whole document, and HTML a whole page.
+        width: of the terminal; None: sentences are not wrapped.
+
+    Raises:
+        UsageError: CSV, which holds one table, of a report that has several.
+    """
+    if form == "json":
+        return json_text(_content(report))
+    if form == "csv":
+        return _csv(report)
+    parts = report.parts or (report,)
+    if form == "terminal":
+        return "\n\n\n".join(_terminal(part, width) for part in parts)
+    if form == "markdown":
+        return "\n\n".join(map(_markdown, parts))
+    return _latex(parts, standalone) if form == "latex" else _html(parts, standalone)
+
+
+def _content(report: Report) -> Any:
+    if report.content is not None:
+        return report.content
+    if report.parts:
+        return list(map(_content, report.parts))
+    if len(report.tables) == 1 and not (report.verdict or report.facts or report.notes):
+        return table_content(report.tables[0])
+    lines = {"verdict": report.verdict, "facts": report.facts, "notes": report.notes}
+    return {"tables": list(map(table_content, report.tables))} | {name: text for name, text in lines.items() if text}
+
+
+def _csv(report: Report) -> str:
+    if report.records is not None:
+        return records_csv(report.records)
+    tables = [table for part in report.parts or (report,) for table in part.tables]
+    if len(tables) != 1:
+        names = ", ".join(table.name for table in tables)
+        raise UsageError(f"--format csv holds one table, and here are several ({names}); name one, or choose json")
+    return table_csv(tables[0])
+
+
+def _terminal(report: Report, width: int | None) -> str:
+    from evalkit.reporting.terminal import terminal_table, wrapped
+
+    def sentences(lines: Sequence[str]) -> list[str]:
+        return ["\n".join(wrapped(line, width) for line in lines)] if lines else []
+
+    tables = [terminal_table(table, width) for table in report.tables]
+    return "\n\n".join([*sentences(report.verdict), *sentences(report.facts), *tables, *sentences(report.notes)])
+
+
+def _markdown(report: Report) -> str:
+    from evalkit.reporting.markdown import markdown_table
+
+    def listed(lines: Sequence[str]) -> list[str]:
+        return ["\n".join(f"- {in_markdown(line)}" for line in lines)] if lines else []
+
+    verdict = [*(f"**{in_markdown(text)}**" for text in report.verdict[:1]), *map(in_markdown, report.verdict[1:])]
+    return "\n\n".join([*verdict, *listed(report.facts), *map(markdown_table, report.tables), *listed(report.notes)])
+
+
+def _latex(parts: Sequence[Report], standalone: bool) -> str:
+    from evalkit.reporting.latex import latex_comments, latex_document, latex_table
+
+    blocks: list[str] = []
+    for part in parts:
+        above = (*part.verdict, *part.facts)
+        blocks += [latex_comments(above)] if above else []
+        blocks += map(latex_table, part.tables)
+        blocks += [latex_comments(part.notes)] if part.notes else []
+    body = "\n\n".join(blocks)
+    return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
+
+
+def _html(parts: Sequence[Report], standalone: bool) -> str:
+    from evalkit.reporting.web import html_lines, html_page, html_table
+
+    blocks: list[str] = []
+    for part in parts:
+        blocks += [html_lines(part.verdict, "p")] if part.verdict else []
+        blocks += [html_lines(part.facts, "ul")] if part.facts else []
+        blocks += map(html_table, part.tables)
+        blocks += [html_lines(part.notes, "ul")] if part.notes else []
+    body, names = "\n".join(blocks), [table.name for part in parts for table in part.tables]
+    return html_page(names[0] if names else "evalkit", body) if standalone else body

@@ -1,0 +1,198 @@
+"""Tables as plain text for a terminal, in the width that there is.
+
+A table that is too wide is folded: headings and texts are wrapped, then the columns of numbers continue in a further
+block beneath, each with the labels again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from tabulate import DataRow, TableFormat, tabulate
+from wcwidth import wcswidth
+
+from evalkit.reporting.escape import printable
+from evalkit.reporting.markup import plain
+from evalkit.reporting.table import Cell, Line, Table, beside, column_names
+
+WIDTH = 100
+"""Columns where the output is no terminal."""
+_LEAST_WIDTH = 40
+_GAP = 2
+_LONGEST_WORD, _BROKEN = 30, 20
+"""Words of more columns, such as paths, are broken where room lacks; so many columns are left to them."""
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that standard output is; None where it is none."""
+    if not sys.stdout.isatty():
+        return None
+    return max(_LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+def wrapped(line: str, width: int | None) -> str:
+    """A sentence on as many lines as it takes; on one line where there is no width."""
+    line = printable(line)
+    return line if width is None else textwrap.fill(line, width, break_on_hyphens=False, subsequent_indent="  ")
+
+
+def terminal_table(table: Table, width: int | None = None) -> str:
+    """A table with its caption and notes; * after what is bold, _ after what is underlined, † after significant leads.
+
+    Args:
+        table: what is shown.
+        width: of the terminal; None: sentences are not wrapped, and columns take `WIDTH`.
+    """
+    caption = [wrapped(plain(table.caption), width)] if table.caption else []
+    notes = ["\n".join(wrapped(plain(note), width) for note in table.notes)] if table.notes else []
+    return "\n\n".join([*caption, *_blocks(table, width or WIDTH), *notes])
+
+
+def _blocks(table: Table, width: int) -> list[str]:
+    """The table, or its parts, each with the labels and as many columns of numbers as fit."""
+    texts = 1 + len(table.facts)
+    head, rows = _strings(table)
+    gap, widths = _GAP, _widths([head, *rows])
+    if _total(widths, gap) > width and rows:
+        least = [max(_longest_word(name), body) for name, body in zip(head, _widths(rows), strict=True)]
+        head = [_wrap(name, longest) for name, longest in zip(head, least, strict=True)]
+        widths = _widths([head, *rows])
+    numbers = widths[texts:]
+    if _total(widths, gap) > width >= sum(widths[:texts]) + _GAP * texts + _total(numbers, 1):
+        gap = 1
+    least = [_longest_word(column) for column in zip(*[head, *rows], strict=True)][:texts]
+    beside_all = width - sum(number + gap for number in numbers)
+    room = beside_all if _total(least, _GAP) <= beside_all else width if not numbers else width // 2
+    shrunk = _shrunk(widths[:texts], least, room)
+    blocks = []
+    for start, end in _folded(numbers, gap, width - _total(shrunk, _GAP)):
+        chosen = [*range(texts), *range(texts + start, texts + end)]
+        block = _Block([*shrunk, *numbers[start:end]], texts, gap)
+        blocks.append(block.text([head[place] for place in chosen], table, rows, chosen, width))
+    return blocks
+
+
+class _Block(NamedTuple):
+    """Some of a table's columns."""
+
+    widths: list[int]
+    texts: int
+    gap: int
+
+    def text(
+        self, head: Sequence[str], table: Table, rows: Sequence[Sequence[str]], chosen: Sequence[int], width: int
+    ) -> str:
+        """The lines: headings, a rule, and the sections with their titles."""
+        physical, lines_of = self._physical(head, bottom=True), []
+        tall = len(physical)
+        for row in rows:
+            lines = self._physical([row[place] for place in chosen])
+            lines_of.append(len(lines))
+            physical += lines
+        laid = iter(self._laid_out(physical))
+        rule = (" " * self.gap).join("-" * width for width in self._padded())
+        found = [*(next(laid) for _ in range(tall)), rule]
+        heights = iter(lines_of)
+        for number, section in enumerate(table.sections):
+            found += [rule] if number and section.lines else []
+            found += [wrapped(plain(section.title), width)] if section.title else []
+            found += [next(laid) for _ in section.lines for _ in range(next(heights))]
+        return "\n".join(line.rstrip() for line in found)
+
+    def _padded(self) -> list[int]:
+        """Texts stand apart even where numbers stand close."""
+        return [width + (_GAP - self.gap) * (place < self.texts) for place, width in enumerate(self.widths)]
+
+    def _physical(self, row: Sequence[str], bottom: bool = False) -> list[list[str]]:
+        """A row as lines, its texts wrapped; shorter cells stand at the top, or at the bottom."""
+        cells = [
+            (_wrap(cell, width) if place < self.texts else cell).split("\n")
+            for place, (cell, width) in enumerate(zip(row, self.widths, strict=True))
+        ]
+        tall = max(map(len, cells))
+        filled = [[""] * (tall - len(cell)) + cell if bottom else cell + [""] * (tall - len(cell)) for cell in cells]
+        return [list(line) for line in zip(*filled, strict=True)]
+
+    def _laid_out(self, lines: Sequence[Sequence[str]]) -> list[str]:
+        # A first line as wide as the columns are meant to be; tabulate has no other way to say it
+        wide = ["x" * width for width in self._padded()]
+        sides = ["left"] * self.texts + ["right"] * (len(self.widths) - self.texts)
+        gap = DataRow("", " " * self.gap, "")
+        form = TableFormat(None, None, None, None, gap, gap, 0, None)
+        laid = tabulate([wide, *lines], tablefmt=form, disable_numparse=True, preserve_whitespace=True, colalign=sides)
+        return laid.split("\n")[1:]
+
+
+def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
+    """The headings, and the rows of all sections."""
+    head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
+    marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
+    return head, [_row(line, marks) for line in table.lines]
+
+
+def _row(line: Line, marks: int) -> list[str]:
+    label = ("  " if line.indent else "") + plain(line.label)
+    return [label, *map(plain, line.facts), *(_cell(cell, marks) for cell in line.cells)]
+
+
+def _marks(cell: Cell) -> str:
+    return ("*" if cell.bold else "") + ("_" if cell.underline else "") + ("†" if cell.significant else "")
+
+
+def _cell(cell: Cell, marks: int) -> str:
+    """Filled up by blanks where others carry more marks, so that the points stand under each other."""
+    return printable(cell.value) + _marks(cell).ljust(marks) + beside(cell)
+
+
+def _wrap(text: str, width: int) -> str:
+    if _columns(text) <= width:
+        return text
+    indent = " " * (len(text) - len(text.lstrip()))
+    return "\n".join(textwrap.wrap(text, max(1, width), break_on_hyphens=False, subsequent_indent=indent)) or text
+
+
+def _longest_word(texts: str | Iterable[str]) -> int:
+    words = (word for text in ([texts] if isinstance(texts, str) else texts) for word in re.split(r"[ \n]+", text))
+    longest = max(map(_columns, words), default=0)
+    return longest if longest <= _LONGEST_WORD else _BROKEN
+
+
+def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths of text columns in `room`, none narrower than its `least`; paths first, then the widest first."""
+    found = list(widths)
+    while _total(found, _GAP) > room:
+        spare = [place for place, width in enumerate(found) if width > least[place]]
+        if not spare:
+            break
+        broken = [place for place in spare if least[place] == _BROKEN]
+        found[max(broken or spare, key=found.__getitem__)] -= 1
+    return found
+
+
+def _folded(numbers: Sequence[int], gap: int, room: int) -> list[tuple[int, int]]:
+    """Which columns of numbers stand in each block, from and to; each block is as full as it can be."""
+    ends = [0]
+    while ends[-1] < len(numbers):
+        start = ends[-1]
+        reach = accumulate(number + gap for number in numbers[start:])
+        ends.append(start + max(1, sum(total <= room for total in reach)))
+    return list(pairwise(ends)) or [(0, 0)]
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_columns, column)) for column in zip(*rows, strict=True)]
+
+
+def _columns(text: str) -> int:
+    """How many columns a terminal takes for a text, or for the longest of its lines."""
+    return max(wcswidth(line) if wcswidth(line) >= 0 else len(line) for line in text.split("\n"))
+
+
+def _total(widths: Sequence[int], gap: int) -> int:
+    return sum(widths) + gap * max(0, len(widths) - 1)
