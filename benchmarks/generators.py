@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--longbench", type=Path, help="folder of LongBench's files")
     parser.add_argument("--tasks", default=TASKS)
-    parser.add_argument("--window", type=int, default=3500)
+    parser.add_argument("--max-prompt-tokens", type=int, default=3500)
     parser.add_argument("--documents", type=Path, help="folder with arc_easy.jsonl")
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=16, help="of the questions")
@@ -63,8 +63,8 @@ def main() -> None:
     print("| prompts | tokens | new | " + " | ".join(f"{name}, s" for name in ways) + " | alike |")
     print("|---" * (len(ways) + 4) + "|", flush=True)
     if options.longbench:
-        long = rows_of(loaded, options.longbench, options.tasks.split(","), options.window)
-        compare(f"{len(long)} rows, window {options.window:,}", long, ways, options.rounds)
+        long = rows_of(loaded, options.longbench, options.tasks.split(","), options.max_prompt_tokens)
+        compare(f"{len(long)} rows, window {options.max_prompt_tokens:,}", long, ways, options.rounds)
     if options.documents:
         for shots in (0, 4):
             short = questions_of(loaded, options.documents, shots, options.questions, options.new_tokens)

@@ -1,6 +1,6 @@
 """evalkit's generation beside transformers' own `generate`, on the same LongBench prompts, in one run.
 
-    python benchmarks/longbench_generation.py --data-dir DOCUMENTS --tasks trec,lcc --rows 6 --window 3500
+    python benchmarks/longbench_generation.py --data-dir DOCUMENTS --tasks trec,lcc --rows 6 --max-prompt-tokens 3500
 
 Both get the same token ids, in float32 and greedily. transformers runs as the official code does, a prompt at a time to
 the task's full length; evalkit in batches, until the scorer would read no more. Prints Markdown: seconds of each, the
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--tasks", default=SHORT)
     parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--window", type=int, default=7500)
+    parser.add_argument("--max-prompt-tokens", type=int, default=7500)
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     loaded = load(locate(options.model), dtype=options.dtype)
@@ -54,7 +54,7 @@ def main() -> None:
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
         ends = end_tokens(loaded.model, loaded.tokenizer)
-        asked = asked_rows(task, rows, loaded.tokenizer, ends, options.window, loaded.window)
+        asked = asked_rows(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
         prompts = [one.prompt for one in asked]
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)

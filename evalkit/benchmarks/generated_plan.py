@@ -16,6 +16,7 @@ from evalkit.models.spec import ModelSpec
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import Run, specification_id
+from evalkit.runs.traits import max_prompt_tokens
 
 
 class GeneratedPlan:
@@ -96,8 +97,8 @@ def about_run(run: Run) -> tuple[str, ...]:
     """What the reader of a run's results should know of it, in lines: checkpoint, precision, prompts, context."""
     manifest, specification = run.manifest, run.manifest["specification"]
     parts = [str(manifest["model"]), specification["dtype"], f"{run.template} prompts"]
-    if "window" in specification:
-        parts.append(f"cut above {specification['window']:,} tokens of a context of {manifest['context']:,}")
+    if (most := max_prompt_tokens(specification)) is not None:
+        parts.append(f"cut above {most:,} tokens of a context of {manifest['context']:,}")
     extension = specification["context_extension"]
     return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
 

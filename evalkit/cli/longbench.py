@@ -81,7 +81,9 @@ def longbench() -> None:
 @option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
 @context_options("8192, as in the paper, where it was trained on fewer")
 @option(
-    "--window", type=int, help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]"
+    "--max-prompt-tokens",
+    type=int,
+    help="Tokens above which a prompt loses its middle.  [default: 7500 of a context of 8192]",
 )
 @CHAT
 @OUTPUT

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 @TRUST
 @option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
 @typed_option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
-              "such as window=3500 of longbench; again for each.")  # fmt: skip
+              "such as max_prompt_tokens=3500 of longbench; again for each.")  # fmt: skip
 @DETAIL
 @PRINTING
 def run(
@@ -91,7 +91,7 @@ def run(
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
     evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/protocol.md)
-    evalkit run CKPT --suite longbench --set window=3500            a suite of any benchmark (evalkit ls suites)
+    evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
     named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
@@ -166,7 +166,7 @@ def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str])
         name, equals, value = setting.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise UsageError(f"--set {setting}: write KEY=VALUE, such as window=3500")
+            raise UsageError(f"--set {setting}: write KEY=VALUE, such as max_prompt_tokens=3500")
         if name in options:
             raise UsageError(f"--set {setting}: that is an option; give --{name.replace('_', '-')} {value}")
         if name not in own:

@@ -17,7 +17,7 @@ from typing import Any
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
 
-_SUMMARY = ("limit", "template", "solved examples", "window", "rule", "dtype", "context extension")
+_SUMMARY = ("limit", "template", "solved examples", "prompt tokens", "rule", "dtype", "context extension")
 """What a line about a run says; the others are hashes and versions."""
 
 
@@ -33,6 +33,12 @@ class Trait:
     """The same by itself: "dtype bfloat16"."""
     refused: bool
     """Whether runs that differ in it do not share a table; else the difference is noted."""
+
+
+def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
+    """Tokens above which a run's prompts lose their middle; earlier versions of evalkit called it the window."""
+    found: int | None = specification.get("max_prompt_tokens", specification.get("window"))
+    return found
 
 
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
@@ -52,8 +58,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         _trait("template", run.template),
         _trait("template's text", str(specification.get("template", ""))[:12]),
     ]
-    if window := specification.get("window"):
-        found.append(Trait("window", f"{window:,} tokens", f"prompts of at most {window:,} tokens", True))
+    if most := max_prompt_tokens(specification):
+        found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
         found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
         found.append(_trait("rule", rule or str(run.manifest["rule"])))

@@ -86,7 +86,7 @@ def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
     if kind != "multiple_choice":
         common |= {"suite": kind}
     if kind == "longbench":
-        common |= {"data_dir": files / "rows", "context": "none", "tasks": "qasper", "window": 400}
+        common |= {"data_dir": files / "rows", "context": "none", "tasks": "qasper", "max_prompt_tokens": 400}
     if kind == "copying":
         common |= {"lists": 12}
     if kind == "norms":
@@ -233,7 +233,7 @@ def test_the_command_line_runs_and_shows_it(
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        own = name in ("window", "lengths", "depths", "repeats", "lists", "count")
+        own = name in ("max_prompt_tokens", "lengths", "depths", "repeats", "lists", "count")
         flag = f"--{name.replace('_', '-')}"
         command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
     for form in ("terminal", "json"):
@@ -247,7 +247,7 @@ def test_the_command_line_runs_and_shows_it(
     for setting, said in (
         ("nowhere=1", complaint),
         ("output=x", "that is an option; give --output x"),
-        ("window", "write KEY=VALUE"),
+        ("max_prompt_tokens", "write KEY=VALUE"),
     ):
         with pytest.raises(SystemExit) as ended:
             main([*command, "--set", setting])

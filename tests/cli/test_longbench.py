@@ -42,8 +42,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def longbench(evalkit: Command, model: Path, rows: Path) -> Command:
     """`evalkit longbench` on the made-up rows; options given later win over these."""
-    common = {"--model": model, "--data-dir": rows, "--tasks": ",".join(TASKS), "--window": 400, "--limit": 2,
-              "--context": "none", "--output": "runs"}  # fmt: skip
+    common = {"--model": model, "--data-dir": rows, "--tasks": ",".join(TASKS), "--max-prompt-tokens": 400,
+              "--limit": 2, "--context": "none", "--output": "runs"}  # fmt: skip
     return lambda *more: evalkit("longbench", *arguments(common, more))
 
 
@@ -78,7 +78,19 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
 
 def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:
     """Announced, printed with the scores, and the run that `--context 8192` makes."""
-    bare = ["longbench", "--model", model, "--data-dir", rows, "--tasks", "lcc", "--window", 400, "--limit", 1]
+    bare = [
+        "longbench",
+        "--model",
+        model,
+        "--data-dir",
+        rows,
+        "--tasks",
+        "lcc",
+        "--max-prompt-tokens",
+        400,
+        "--limit",
+        1,
+    ]
     first = evalkit(*bare)
     assert first.code == 0
     stretched = "context stretched from 1,024 to 8,192 tokens by yarn: factor 8, beta 32/1, attention factor 1.20794"
@@ -113,8 +125,10 @@ def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command)
     complains(before, 2, "options of evalkit longbench rescore stand after its name")
     complains(evalkit("longbench", "--tasks", "trec"), 2, "name a checkpoint: evalkit longbench run CKPT")
     complains(longbench("--tasks", ","), 2, "--tasks ,: names nothing")
-    Path("own.yaml").write_text("window:\n  tokens: 3\n")
-    complains(longbench("--config", "own.yaml"), 2, "own.yaml: key 'window' holds keys and values of its own")
+    Path("own.yaml").write_text("max-prompt-tokens:\n  tokens: 3\n")
+    complains(
+        longbench("--config", "own.yaml"), 2, "own.yaml: key 'max-prompt-tokens' holds keys and values of its own"
+    )
 
 
 def test_a_table_without_a_column_is_damaged(longbench: Command, evalkit: Command) -> None:
@@ -184,8 +198,12 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--window", "1000"], 2, ["--window 1000: the model takes 1024 tokens", "give a --window of 2 to 896"]),
-        (["--window", "0"], 2, ["--window is 0; it must be at least 1"]),
+        (
+            ["--max-prompt-tokens", "1000"],
+            2,
+            ["--max-prompt-tokens 1000: the model takes 1024 tokens", "give a --max-prompt-tokens of 2 to 896"],
+        ),
+        (["--max-prompt-tokens", "0"], 2, ["--max-prompt-tokens is 0; it must be at least 1"]),
         (["--context", "4096", "--context-method", "dynamic-yarn"], 2, ["dynamic-yarn", "use yarn"]),
         (["--tasks", "narativeqa"], 2, ["unknown longbench task 'narativeqa': did you mean 'narrativeqa'?"]),
         (["--suite", "longbench-e", "--tasks", "qmsum"], 2, ["unknown longbench-e task 'qmsum'"]),
@@ -212,7 +230,7 @@ def test_no_documents_at_all(evalkit: Command, model: Path, monkeypatch: pytest.
 
 def test_help(evalkit: Command) -> None:
     assert "evalkit longbench rescore RUN" in evalkit("longbench").out
-    assert "--window" in evalkit("longbench", "--help").out
+    assert "--max-prompt-tokens" in evalkit("longbench", "--help").out
     assert "--plot" in evalkit("longbench", "rescore", "--help").out
     complains(evalkit("longbench", "rescor", "x"), 2, "unknown command 'rescor'")
 
@@ -221,9 +239,9 @@ def test_a_checkpoint_needs_no_flag(longbench: Command, evalkit: Command, model:
     """Wherever it stands; and the same run is a suite of `evalkit run`."""
     expected = longbench()
     common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
-    assert evalkit("longbench", model, *common, "--window", 400).out == expected.out
-    assert evalkit("longbench", *common, "--window", 400, model).out == expected.out
-    assert evalkit("run", model, "--suite", "longbench", *common, "--set", "window=400").out == expected.out
+    assert evalkit("longbench", model, *common, "--max-prompt-tokens", 400).out == expected.out
+    assert evalkit("longbench", *common, "--max-prompt-tokens", 400, model).out == expected.out
+    assert evalkit("run", model, "--suite", "longbench", *common, "--set", "max_prompt_tokens=400").out == expected.out
     complains(evalkit("longbench", model, "--model", model, *common), 2, "the checkpoint is given twice")
 
 
@@ -245,7 +263,7 @@ def test_what_a_suite_has_not(evalkit: Command, model: Path, monkeypatch: pytest
 def test_variables_set_what_they_set_elsewhere(
     longbench: Command, evalkit: Command, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = longbench("--window", "300")
+    expected = longbench("--max-prompt-tokens", "300")
     monkeypatch.setenv("EVALKIT_WINDOW", "300")
     monkeypatch.setenv("EVALKIT_CHAT", "0")
     common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
@@ -266,7 +284,7 @@ def test_the_command_is_killed_and_given_again(
     batches, output = batches_in(Path("undisturbed")), Path("disturbed")
     process = subprocess.Popen(
         [sys.executable, "-m", "evalkit", "longbench", "--model", str(model), "--data-dir", str(rows), "--tasks",
-         ",".join(TASKS), "--window", "400", "--context", "none", *budget, "--output", str(output)],
+         ",".join(TASKS), "--max-prompt-tokens", "400", "--context", "none", *budget, "--output", str(output)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -130,7 +130,7 @@ def make_longbench(
         "limit": None,
         "suite": suite,
         "documents": {task: f"hash of {task}" for task in scores},
-        "window": 7500,
+        "max_prompt_tokens": 7500,
         "chat": False,
         "device": "cpu",
     } | specification

@@ -108,7 +108,10 @@ def test_what_cannot_be_paired(tmp_path: Path) -> None:
     scores = {"hotpotqa": graded(1)}
     a = make_longbench(tmp_path, scores)
     for other, words in (
-        (make_longbench(tmp_path, scores, window=3500), r"task hotpotqa: the window of run .* \(3500\) is not that of"),
+        (
+            make_longbench(tmp_path, scores, max_prompt_tokens=3500),
+            r"task hotpotqa: the most prompt tokens of run .* \(3500\) is not that of",
+        ),
         (make_longbench(tmp_path, scores, suite="longbench-e"), "of suite longbench and run .* of longbench-e"),
         (make_longbench(tmp_path, scores, documents={"hotpotqa": "others"}), "task hotpotqa: the content hash"),
         (make_run(tmp_path, {"piqa": scores_of("piqa", [1, 0])}), "of suite longbench and run .* of zeroshot8"),
@@ -147,7 +150,7 @@ def test_they_fill_the_papers_table(tmp_path: Path) -> None:
     assert [cell.significant for cell in lines["hotpotqa"]] == [False, False, True]
     assert not any(cell.significant for cell in lines["trec"])
     assert {cell.value for cell in lines["qmsum"]} == {"-"}
-    other = make_longbench(tmp_path, {"hotpotqa": worse}, model="org/w", window=3500)
+    other = make_longbench(tmp_path, {"hotpotqa": worse}, model="org/w", max_prompt_tokens=3500)
     with pytest.raises(UsageError, match=r"prompts of at most 3,500 tokens, row 'intg_1b' .* of at most 7,500 tokens"):
         table(**(runs | {"vanilla_1b": str(other)}))
     with pytest.raises(UsageError, match="is of suite longbench, but table main_res shows suite zeroshot8"):

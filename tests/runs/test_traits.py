@@ -136,9 +136,13 @@ def test_what_was_asked_counts_where_nothing_was_loaded(finished: Run, tmp_path:
 def test_longbench(tmp_path: Path) -> None:
     first, second, third = (
         load_run(make_longbench(tmp_path, {"qasper": [1.0]}, model=f"org/{name}", **changes))
-        for name, changes in (("a", {}), ("b", {"window": 3500}), ("c", {"context_extension": YARN, "chat": True}))
+        for name, changes in (
+            ("a", {}),
+            ("b", {"max_prompt_tokens": 3500}),
+            ("c", {"context_extension": YARN, "chat": True}),
+        )
     )
-    assert [mine.name for mine, _ in differences(first, second)] == ["window"]
+    assert [mine.name for mine, _ in differences(first, second)] == ["prompt tokens"]
     assert [mine.name for mine, _ in differences(first, third)] == ["template", "context extension"]
     assert summary(first) == "all documents, template plain, prompts of at most 7,500 tokens, dtype float32"
     assert "dtype float32, context stretched from 2,048 to 8,192 tokens by yarn: factor 4" in summary(third)

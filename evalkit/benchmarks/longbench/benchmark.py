@@ -20,6 +20,7 @@ from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
 from evalkit.runs.folder import LONGBENCH, Run
 from evalkit.runs.forms import NUMBER, RESULTS_FORM
+from evalkit.runs.traits import max_prompt_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,9 +65,9 @@ class LongBench(GeneratedBenchmark):
 
     def asked(self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
         """See `GeneratedBenchmark`."""
-        window, context = plan.manifest["specification"]["window"], plan.manifest["context"]
+        most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         [(protocol, found)] = [one for one in plan.rows.items() if one[0].name == task]
-        return asked_rows(protocol, found.rows, tokenizer, facts.ends, window, context, plan.request.chat)
+        return asked_rows(protocol, found.rows, tokenizer, facts.ends, most, context, plan.request.chat)
 
     def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""
@@ -151,7 +152,9 @@ class LongBenchAnswers(GradedAnswers):
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`; of more or less of each document, the same questions are others."""
-        return {"window": str(self.run.manifest["specification"]["window"])} | super().must_agree(task)
+        return {"most prompt tokens": str(max_prompt_tokens(self.run.manifest["specification"]))} | super().must_agree(
+            task
+        )
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
@@ -187,7 +190,7 @@ def asked_rows(
     rows: Sequence[LongBenchDocument],
     tokenizer: Any,
     ends: Collection[int],
-    window: int,
+    max_prompt_tokens: int,
     context: int,
     chat: bool = False,
 ) -> list[GenerationRequest]:
@@ -198,7 +201,7 @@ def asked_rows(
         rows: documents.
         tokenizer: of the model.
         ends: the model's end tokens.
-        window: tokens above which a prompt is cut.
+        max_prompt_tokens: above which a prompt is cut.
         context: tokens that the model takes at once, the answer's included.
         chat: whether prompts go into the chat template, where the task's do.
     """
@@ -211,7 +214,9 @@ def asked_rows(
     room, wrapped = context - task.max_new_tokens, chat and task.chat
     found = []
     for row in rows:
-        one = fit(tokenizer, prompt(task, row), window, room, chat=wrapped, label=f"{task.name} row {row.id}")
+        one = fit(
+            tokenizer, prompt(task, row), max_prompt_tokens, room, chat=wrapped, label=f"{task.name} row {row.id}"
+        )
         put = Prompt(row.index, one.tokens, task.max_new_tokens, stops)
         found.append(GenerationRequest(row.id, put, one.text_sha256, one.before, one.truncated))
     return found

@@ -25,7 +25,7 @@ from evalkit.runs.folder import LONGBENCH
 DEFAULT: SuiteName = "longbench"
 PAPER_CONTEXT = 8192
 """Tokens to which the paper stretches what was trained on fewer, by YaRN; its appendix "Long Context Evaluation"."""
-_OFFICIAL_WINDOWS = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
+_OFFICIAL = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
 """Context → tokens of a prompt in the official `model2maxlen.json`."""
 _MARGIN = 692
 """What 8192 − 7500 leaves for the answer; taken for other contexts too."""
@@ -42,8 +42,8 @@ class LongBenchRequest(Request):
     """Most documents of each task; None for all."""
     data_dir: Path | None = None
     """Folder of `<task>.jsonl` files that comes before the hub."""
-    window: int | None = None
-    """Tokens above which a prompt is cut; None: the official 7500 for a context of 8192."""
+    max_prompt_tokens: int | None = None
+    """Tokens above which a prompt loses its middle; None: the official 7500 for a context of 8192."""
     chat: bool = False
     """Whether prompts go into the tokenizer's chat template; those of five tasks never do, as in the official code."""
 
@@ -82,12 +82,12 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
         say(f"left out: {line}")
     request = replace(request, model=paper_context(request.model, checkpoint, say))
     context = context_of(request.model, checkpoint, LONGBENCH)
-    window = window_of(request.window, context, max(task.max_new_tokens for task in rows))
+    most = max_prompt_tokens(request.max_prompt_tokens, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
         "suite": request.suite,
         "documents": {task.name: found.sha for task, found in rows.items()},
-        "window": window,
+        "max_prompt_tokens": most,
     }
     documents = {
         task.name: {"source": found.source, "official": found.official, "count": len(found.rows)}
@@ -147,7 +147,7 @@ def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSp
     return stretched
 
 
-def window_of(asked: int | None, context: int, most_new: int) -> int:
+def max_prompt_tokens(asked: int | None, context: int, most_new: int) -> int:
     """Tokens above which a prompt is cut.
 
     Args:
@@ -164,11 +164,11 @@ def window_of(asked: int | None, context: int, most_new: int) -> int:
         raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
     if asked is None:
         # The margin would leave a short context next to nothing
-        return _OFFICIAL_WINDOWS.get(context, max(context - _MARGIN, min(context // 2, most)))
+        return _OFFICIAL.get(context, max(context - _MARGIN, min(context // 2, most)))
     if not least <= asked <= most:
         raise UsageError(
-            f"--window {asked}: the model takes {context} tokens, of which an answer may need {most_new}; "
-            f"give a --window of {least} to {most}, or another --context"
+            f"--max-prompt-tokens {asked}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"give a --max-prompt-tokens of {least} to {most}, or another --context"
         )
     return asked
 

@@ -97,7 +97,7 @@ def _explained(results: LongBenchResults) -> list[str]:
     if any(task.metric == "edit_similarity" for task in results.tasks):
         lines.append(f"edit sim.: {results.edit_similarity}")
     if _any_cut(results):
-        lines.append("cut: documents that lost their middle to fit the window")
+        lines.append("cut: documents that lost their middle, since their prompts were longer")
     if any(task.official is False for task in results.tasks):
         lines.append("*: not the official documents of the task")
     return lines

@@ -60,7 +60,7 @@ class TaskScore:
     buckets: tuple[Score, ...]
     """In the order of `BUCKETS`; empty for LongBench itself, which has none."""
     truncated: int
-    """Rows whose document was cut to fit the window."""
+    """Rows whose document was cut, since their prompts were longer than the most prompt tokens."""
     official: bool | None
     """Whether the documents are the official ones; None where nobody knows."""
 

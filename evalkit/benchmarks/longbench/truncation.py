@@ -1,8 +1,8 @@
-"""A prompt as token ids that fit the window, cut in its middle as the official code cuts.
+"""A prompt as token ids, at most so many, cut in its middle as the official code cuts.
 
 In: a prompt's text. Out: its ids and what was lost. The official code (THUDM/LongBench@2e00731, `pred.py`) tokenises
-with special tokens; a prompt of more than `window` tokens becomes the text of its first and of its last half window,
-special tokens left out, and is tokenised anew.
+with special tokens; of a prompt of more than `max_prompt_tokens` the texts of the first and of the last half of so many
+tokens remain, special tokens left out, and are tokenised anew.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Fitted:
     truncated: bool
 
 
-def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label: str) -> Fitted:
+def fit(tokenizer: Any, text: str, max_prompt_tokens: int, room: int, *, chat: bool, label: str) -> Fitted:
     """Tokenise a prompt; cut its middle where it is too long.
 
     Args:
         tokenizer: a transformers tokenizer.
         text: the prompt.
-        window: tokens above which it is cut.
+        max_prompt_tokens: above which it is cut.
         room: most tokens that the model can take of it. Text cut in tokens may come back as more of them; then it is
             cut shorter, which the official code does not look after.
         chat: put the prompt, once cut, into the tokenizer's chat template as one user message.
@@ -48,8 +48,8 @@ def fit(tokenizer: Any, text: str, window: int, room: int, *, chat: bool, label:
         TemplateError: there is no chat template, or it fails.
     """
     ids = tokenizer(text, verbose=False).input_ids  # it would warn of lengths that are cut here
-    before, cut, limit = len(ids), text, window
-    truncated = before > window
+    before, cut, limit = len(ids), text, max_prompt_tokens
+    truncated = before > max_prompt_tokens
     while True:
         if truncated:
             half = limit // 2

@@ -21,7 +21,9 @@ ROWS = 3
 def test_batches_write_what_single_prompts_do(demo: Path, longbench_data: Path, tmp_path: Path) -> None:
     rows, tables = longbench_data / "minilongbench_en", {}
     for budget in (1, 30_000):
-        asked = request(demo, rows, tmp_path / str(budget), *SHORT, window=800, limit=ROWS, token_budget=budget)
+        asked = request(
+            demo, rows, tmp_path / str(budget), *SHORT, max_prompt_tokens=800, limit=ROWS, token_budget=budget
+        )
         tables[budget] = load_generations(evaluate_longbench(asked, Lines()))
     single, batched = (table.drop(columns=["seconds", "reused"]) for table in tables.values())
     assert len(single) == ROWS * len(SHORT) >= 30

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest, plan_longbench, window_of
+from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest, max_prompt_tokens, plan_longbench
 from evalkit.benchmarks.longbench.protocol import suite_tasks
 from evalkit.benchmarks.request import request_of
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
@@ -45,26 +45,26 @@ def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"
      (7680, 8192, 512, 7680), (2, 8192, 512, 2)],
 )  # fmt: skip
 def test_windows(asked: int | None, context: int, most_new: int, window: int) -> None:
-    assert window_of(asked, context, most_new) == window
+    assert max_prompt_tokens(asked, context, most_new) == window
 
 
 @pytest.mark.parametrize(
     ("asked", "context", "most_new", "words"),
-    [(7681, 8192, 512, "--window 7681: the model takes 8192 tokens, of which an answer may need 512; give a --window "
-      "of 2 to 7680, or another --context"),
-     (0, 8192, 512, "--window 0: .*give a --window of 2 to 7680"),
-     (1, 8192, 512, "--window 1: "),
-     (-5, 8192, 512, "--window -5: "),
+    [(7681, 8192, 512, "--max-prompt-tokens 7681: the model takes 8192 tokens, of which an answer may need 512; give "
+      "a --max-prompt-tokens of 2 to 7680, or another --context"),
+     (0, 8192, 512, "--max-prompt-tokens 0: .*give a --max-prompt-tokens of 2 to 7680"),
+     (1, 8192, 512, "--max-prompt-tokens 1: "),
+     (-5, 8192, 512, "--max-prompt-tokens -5: "),
      (None, 512, 512, "answers have up to 512 tokens and the model takes 512; give a longer --context")],
 )  # fmt: skip
 def test_windows_that_cannot_be(asked: int | None, context: int, most_new: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        window_of(asked, context, most_new)
+        max_prompt_tokens(asked, context, most_new)
 
 
 def test_what_a_run_is(model: Path, rows: Path) -> None:
     plain = prepared(model, rows)
-    assert plain.manifest["specification"]["window"] == 512
+    assert plain.manifest["specification"]["max_prompt_tokens"] == 512
     assert plain.manifest["context"] == 1024
     assert plain.manifest["documents"]["qasper"] == {
         "source": f"data-dir {rows / 'qasper.jsonl'}",
@@ -72,7 +72,7 @@ def test_what_a_run_is(model: Path, rows: Path) -> None:
         "count": 3,
     }
     others = [
-        prepared(model, rows, window=300),
+        prepared(model, rows, max_prompt_tokens=300),
         prepared(model, rows, chat=True),
         prepared(model, rows, tasks=("qasper",)),
         prepared(model, rows, limit=2),
@@ -81,7 +81,7 @@ def test_what_a_run_is(model: Path, rows: Path) -> None:
     ]
     assert len({one.manifest["id"] for one in (plain, *others)}) == 7
     assert others[1].folder.name.startswith("tiny-longbench-chat-")
-    assert others[4].manifest["specification"]["window"] == 3500
+    assert others[4].manifest["specification"]["max_prompt_tokens"] == 3500
     assert prepared(model, rows, token_budget=64).manifest["id"] == plain.manifest["id"]
 
 
@@ -98,7 +98,7 @@ def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     [reason] = found.manifest["left_out"]
     assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
     # The window is that of the tasks that are left
-    assert prepared(model, rows, window=1024 - 64).manifest["specification"]["window"] == 960
+    assert prepared(model, rows, max_prompt_tokens=1024 - 64).manifest["specification"]["max_prompt_tokens"] == 960
 
 
 def test_nothing_left(model: Path, rows: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
     ]
     assert bare.manifest["id"] == prepared(model, rows, context=8192).manifest["id"]
     assert bare.request.model.context == 8192  # which the model is loaded by
-    assert (bare.manifest["context"], bare.manifest["specification"]["window"]) == (8192, 7500)
+    assert (bare.manifest["context"], bare.manifest["specification"]["max_prompt_tokens"]) == (8192, 7500)
     left = prepared(model, rows, say=said.append)
     assert left.manifest["specification"]["context_extension"] is None
     assert len(said) == 2  # the other is the window that was found

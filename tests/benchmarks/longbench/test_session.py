@@ -54,7 +54,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request(model: Path, rows: Path, output: Path, *tasks: str, **asked: Any) -> LongBenchRequest:
-    named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "window": 600}
+    named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "max_prompt_tokens": 600}
     # As it is, which transformers is asked for too
     common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
     return request_of(LongBenchRequest, model, common | named | asked)
@@ -271,10 +271,10 @@ def test_memory_for_not_one(model: Path, rows: Path, tmp_path: Path, monkeypatch
 
 
 def test_stretched(model: Path, rows: Path, tmp_path: Path) -> None:
-    asked = request(model, rows, tmp_path, "trec", context=4096, window=None, limit=2)
+    asked = request(model, rows, tmp_path, "trec", context=4096, max_prompt_tokens=None, limit=2)
     run = evaluate_longbench(asked, Lines())
     specification = run.manifest["specification"]
-    assert (specification["window"], specification["context_extension"]["method"]) == (3500, "yarn")
+    assert (specification["max_prompt_tokens"], specification["context_extension"]["method"]) == (3500, "yarn")
     assert run.manifest["loaded"]["context_extension"]["factor"] == 4.0
     assert not load_generations(run)["truncated"].any()
 
@@ -305,7 +305,7 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
 @pytest.mark.slow
 def test_real_rows(model: Path, longbench_data: Path, tmp_path: Path) -> None:
     """A few of every task; with all sixteen the averages bear their plain names."""
-    asked = request(model, longbench_data / "minilongbench_en", tmp_path, *TASKS, limit=1, window=400)
+    asked = request(model, longbench_data / "minilongbench_en", tmp_path, *TASKS, limit=1, max_prompt_tokens=400)
     run = evaluate_longbench(asked, Lines())
     table = load_generations(run)
     assert list(table["task"]) == list(TASKS)

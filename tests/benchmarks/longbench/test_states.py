@@ -44,7 +44,7 @@ def test_longbench(mamba: Path, tmp_path: Path) -> None:
     for task in ("trec", "hotpotqa"):
         write(tmp_path / f"{task}.jsonl", [record(task, n, context=text) for n, text in enumerate(texts)])
     common = {"output": tmp_path, "dtype": "float32", "data_dir": tmp_path, **WINDOW}
-    asked = request_of(LongBenchRequest, mamba, common | {"tasks": ("trec", "hotpotqa"), "window": 400})
+    asked = request_of(LongBenchRequest, mamba, common | {"tasks": ("trec", "hotpotqa"), "max_prompt_tokens": 400})
     lines = Lines()
     run = evaluate_longbench(asked, lines)
     table = load_generations(run)
