@@ -1,7 +1,7 @@
 """Tables as plain text for a terminal, in the width that there is.
 
-A table that is too wide is folded: headings and texts are wrapped, then the columns of numbers continue in a further
-block beneath, each with the labels again.
+A table that is too wide is folded: headings and texts are wrapped; where that is not enough, further columns stand in a
+block beneath, with the labels again.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from tabulate import DataRow, TableFormat, tabulate
-from wcwidth import wcswidth
+from wcwidth import wcswidth, wrap
 
 from evalkit.reporting.escape import printable
 from evalkit.reporting.markup import plain
@@ -39,7 +38,7 @@ def terminal_width() -> int | None:
 def wrapped(line: str, width: int | None) -> str:
     """A sentence on as many lines as it takes; on one line where there is no width."""
     line = printable(line)
-    return line if width is None else textwrap.fill(line, width, break_on_hyphens=False, subsequent_indent="  ")
+    return line if width is None else "\n".join(wrap(line, width, break_on_hyphens=False, subsequent_indent="  "))
 
 
 def terminal_table(table: Table, width: int | None = None) -> str:
@@ -59,21 +58,26 @@ def _blocks(table: Table, width: int) -> list[str]:
     texts = 1 + len(table.facts)
     head, rows = _strings(table)
     gap, widths = _GAP, _widths([head, *rows])
-    if _total(widths, gap) > width and rows:
-        least = [max(_longest_word(name), body) for name, body in zip(head, _widths(rows), strict=True)]
-        head = [_wrap(name, longest) for name, longest in zip(head, least, strict=True)]
+    if _total(widths, gap) > width:
+        bodies = _widths(rows) if rows else [0] * len(head)
+        head = [_wrap(name, max(_longest_word([name]), body)) for name, body in zip(head, bodies, strict=True)]
         widths = _widths([head, *rows])
     numbers = widths[texts:]
     if _total(widths, gap) > width >= sum(widths[:texts]) + _GAP * texts + _total(numbers, 1):
         gap = 1
     least = [_longest_word(column) for column in zip(*[head, *rows], strict=True)][:texts]
-    beside_all = width - sum(number + gap for number in numbers)
-    room = beside_all if _total(least, _GAP) <= beside_all else width if not numbers else width // 2
-    shrunk = _shrunk(widths[:texts], least, room)
+    room = width - sum(number + gap for number in numbers)
+    if _total(least, _GAP) <= room:
+        shrunk = _shrunk(widths[:texts], least, room)
+    else:
+        label = min(widths[0], max(width // 2, 1))
+        shrunk = [label, *(min(fact, width - label - _GAP) for fact in widths[1:texts])]
+    columns = [*shrunk, *numbers]
     blocks = []
-    for start, end in _folded(numbers, gap, width - _total(shrunk, _GAP)):
-        chosen = [*range(texts), *range(texts + start, texts + end)]
-        block = _Block([*shrunk, *numbers[start:end]], texts, gap)
+    for start, end in _folded([size + (_GAP if place < texts - 1 else gap) for place, size in enumerate(columns[1:])],
+                              width - columns[0]):  # fmt: skip
+        chosen = [0, *range(1 + start, 1 + end)]
+        block = _Block([columns[place] for place in chosen], sum(place < texts for place in chosen), gap)
         blocks.append(block.text([head[place] for place in chosen], table, rows, chosen, width))
     return blocks
 
@@ -154,11 +158,11 @@ def _wrap(text: str, width: int) -> str:
     if _columns(text) <= width:
         return text
     indent = " " * (len(text) - len(text.lstrip()))
-    return "\n".join(textwrap.wrap(text, max(1, width), break_on_hyphens=False, subsequent_indent=indent)) or text
+    return "\n".join(wrap(text, max(2, width), break_on_hyphens=False, subsequent_indent=indent)) or text
 
 
-def _longest_word(texts: str | Iterable[str]) -> int:
-    words = (word for text in ([texts] if isinstance(texts, str) else texts) for word in re.split(r"[ \n]+", text))
+def _longest_word(texts: Iterable[str]) -> int:
+    words = (word for text in texts for word in re.split(r"[ \n]+", text))
     longest = max(map(_columns, words), default=0)
     return longest if longest <= _LONGEST_WORD else _BROKEN
 
@@ -175,13 +179,17 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]
     return found
 
 
-def _folded(numbers: Sequence[int], gap: int, room: int) -> list[tuple[int, int]]:
-    """Which columns of numbers stand in each block, from and to; each block is as full as it can be."""
+def _folded(columns: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Which columns behind the labels stand in each block, from and to; each block is as full as it can be.
+
+    Args:
+        columns: their widths, each with the gap before it.
+        room: beside the labels.
+    """
     ends = [0]
-    while ends[-1] < len(numbers):
+    while ends[-1] < len(columns):
         start = ends[-1]
-        reach = accumulate(number + gap for number in numbers[start:])
-        ends.append(start + max(1, sum(total <= room for total in reach)))
+        ends.append(start + max(1, sum(total <= room for total in accumulate(columns[start:]))))
     return list(pairwise(ends)) or [(0, 0)]
 
 

@@ -1,0 +1,61 @@
+"""Reports in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from evalkit.errors import UsageError
+from evalkit.reporting.report import FORMATS, Report, render
+from evalkit.reporting.table import simple_table
+
+TABLE = simple_table("made-up", ["task", "n", "value"], [["a_b", "1,000", "−1.5"], ["mean", "", "2.0"]], ruled={1})
+REPORT = Report((TABLE,), ("B is better.", "In words."), ("A: one",), ("a note",))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_holds_everything_but_csv_notes(form: str) -> None:
+    text = render(REPORT, form)  # type: ignore[arg-type]
+    assert not text.endswith("\n")
+    for word in ("1.5", "2.0", *(("B is better.", "A: one", "a note") if form != "csv" else ())):
+        assert word in text
+    if form == "json":
+        assert json.loads(text)["tables"][0]["rows"][1] == {"task": "mean", "n": None, "value": 2.0}
+    if form == "csv":
+        assert list(csv.reader(io.StringIO(text)))[1][:2] == ["a_b", "1,000"]
+
+
+def test_programs_get_content_and_records_where_there_are_some() -> None:
+    report = Report((TABLE, TABLE), content={"x": [float("nan"), 1]}, records=[{"a": 1.25}, {"a": None, "b": "=x"}])
+    assert json.loads(render(report, "json")) == {"x": [None, 1]}
+    assert render(report, "csv").splitlines() == ["a,b", "1.25,", ",'=x"]
+
+
+def test_several_tables_are_no_csv() -> None:
+    with pytest.raises(UsageError, match=r"holds one table, and here are several \(made-up, made-up\); .* json"):
+        render(Report((TABLE, TABLE)), "csv")
+
+
+def test_parts_follow_each_other() -> None:
+    both = Report((), parts=(REPORT, REPORT))
+    assert render(both, "terminal") == "\n\n\n".join([render(REPORT, "terminal")] * 2)
+    assert len(json.loads(render(both, "json"))) == 2
+    assert render(both, "html", standalone=True).count("<table") == 2
+    assert render(both, "latex", standalone=True).count(r"\begin{tabular}") == 2
+
+
+def test_whole_documents() -> None:
+    assert render(REPORT, "html", standalone=True).startswith("<!doctype html>")
+    assert render(REPORT, "html") in render(REPORT, "html", standalone=True)
+    assert render(REPORT, "latex", standalone=True).endswith(r"\end{document}")
+
+
+def test_names_break_no_format() -> None:
+    nasty = simple_table("x", ["<b>"], [["a|b\n<script>&"]])
+    report = Report((nasty,), ("<i>",))
+    assert "<script>" not in render(report, "html")
+    assert "<i>" not in render(report, "html")
+    assert len(render(Report((nasty,)), "markdown").splitlines()) == 3

@@ -1,0 +1,113 @@
+"""Tables on a terminal: they fit its width, and folded ones lose nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wcwidth import wcswidth
+
+from evalkit.reporting.table import Table, simple_table
+from evalkit.reporting.terminal import WIDTH, terminal_table, wrapped
+from evalkit.tables.layout import layout_names
+from evalkit.tables.request import TableRequest, make
+
+_words = st.text(alphabet="abcdé桥–", min_size=1, max_size=12)
+_texts = st.lists(_words, max_size=8).map(" ".join)
+_numbers = st.decimals(-999, 9999, places=2).map(str)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Tables of some columns of texts, then of numbers."""
+    texts, numbers = draw(st.integers(1, 3)), draw(st.integers(0, 12))
+    headers = draw(st.lists(_texts, min_size=texts + numbers, max_size=texts + numbers))
+    cells = st.tuples(*[_texts] * texts, *[_numbers] * numbers)
+    return simple_table("made-up", headers, draw(st.lists(cells, max_size=5)), texts=texts)
+
+
+@given(tables(), st.integers(60, 160))
+def test_tables_fit_and_lose_nothing(table: Table, width: int) -> None:
+    lines = terminal_table(table, width).split("\n")
+    # Three columns of texts that cannot be broken take 40 columns, a number 8
+    assert max(map(wcswidth, lines)) <= width
+    shown = " ".join(lines).split()
+    for line in table.lines:
+        for cell in line.cells:
+            assert cell.value in shown
+        for text in (line.label, *line.facts):
+            assert all(word in shown for span in text for word in span.text.split())
+
+
+@pytest.mark.parametrize("name", layout_names())
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_papers_tables_fit(name: str, width: int) -> None:
+    shown = terminal_table(make(TableRequest(name)), width)
+    assert max(map(wcswidth, shown.split("\n"))) <= width
+
+
+def test_a_wide_table_continues_beneath_with_its_labels() -> None:
+    headers = ["task", *(f"column {number}" for number in range(12))]
+    rows = [["first", *["1234.5"] * 12], ["second", *["67.8"] * 12]]
+    blocks = terminal_table(simple_table("wide", headers, rows), 60).split("\n\n")
+    assert len(blocks) > 1
+    for block in blocks:
+        heading, *_ = block.split("\n")
+        assert [line.split()[0] for line in block.split("\n")[-2:]] == ["first", "second"]
+        assert "column" in heading
+
+
+def test_points_stand_under_each_other_and_wide_letters_count_twice() -> None:
+    table = simple_table("t", ["name", "value"], [["模型", "1.0"], ["model", "-12.5"]])
+    *_, first, second = terminal_table(table).split("\n")
+    assert wcswidth(first[: first.index(".")]) == wcswidth(second[: second.index(".")])
+
+
+def test_paths_are_broken_before_other_texts() -> None:
+    path = "/a/very/long/path/that/nobody/could/read/in/one/go/step-1000"
+    shown = terminal_table(simple_table("t", ["what", "path"], [["three short words", path]], texts=2), 50)
+    assert "three short words" in shown
+    assert "".join(line[19:].strip() for line in shown.split("\n")[2:]) == path
+
+
+def test_sentences_are_wrapped_on_a_terminal_only() -> None:
+    sentence = "word " * 40
+    assert wrapped(sentence, None) == sentence
+    assert max(map(len, wrapped(sentence, 70).split("\n"))) <= 70
+    assert wrapped("\x1b[2J", 70) == "\\x1b[2J"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_real_terminal(columns: int) -> None:
+    """Everything that `evalkit ls` and a table print fits the terminal that it is printed on."""
+    for arguments in (["ls"], ["table", "main_res"], ["models", "ls"]):
+        main, child = pty.openpty()
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        command = [sys.executable, "-m", "evalkit", *arguments]
+        process = subprocess.Popen(command, stdout=child, stdin=child, stderr=subprocess.DEVNULL)
+        os.close(child)
+        out = b""
+        try:
+            while chunk := os.read(main, 65536):
+                out += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(main)
+        assert process.wait() == 0
+        lines = out.decode().replace("\r\n", "\n").split("\n")
+        assert len(lines) > 10
+        assert max(map(wcswidth, lines)) <= columns
+
+
+def test_without_a_terminal_tables_take_a_hundred_columns() -> None:
+    command = [sys.executable, "-m", "evalkit", "models", "ls"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "40"}, check=True)
+    assert 80 < max(map(wcswidth, done.stdout.split("\n"))) <= WIDTH
