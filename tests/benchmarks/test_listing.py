@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_table
+from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.compare.conftest import Make, make
+from tests.printed import printed
 from tests.sealed import read, reseal
 
 __all__ = ["_no_settings", "evalkit", "make"]
@@ -47,26 +48,38 @@ def runs(make: Make, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_what_is_shown_fits_a_terminal(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    header, *lines, _, journals = runs_table(list_found(runs), runs).splitlines()
+def test_what_is_shown_fits_a_terminal(runs: Path) -> None:
+    header, _, *lines = printed(runs_report(list_found(runs), runs)).splitlines()
+    end = lines.index("")
     assert header.split() == ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
-    assert [line.split()[1] for line in lines] == [f"2026-11-0{day}" for day in (1, 2, 3, 4)]
-    assert max(map(len, [header, *lines])) <= 100
-    assert journals.startswith("kept without a journal, so that nothing of them can be made anew: ")
-    assert "8,192 by yarn" in lines[0]
-    assert "41.0 ± 1.2 (acc)" in lines[1]
-    assert "zeroshot8 plain" in lines[2]
-    assert "limit 150" in lines[2]
-    assert "bfloat16" in lines[3]
-    ends = [line.rpartition("…")[2] for line in lines]
-    assert [end[end.index("/checkpoint") - 1 :] for end in ends] == [
+    # A path is broken into several lines
+    first = [line for line in lines[:end] if line[0] != " "]
+    assert [line.split()[1] for line in first] == [f"2026-11-0{day}" for day in (1, 2, 3, 4)]
+    assert max(map(len, [header, *lines[:end]])) <= 100
+    assert lines[end + 1].startswith("kept without a journal, so that nothing of them can be made anew: ")
+    assert "8,192 by yarn" in first[0]
+    assert "41.0 ± 1.2 (acc)" in first[1]
+    assert "zeroshot8 plain" in first[2]
+    assert "limit 150" in first[2]
+    assert "bfloat16" in first[3]
+    paths = ["".join(block.split()) for block in _column(header, lines[:end], "checkpoint")]
+    assert [path.rpartition("of/")[2] for path in paths] == [
         "a/checkpoint-500", "a/checkpoint-1000", "b/checkpoint-2000", "b/checkpoint-1000"
     ]  # fmt: skip
-    for line, run in zip(lines, list_found(runs), strict=True):
+    for line, run in zip(first, list_found(runs), strict=True):
         assert load_run(run.folder).manifest["id"].startswith(line.split()[0])
-    monkeypatch.setenv("COLUMNS", "200")
-    assert "/long/way/to/the/checkpoints/of/a/checkpoint-500" in runs_table(list_found(runs), runs)
+    wide = printed(runs_report(list_found(runs), runs), "markdown")
+    assert "/long/way/to/the/checkpoints/of/a/checkpoint-500" in wide.replace("\\", "")
+
+
+def _column(header: str, lines: list[str], name: str) -> list[str]:
+    """Each row's text in a column, its lines one after the other."""
+    start, found = header.index(name), list[str]()
+    for line in lines:
+        if line[0] != " ":
+            found.append("")
+        found[-1] += line[start:]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -155,13 +168,12 @@ def test_json_has_everything(evalkit: Command, own_run: Path, checkpoint: Path) 
     assert listed["devices"][0].startswith("cpu ")
     note = f"not the official documents of {', '.join(run.manifest['documents'])}"
     assert listed["notes"] == [note]
-    assert evalkit("ls", "runs", "-o", own_run.parent).out.splitlines()[-2].endswith(f": {note}")
+    assert evalkit("ls", "runs", "-o", own_run.parent).out.splitlines()[-1].endswith(f": {note}")
 
 
 def test_options_that_cannot_be(evalkit: Command, own_run: Path) -> None:
     complains(evalkit("ls", "--sort", "name"), 2, "--sort is of runs", "evalkit ls runs --sort")
-    complains(evalkit("ls", "rules", "--format", "json"), 2, "--format is of runs")
     complains(evalkit("ls", "runs", "--sort", "size"), 2, "--sort", "'size'", "'date', 'name', 'model', 'score'")
     shown = evalkit("ls", "runs", "-o", own_run.parent, "--filter", "nothing").out
-    assert shown.strip() == f"runs\nnone in {own_run.parent} with nothing"
+    assert shown.strip() == f"none in {own_run.parent} with nothing"
     assert json.loads(evalkit("ls", "runs", "-o", "nowhere", "--format", "json").out) == []

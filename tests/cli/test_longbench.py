@@ -264,7 +264,7 @@ def test_variables_set_what_they_set_elsewhere(
     longbench: Command, evalkit: Command, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = longbench("--max-prompt-tokens", "300")
-    monkeypatch.setenv("EVALKIT_WINDOW", "300")
+    monkeypatch.setenv("EVALKIT_MAX_PROMPT_TOKENS", "300")
     monkeypatch.setenv("EVALKIT_CHAT", "0")
     common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
     assert evalkit("run", model, "--suite", "longbench", *common).out == expected.out

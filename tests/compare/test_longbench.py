@@ -110,7 +110,7 @@ def test_what_cannot_be_paired(tmp_path: Path) -> None:
     for other, words in (
         (
             make_longbench(tmp_path, scores, max_prompt_tokens=3500),
-            r"task hotpotqa: the most prompt tokens of run .* \(3500\) is not that of",
+            r"task hotpotqa: the prompt tokens of run .* \(3500\) is not that of",
         ),
         (make_longbench(tmp_path, scores, suite="longbench-e"), "of suite longbench and run .* of longbench-e"),
         (make_longbench(tmp_path, scores, documents={"hotpotqa": "others"}), "task hotpotqa: the content hash"),

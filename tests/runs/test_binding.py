@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_report, runs_table
+from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.benchmarks.lm_eval.results_report import metrics_report
 from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
@@ -234,7 +234,7 @@ def test_a_run_may_be_kept_without_its_journal(again: Callable[..., Run], tmp_pa
     [listed] = list_found(folder.parent)
     assert (listed.state, listed.journal) == ("finished", False)
     said = f"kept without a journal, so that nothing of them can be made anew: {listed.id[:7]}"
-    assert runs_table([listed], folder.parent).splitlines()[-1] == said
+    assert printed(runs_report([listed], folder.parent)).splitlines()[-1] == said
 
 
 @pytest.mark.parametrize("lost", [SCORES, RESULTS, MANIFEST])

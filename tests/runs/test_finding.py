@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_table
+from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.benchmarks.request import circumstances
 from evalkit.benchmarks.run import planned
 from evalkit.compare.sides import names
@@ -23,6 +23,7 @@ from evalkit.runs.finding import find_run, list_runs, model_name, scan
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.compare.conftest import Make, make
+from tests.printed import printed
 from tests.sealed import read, reseal
 
 __all__ = ["_no_settings", "evalkit", "make"]
@@ -122,7 +123,7 @@ def test_revisions_of_a_hub_model_are_told_apart(make: Make, checkpoint: Path) -
             assert find_run(given, root).folder == run
         for text in (f"step{step}", commit):
             assert [listed.folder for listed in list_found(root, text=text)] == [str(run)]
-        assert f"org/name@step{step}" in runs_table(list_found(root), root)
+        assert f"org/name@step{step}" in printed(runs_report(list_found(root), root))
     assert names([load_run(run) for run in runs]) == ["org/name@step1000", "org/name@step2000"]
     with pytest.raises(UsageError, match="'org/name' may be any of 2 runs"):
         find_run("org/name", root)

@@ -152,9 +152,7 @@ class LongBenchAnswers(GradedAnswers):
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`; of more or less of each document, the same questions are others."""
-        return {"most prompt tokens": str(max_prompt_tokens(self.run.manifest["specification"]))} | super().must_agree(
-            task
-        )
+        return {"prompt tokens": str(max_prompt_tokens(self.run.manifest["specification"]))} | super().must_agree(task)
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:

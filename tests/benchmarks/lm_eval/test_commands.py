@@ -42,7 +42,7 @@ def test_a_run_is_printed_listed_and_rescored(evalkit: Command, checkpoint: Path
     out, err = evalkit(*asked)
     assert "not in suite zeroshot8, so this is a run of lm-eval's tasks" in err
     lines = out.splitlines()
-    assert lines[0].split() == ["task", "n", "n-shot", "filter", "metric", "value", "±", "SE", "seconds"]
+    assert lines[0].split() == ["task", "filter", "metric", "n", "n-shot", "value", "±", "SE", "seconds"]
     assert [line.split()[0] for line in lines[2:] if line[:1].isalpha()][:5] == [
         "made_choice", "made_other", "made_answers", "made_texts", "made_pair"
     ]  # fmt: skip
