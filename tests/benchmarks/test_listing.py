@@ -58,7 +58,7 @@ def test_what_is_shown_fits_a_terminal(runs: Path) -> None:
     assert max(map(len, [header, *lines[:end]])) <= 100
     assert lines[end + 1].startswith("kept without a journal, so that nothing of them can be made anew: ")
     assert "8,192 by yarn" in first[0]
-    assert "41.0 ± 1.2 (acc)" in first[1]
+    assert "41.0 ± 1.2" in first[1]
     assert "zeroshot8 plain" in first[2]
     assert "limit 150" in first[2]
     assert "bfloat16" in first[3]
