@@ -1,0 +1,196 @@
+"""Plain data from a file, validated by pydantic: which keys there are, and what stands under each.
+
+In: plain data (`reading.py`, `yaml_reading.py`) and its form: a `Settings` or `Stored` model, or a `dict` or `list` of
+them. Out: the data in that form. Nothing is converted: "2" is not 2, and 1 is not true. What does not fit becomes one
+line that names the key, what was found and what is expected; for an unknown key, the nearest one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from evalkit.errors import UnknownNameError
+from evalkit.inputs.reading import Reason
+from evalkit.inputs.yaml_reading import read_yaml
+
+_LONGEST = 60
+"""Characters of a key or a value in a message."""
+
+
+class Settings(BaseModel):
+    """Base of what a user's file may hold: the fields, and no other key."""
+
+    # Built when a file is first read: most commands read few of the forms
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+
+
+class Stored(BaseModel):
+    """Base of what a file that evalkit has written must hold: the fields at least."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
+
+
+Name = Annotated[str, BeforeValidator(lambda key: str(key) if type(key) is int else key)]
+"""A key of the user's choice: YAML reads 7 as a number where it is a name too."""
+NonEmpty = Annotated[str, Field(min_length=1)]
+"""A text that is not empty."""
+
+Form = TypeVar("Form")
+
+
+def read_validated(path: Path, form: type[Form], error: Reason, what: str = "") -> Form:
+    """The content of a YAML file.
+
+    Args:
+        path: the file.
+        form: what it must hold.
+        error: made of the message where the file cannot be read or does not fit.
+        what: what messages call the file, before its path.
+    """
+    return validated(read_yaml(path, error, what), form, error, f"{what} {path}".lstrip())
+
+
+def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:
+    """Plain data in its form; `where` begins the message of the error where it does not fit."""
+    kind: Any = form  # mypy takes a type variable's type for unhashable
+    try:
+        fitting: Form = _adapter(kind).validate_python(content)
+    except ValidationError as found:
+        raise error(f"{where}: {_described(found, form)}") from found
+    return fitting
+
+
+def misfit(content: Any, form: type) -> str | None:
+    """What in plain data does not fit a form, in words; None where all of it does."""
+    try:
+        _adapter(form).validate_python(content)
+    except ValidationError as found:
+        return _described(found, form)
+    return None
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
+_UNKNOWN = ("extra_forbidden", "invalid_key")
+"""pydantic's kinds of errors for a key that no field has; of the second, it is no text."""
+_EXPECTED = {
+    "string_type": "a text",
+    "string_too_short": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "list_type": "a list",
+    "too_short": "a length of at least {min_length}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""Its other kinds → what was expected; those that are not here say it themselves."""
+
+
+class _Misfit(NamedTuple):
+    """An error that pydantic has found."""
+
+    error: ErrorDetails
+    place: tuple[int | str, ...]
+    """Keys down to the value that does not fit; where a key is missing or unknown, to what has or lacks it."""
+    form: Any
+    """Of what is there."""
+
+
+def _described(found: ValidationError, form: Any) -> str:
+    """The first error in words. An unknown key comes before a missing one, for which it may stand."""
+    errors = found.errors(include_url=False)
+    misfits = [_misfit_of(error, form) for error in errors if error["type"] in _UNKNOWN]
+    misfits = misfits or [_misfit_of(error, form) for error in errors]
+    # Each member of a union has its error; the member that fits furthest is the one that is meant
+    beneath = [one for one in misfits if one.place[: len(misfits[0].place)] == misfits[0].place]
+    first = max(beneath, key=lambda one: len(one.place))
+    error, path = first.error, _path(first.place)
+    prefix = f"'{path}': " if path else ""
+    if error["type"] == "missing":
+        return f"it lacks '{_path((*first.place, error['loc'][-1]))}'"
+    if error["type"] in _UNKNOWN:
+        return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), first.form.model_fields)}"
+    if error["loc"] and error["loc"][-1] == "[key]":
+        known = _literals(error) if error["type"] == "literal_error" else ()
+        return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), known)}"
+    if error["type"] == "value_error":
+        return f"{prefix}{error['ctx']['error']}"
+    expected = " or ".join(dict.fromkeys(_expected(one.error) for one in beneath if one.place == first.place))
+    if not path and isinstance(form, type) and issubclass(form, BaseModel):
+        expected += f" ({', '.join(form.model_fields)})"
+    what = f"'{path}'" if path else "it"
+    return f"{what} is {'empty' if 'too_short' in error['type'] else _shown(error['input'])}; expected {expected}"
+
+
+def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
+    """pydantic's own locations also name the members of unions, which are no keys."""
+    location = error["loc"]
+    if error["type"] in ("missing", *_UNKNOWN):
+        location = location[:-1]
+    elif location and location[-1] == "[key]":
+        location = location[:-2]
+    place: list[int | str] = []
+    for step in location:
+        form = _bare(form)
+        if get_origin(form) in (Union, UnionType):
+            name = str(step).partition("[")[0]
+            form = next(member for member in get_args(form) if (get_origin(member) or member).__name__ == name)
+            continue
+        place.append(step)
+        is_model = isinstance(form, type) and issubclass(form, BaseModel)
+        form = form.model_fields[str(step)].annotation if is_model else get_args(form)[-1]
+    return _Misfit(error, tuple(place), _bare(form))
+
+
+def _bare(form: Any) -> Any:
+    """A form without its metadata, and without None beside it."""
+    while get_origin(form) is Annotated:
+        form = get_args(form)[0]
+    if get_origin(form) in (Union, UnionType):
+        others = [member for member in get_args(form) if member is not NoneType]
+        return _bare(others[0]) if len(others) == 1 else form
+    return form
+
+
+def _expected(error: ErrorDetails) -> str:
+    if error["type"] == "literal_error":
+        *others, last = _literals(error)
+        return f"{', '.join(others)} or {last}" if others else last
+    known = _EXPECTED.get(error["type"], error["msg"].removeprefix("Input should be "))
+    return known.format_map(error.get("ctx", {}))
+
+
+def _literals(error: ErrorDetails) -> list[str]:
+    return re.findall("'(.*?)'", error["ctx"]["expected"])
+
+
+def _shown(value: object) -> str:
+    """A value in a message, as YAML and JSON call it."""
+    if isinstance(value, (dict, list)):
+        return "keys and values" if isinstance(value, dict) else "a list"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _path(place: Sequence[int | str]) -> str:
+    """rows[0].items.name"""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in place).removeprefix(".")
