@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from evalkit.errors import UnknownNameError
@@ -42,7 +42,9 @@ Name = Annotated[str, BeforeValidator(lambda key: str(key) if type(key) is int e
 """A key of the user's choice: YAML reads 7 as a number where it is a name too."""
 NonEmpty = Annotated[str, Field(min_length=1)]
 """A text that is not empty."""
-
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], Strict(False)]
+"""A list, kept as a tuple."""
 Form = TypeVar("Form")
 
 
@@ -93,6 +95,8 @@ _EXPECTED = {
     "dict_type": "keys and values",
     "model_type": "keys and values",
     "list_type": "a list",
+    "tuple_type": "a list",
+    "path_type": "a text",
     "too_short": "a length of at least {min_length}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
@@ -152,7 +156,8 @@ def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
             continue
         place.append(step)
         is_model = isinstance(form, type) and issubclass(form, BaseModel)
-        form = form.model_fields[str(step)].annotation if is_model else get_args(form)[-1]
+        below = [one for one in get_args(form) if one is not Ellipsis]
+        form = form.model_fields[str(step)].annotation if is_model else below[-1]
     return _Misfit(error, tuple(place), _bare(form))
 
 
