@@ -8,13 +8,22 @@ line that names the key, what was found and what is expected; for an unknown key
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic_core import ErrorDetails
 
 from evalkit.errors import UnknownNameError
@@ -38,10 +47,17 @@ class Stored(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
+def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
+    check(value)
+    return value
+
+
 Name = Annotated[str, BeforeValidator(lambda key: str(key) if type(key) is int else key)]
 """A key of the user's choice: YAML reads 7 as a number where it is a name too."""
 NonEmpty = Annotated[str, Field(min_length=1)]
 """A text that is not empty."""
+Number = Annotated[float, WrapValidator(_as_written)]
+"""A number, whole where it is written without a point: 4 and 4.0 have other digests."""
 Item = TypeVar("Item")
 Listed = Annotated[tuple[Item, ...], Strict(False)]
 """A list, kept as a tuple."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from pydantic import AfterValidator, Field
 
 from evalkit.errors import TableError
-from evalkit.inputs.validated import Name, NonEmpty, Settings, Stored, misfit, read_validated, validated
+from evalkit.inputs.validated import Listed, Name, NonEmpty, Number, Settings, Stored, misfit, read_validated, validated
 from tests.inputs.test_reading import VALUES
 
 
@@ -28,7 +28,7 @@ class Part(Settings):
 
 class Whole(Settings):
     parts: Annotated[dict[Name, Part], Field(min_length=1)]
-    listed: list[Part] = Field(default_factory=list)
+    listed: Listed[Part] = ()
     number: float = 1.0
     even: Annotated[int, AfterValidator(_even)] = 0
     switch: bool = False
@@ -37,6 +37,7 @@ class Whole(Settings):
     either: str | Part | None = None
     only: Literal["this"] = "this"
     above: Annotated[float, Field(gt=0)] = 1
+    kept: Number | None = None
 
 
 class Answer(Stored):
@@ -45,10 +46,17 @@ class Answer(Stored):
 
 
 def test_what_fits_is_what_was_written() -> None:
-    content = {"parts": {"a": {"size": 3, "texts": ["x"]}, 7: {"texts": "y"}}, "number": 2, "either": {"size": 2}}
+    content = {
+        "parts": {"a": {"size": 3, "texts": ["x"]}, 7: {"texts": "y"}},
+        "number": 2,
+        "either": {"size": 2},
+        "kept": 4,
+        "listed": [{}],
+    }
     whole = validated(content, Whole, TableError, "file")
     assert whole.parts == {"a": Part(size=3, texts=["x"]), "7": Part(texts="y")}
-    assert (whole.number, whole.either, whole.switch) == (2, Part(size=2), False)
+    assert (whole.number, whole.either, whole.switch, whole.listed) == (2, Part(size=2), False, (Part(),))
+    assert (whole.kept, type(whole.kept)) == (4, int)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,8 @@ def test_what_fits_is_what_was_written() -> None:
         ({"parts": {"a": {"texts": ["x", ""]}}}, "'parts.a.texts[1]' is empty; expected a text"),
         ({"number": "2.7"}, "'number' is '2.7'; expected a number"),
         ({"number": False}, "'number' is false; expected a number"),
+        ({"kept": True}, "'kept' is true; expected a number"),
+        ({"kept": "4"}, "'kept' is '4'; expected a number"),
         ({"above": 0}, "'above' is 0; expected greater than 0"),
         ({"even": 3}, "'even': 3 is odd; write an even number"),
         ({"switch": 1}, "'switch' is 1; expected true or false"),
@@ -97,7 +107,7 @@ def test_what_does_not_fit(content: dict[Any, Any], said: str) -> None:
 
 
 def test_what_lacks_and_what_is_something_else() -> None:
-    keys = "parts, listed, number, even, switch, kind, marks, either, only, above"
+    keys = "parts, listed, number, even, switch, kind, marks, either, only, above, kept"
     for content, said in (
         ({}, "it lacks 'parts'"),
         ([], f"it is a list; expected keys and values ({keys})"),
