@@ -167,14 +167,22 @@ def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
     for step in location:
         form = _bare(form)
         if get_origin(form) in (Union, UnionType):
-            name = str(step).partition("[")[0]
-            form = next(member for member in get_args(form) if (get_origin(member) or member).__name__ == name)
+            # A member without keys beneath it may have another name there: its place is the union's
+            if (form := next((one for one in get_args(form) if _is_named(one, str(step))), None)) is None:
+                break
             continue
         place.append(step)
         is_model = isinstance(form, type) and issubclass(form, BaseModel)
         below = [one for one in get_args(form) if one is not Ellipsis]
         form = form.model_fields[str(step)].annotation if is_model else below[-1]
     return _Misfit(error, tuple(place), _bare(form))
+
+
+def _is_named(form: Any, label: str) -> bool:
+    """Whether a member of a union is the one that pydantic calls by a label: `Part`, `list[int]`, `constrained-str`."""
+    bare = _bare(form)
+    name = label.removeprefix("constrained-").partition("[")[0]
+    return getattr(get_origin(bare) or bare, "__name__", "") == name
 
 
 def _bare(form: Any) -> Any:

@@ -24,6 +24,7 @@ def _even(number: int) -> int:
 class Part(Settings):
     size: Annotated[int, Field(ge=0, le=9)] = 1
     texts: str | list[NonEmpty] = ""
+    several: NonEmpty | Listed[NonEmpty] | Literal["none"] | Number = ()
 
 
 class Whole(Settings):
@@ -63,7 +64,10 @@ def test_what_fits_is_what_was_written() -> None:
     ("content", "said"),
     [
         ({"part": {}}, "unknown key 'part': did you mean 'parts'? Known: above, either, even"),
-        ({"parts": {"a": {"sise": 1}}}, "'parts.a': unknown key 'sise': did you mean 'size'? Known: size, texts"),
+        (
+            {"parts": {"a": {"sise": 1}}},
+            "'parts.a': unknown key 'sise': did you mean 'size'? Known: several, size, texts",
+        ),
         ({"listed": [{}, {"sise": 1}]}, "'listed[1]': unknown key 'sise': did you mean 'size'?"),
         ({"either": {"sise": 1}}, "'either': unknown key 'sise': did you mean 'size'?"),
         ({"marks": {"bald": "x"}}, "'marks': unknown key 'bald': did you mean 'bold'? Known: bold, underline"),
@@ -81,6 +85,11 @@ def test_what_fits_is_what_was_written() -> None:
         ({"parts": {"a": {"texts": 3}}}, "'parts.a.texts' is 3; expected a text or a list"),
         ({"parts": {"a": {"texts": ["x", 3]}}}, "'parts.a.texts[1]' is 3; expected a text"),
         ({"parts": {"a": {"texts": ["x", ""]}}}, "'parts.a.texts[1]' is empty; expected a text"),
+        ({"parts": {"a": {"several": ["x", 3]}}}, "'parts.a.several[1]' is 3; expected a text"),
+        (
+            {"parts": {"a": {"several": None}}},
+            "'parts.a.several' is null; expected a text or a list or none or a number",
+        ),
         ({"number": "2.7"}, "'number' is '2.7'; expected a number"),
         ({"number": False}, "'number' is false; expected a number"),
         ({"kept": True}, "'kept' is true; expected a number"),
