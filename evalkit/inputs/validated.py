@@ -102,6 +102,8 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 
 _UNKNOWN = ("extra_forbidden", "invalid_key")
 """pydantic's kinds of errors for a key that no field has; of the second, it is no text."""
+_OF_ANOTHER_KIND = ("_type", "literal_error")
+"""What kinds of errors end in where a value is none that the form is of; the others are of what it holds."""
 _EXPECTED = {
     "string_type": "a text",
     "string_too_short": "a text",
@@ -135,21 +137,24 @@ def _described(found: ValidationError, form: Any) -> str:
     errors = found.errors(include_url=False)
     misfits = [_misfit_of(error, form) for error in errors if error["type"] in _UNKNOWN]
     misfits = misfits or [_misfit_of(error, form) for error in errors]
-    # Each member of a union has its error; the member that fits furthest is the one that is meant
+    # Each member of a union has its error; the member that the value fits furthest is the one that is meant
     beneath = [one for one in misfits if one.place[: len(misfits[0].place)] == misfits[0].place]
     first = max(beneath, key=lambda one: len(one.place))
-    error, path = first.error, _path(first.place)
+    same = [one.error for one in beneath if one.place == first.place]
+    same = [error for error in same if not error["type"].endswith(_OF_ANOTHER_KIND)] or same
+    error, path = same[0], _path(first.place)
     prefix = f"'{path}': " if path else ""
     if error["type"] == "missing":
         return f"it lacks '{_path((*first.place, error['loc'][-1]))}'"
     if error["type"] in _UNKNOWN:
         return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), first.form.model_fields)}"
     if error["loc"] and error["loc"][-1] == "[key]":
-        known = _literals(error) if error["type"] == "literal_error" else ()
-        return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), known)}"
+        if error["type"] == "literal_error":
+            return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), _literals(error))}"
+        return f"{prefix}the key {_shown(error['input'])} is no text; put it in quotes"
     if error["type"] == "value_error":
         return f"{prefix}{error['ctx']['error']}"
-    expected = " or ".join(dict.fromkeys(_expected(one.error) for one in beneath if one.place == first.place))
+    expected = " or ".join(dict.fromkeys(map(_expected, same)))
     if not path and isinstance(form, type) and issubclass(form, BaseModel):
         expected += f" ({', '.join(form.model_fields)})"
     what = f"'{path}'" if path else "it"

@@ -24,7 +24,8 @@ def _even(number: int) -> int:
 class Part(Settings):
     size: Annotated[int, Field(ge=0, le=9)] = 1
     texts: str | list[NonEmpty] = ""
-    several: NonEmpty | Listed[NonEmpty] | Literal["none"] | Number = ()
+    several: NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)] | Literal["none"] | Number = "none"
+    any_keys: dict[str, int] = Field(default_factory=dict)
 
 
 class Whole(Settings):
@@ -66,7 +67,7 @@ def test_what_fits_is_what_was_written() -> None:
         ({"part": {}}, "unknown key 'part': did you mean 'parts'? Known: above, either, even"),
         (
             {"parts": {"a": {"sise": 1}}},
-            "'parts.a': unknown key 'sise': did you mean 'size'? Known: several, size, texts",
+            "'parts.a': unknown key 'sise': did you mean 'size'? Known: any_keys, several, size, texts",
         ),
         ({"listed": [{}, {"sise": 1}]}, "'listed[1]': unknown key 'sise': did you mean 'size'?"),
         ({"either": {"sise": 1}}, "'either': unknown key 'sise': did you mean 'size'?"),
@@ -90,6 +91,8 @@ def test_what_fits_is_what_was_written() -> None:
             {"parts": {"a": {"several": None}}},
             "'parts.a.several' is null; expected a text or a list or none or a number",
         ),
+        ({"parts": {"a": {"several": []}}}, "'parts.a.several' is empty; expected a length of at least 1"),
+        ({"parts": {"a": {"any_keys": {7: 1}}}}, "'parts.a.any_keys': the key 7 is no text; put it in quotes"),
         ({"number": "2.7"}, "'number' is '2.7'; expected a number"),
         ({"number": False}, "'number' is false; expected a number"),
         ({"kept": True}, "'kept' is true; expected a number"),
