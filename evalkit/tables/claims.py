@@ -27,10 +27,12 @@ from fractions import Fraction
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import BeforeValidator, model_validator
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.validated import Listed, Name, Settings, read_validated
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
@@ -46,7 +48,6 @@ HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
     "does not follow",
     "cannot be checked",
 )
-_KEYS = {"where", "says", "printed", "figure", "computed", "holds", "unchecked", "note"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,42 @@ class PaperClaim:
     unchecked: str = ""
     """Why the tables cannot tell."""
     note: str = ""
+
+
+def _written(given: object) -> object:
+    """A text on one line; a number is one too."""
+    if isinstance(given, str) or type(given) in (int, float):
+        return " ".join(str(given).split())
+    return given
+
+
+_Written = Annotated[str, BeforeValidator(_written)]
+
+
+class _ClaimFile(Settings):
+    """What a file says of a claim."""
+
+    where: _Written
+    says: _Written
+    printed: _Written
+    figure: _Written = ""
+    computed: Any = None
+    holds: Listed[dict[str, list[Any]]] = ()
+    unchecked: _Written = ""
+    note: _Written = ""
+
+    @model_validator(mode="after")
+    def _follows_in_one_way(self) -> Self:
+        if len(self.model_fields_set & {"computed", "holds", "unchecked"}) != 1:
+            raise ValueError("give one of computed, holds and unchecked")
+        return self
+
+
+class _ClaimsFile(Settings):
+    """What it holds."""
+
+    models: dict[Name, dict[str, Any]]
+    claims: dict[Name, _ClaimFile]
 
 
 class Claims(NamedTuple):
@@ -96,12 +133,14 @@ def read_claims(path: Path) -> Claims:
     Raises:
         TableError: it cannot be read, or a claim lacks something; names the claim.
     """
-    try:
-        raw = read_yaml(path, TableError)
-        shapes = {name: read_shape(config) for name, config in raw["models"].items()}
-        return Claims(tuple(_claim(path, key, about) for key, about in raw["claims"].items()), shapes)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TableError(f"{path} is not a file of 'models' and 'claims' ({first_line(error)})") from error
+    content = read_validated(path, _ClaimsFile, TableError)
+    shapes = {}
+    for name, config in content.models.items():
+        try:
+            shapes[name] = read_shape(config)
+        except ValueError as error:
+            raise TableError(f"{path}: 'models.{name}': {error}") from error
+    return Claims(tuple(PaperClaim(key, **dict(about)) for key, about in content.claims.items()), shapes)
 
 
 def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
@@ -112,16 +151,6 @@ def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     """
     recomputed, printed = (_Facts(tables, found.shapes, as_printed) for as_printed in (False, True))
     return [_verdict(claim, recomputed, printed) for claim in found.claims]
-
-
-def _claim(path: Path, key: str, about: Mapping[str, Any]) -> PaperClaim:
-    ways = [name for name in ("computed", "holds", "unchecked") if name in about]
-    if strange := set(about) - _KEYS:
-        raise TableError(f"{path}: claim '{key}' has the unknown key '{min(strange)}'")
-    if len(ways) != 1 or not {"where", "says", "printed"} <= set(about):
-        raise TableError(f"{path}: claim '{key}' needs where, says, printed, and one of computed, holds, unchecked")
-    texts = {name: " ".join(str(value).split()) for name, value in about.items() if name not in ("computed", "holds")}
-    return PaperClaim(key, computed=about.get("computed"), holds=tuple(about.get("holds", ())), **texts)
 
 
 def _verdict(claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
