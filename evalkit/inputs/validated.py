@@ -1,79 +1,36 @@
 """Plain data from a file, validated by pydantic: which keys there are, and what stands under each.
 
-In: plain data (`reading.py`, `yaml_reading.py`) and its form: a `Settings` or `Stored` model, or a `dict` or `list` of
-them. Out: the data in that form. Nothing is converted: "2" is not 2, and 1 is not true. What does not fit becomes one
-line that names the key, what was found and what is expected; for an unknown key, the nearest one.
+In: plain data (`reading.py`, `yaml_reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the
+data in that form. Nothing is converted: "2" is not 2, and 1 is not true. What does not fit becomes one line that names
+the key, what was found and what is expected; for an unknown key, the nearest one. `settings.py` has what users write.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    TypeAdapter,
-    ValidationError,
-    WrapValidator,
-)
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.reading import Reason
-from evalkit.inputs.yaml_reading import read_yaml
 
 _LONGEST = 60
 """Characters of a key or a value in a message."""
 
 
-class Settings(BaseModel):
-    """Base of what a user's file may hold: the fields, and no other key."""
-
-    # Built when a file is first read: most commands read few of the forms
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
-
-
 class Stored(BaseModel):
     """Base of what a file that evalkit has written must hold: the fields at least."""
 
+    # Built when it is first used: most commands use few of the forms
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
-def _as_written(value: Any, check: Callable[[Any], float]) -> Any:
-    check(value)
-    return value
-
-
-Name = Annotated[str, BeforeValidator(lambda key: str(key) if type(key) is int else key)]
-"""A key of the user's choice: YAML reads 7 as a number where it is a name too."""
-NonEmpty = Annotated[str, Field(min_length=1)]
-"""A text that is not empty."""
-Number = Annotated[float, WrapValidator(_as_written)]
-"""A number, whole where it is written without a point: 4 and 4.0 have other digests."""
-Item = TypeVar("Item")
-Listed = Annotated[tuple[Item, ...], Strict(False)]
-"""A list, kept as a tuple."""
 Form = TypeVar("Form")
-
-
-def read_validated(path: Path, form: type[Form], error: Reason, what: str = "") -> Form:
-    """The content of a YAML file.
-
-    Args:
-        path: the file.
-        form: what it must hold.
-        error: made of the message where the file cannot be read or does not fit.
-        what: what messages call the file, before its path.
-    """
-    return validated(read_yaml(path, error, what), form, error, f"{what} {path}".lstrip())
 
 
 def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.inputs.validated import Number, Settings, read_validated
+from evalkit.inputs.settings import Number, Settings, read_settings
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource
@@ -112,5 +112,5 @@ def _read(name: str) -> dict[str, Any]:
         if name not in context_names():
             raise UnknownNameError("context file", name, context_names())
         path = resource("configs", "context", f"{name}.yaml")
-    content = read_validated(path, _ContextFile, UsageError, "context file")
+    content = read_settings(path, _ContextFile, UsageError, "context file")
     return {key: value for key, value in content if value is not None}

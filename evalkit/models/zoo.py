@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.validated import Name, Settings, read_validated
+from evalkit.inputs.settings import Named, Settings, read_settings
 from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.resources import resource
@@ -62,7 +62,7 @@ class _ModelsFile(Settings):
     backbone: Backbone | None = None
     base: str | dict[str, Any] | None = None
     attentions: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    models: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]
+    models: Annotated[Named[dict[str, Any]], Field(min_length=1)]
 
 
 def models() -> list[NamedModel]:
@@ -96,14 +96,14 @@ def read_models(path: Path) -> list[NamedModel]:
     Raises:
         UsageError: not a file of this form; names the model and the key.
     """
-    content = read_validated(path, _ModelsFile, UsageError)
+    content = read_settings(path, _ModelsFile, UsageError)
     base, backbone, attentions = content.base, content.backbone, content.attentions
     if isinstance(base, str):
         if base not in _shipped():
             raise UsageError(f"{path}: {UnknownNameError('base', base, _shipped())}")
         if backbone is not None:
             raise UsageError(f"{path}: base {base} decides the backbone; leave 'backbone' out")
-        beneath = read_validated(_shipped()[base], _ModelsFile, UsageError)
+        beneath = read_settings(_shipped()[base], _ModelsFile, UsageError)
         base, backbone = beneath.base, beneath.backbone
         attentions = beneath.attentions | {
             name: beneath.attentions.get(name, {}) | own for name, own in attentions.items()

@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BeforeValidator, model_validator
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.validated import Listed, Name, Settings, read_validated
+from evalkit.inputs.settings import Listed, Named, Settings, read_settings
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
@@ -103,8 +103,8 @@ class _ClaimFile(Settings):
 class _ClaimsFile(Settings):
     """What it holds."""
 
-    models: dict[Name, dict[str, Any]]
-    claims: dict[Name, _ClaimFile]
+    models: Named[dict[str, Any]]
+    claims: Named[_ClaimFile]
 
 
 class Claims(NamedTuple):
@@ -133,7 +133,7 @@ def read_claims(path: Path) -> Claims:
     Raises:
         TableError: it cannot be read, or a claim lacks something; names the claim.
     """
-    content = read_validated(path, _ClaimsFile, TableError)
+    content = read_settings(path, _ClaimsFile, TableError)
     shapes = {}
     for name, config in content.models.items():
         try:

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from evalkit.errors import TableError, UsageError
-from evalkit.inputs.validated import Name, Settings, read_validated
+from evalkit.inputs.settings import Settings, read_settings
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
@@ -85,7 +85,7 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
 
 def read_beliefs() -> Iterator[Published]:
     """What is believed of the published rows."""
-    content = read_validated(resource("results", "published", "protocols.yaml"), dict[Name, _BeliefFile], TableError)
+    content = read_settings(resource("results", "published", "protocols.yaml"), dict[str, _BeliefFile], TableError)
     for key, belief in content.items():
         yield Published(key, **dict(belief))
 

@@ -36,7 +36,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.inputs.validated import Listed, Name, NonEmpty, Settings, read_validated
+from evalkit.inputs.settings import Listed, Named, NonEmpty, Settings, read_settings
 from evalkit.resources import resource
 from evalkit.tables.markup import Text, parse
 
@@ -157,7 +157,7 @@ def load_layout(name: str) -> TableLayout:
         path = resource("configs", "tables", f"{name}.yaml")
     elif path.suffix not in (".yaml", ".yml"):
         raise UnknownNameError("table", name, layout_names())
-    return _layout(path, read_validated(path, _LayoutFile, TableError, "layout"))
+    return _layout(path, read_settings(path, _LayoutFile, TableError, "layout"))
 
 
 def _markup(given: object) -> Text:
@@ -186,7 +186,7 @@ class _ItemFile(Settings):
 
     label: _Markup | None = None
     indent: bool = False
-    facts: dict[Name, _Markup] = Field(default_factory=dict)
+    facts: Named[_Markup] = Field(default_factory=dict)
     model: NonEmpty | Listed[NonEmpty] = ()
     no_model: str = ""
 
@@ -202,7 +202,7 @@ class _GroupFile(Settings):
 
     title: _Markup = ()
     style: Literal["ruled", "heading", "line"] | None = None
-    items: Annotated[dict[Name, _ItemFile], Field(min_length=1)]
+    items: Annotated[Named[_ItemFile], Field(min_length=1)]
 
 
 class _LayoutFile(Settings):
@@ -213,7 +213,7 @@ class _LayoutFile(Settings):
     data: str | None = None
     models: Literal["rows", "columns"] = "rows"
     corner: _Markup = ()
-    facts: dict[Name, _Markup] = Field(default_factory=dict)
+    facts: Named[_Markup] = Field(default_factory=dict)
     decimals: Annotated[int, Field(ge=0, le=9)] = 1
     unit: str = ""
     marks: dict[Literal["bold", "underline"], Annotated[Mark, PlainValidator(_mark)]] = Field(default_factory=dict)

@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.validated import Listed, Name, NonEmpty, Settings, read_validated
+from evalkit.inputs.settings import Listed, Named, NonEmpty, Settings, read_settings
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
@@ -68,7 +68,7 @@ class _MappingFile(Settings):
     """See the module."""
 
     rule: NonEmpty | None = None
-    rows: dict[Name, NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
+    rows: Named[NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
     values: NonEmpty | None = None
 
     @model_validator(mode="after")
@@ -84,7 +84,7 @@ def read_mapping(path: Path) -> RunMapping:
     Raises:
         TableError: it cannot be read or is not of the form above; names the key.
     """
-    where, content = f"mapping of runs {path}", read_validated(path, _MappingFile, TableError, "mapping of runs")
+    where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows = {
         model: tuple(
             given_path(f"{where}, row '{model}'", one) for one in ([given] if isinstance(given, str) else given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -11,7 +10,8 @@ from hypothesis import given
 from pydantic import AfterValidator, Field
 
 from evalkit.errors import TableError
-from evalkit.inputs.validated import Listed, Name, NonEmpty, Number, Settings, Stored, misfit, read_validated, validated
+from evalkit.inputs.settings import Listed, Named, NonEmpty, Number, Settings
+from evalkit.inputs.validated import Stored, misfit, validated
 from tests.inputs.test_reading import VALUES
 
 
@@ -29,7 +29,7 @@ class Part(Settings):
 
 
 class Whole(Settings):
-    parts: Annotated[dict[Name, Part], Field(min_length=1)]
+    parts: Annotated[Named[Part], Field(min_length=1)]
     listed: Listed[Part] = ()
     number: float = 1.0
     even: Annotated[int, AfterValidator(_even)] = 0
@@ -129,16 +129,6 @@ def test_what_lacks_and_what_is_something_else() -> None:
             validated(content, Whole, TableError, "file")
 
 
-def test_a_file(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("a: {size: 3}\n", encoding="utf-8")
-    assert read_validated(tmp_path / "own.yaml", dict[Name, Part], TableError) == {"a": Part(size=3)}
-    (tmp_path / "own.yaml").write_text("a: {size: x}\n", encoding="utf-8")
-    with pytest.raises(TableError, match=r"^parts .*own\.yaml: 'a\.size' is 'x'; expected a whole number$"):
-        read_validated(tmp_path / "own.yaml", dict[Name, Part], TableError, "parts")
-    with pytest.raises(TableError, match=r"^parts .*none\.yaml cannot be read: No such file or directory$"):
-        read_validated(tmp_path / "none.yaml", dict[Name, Part], TableError, "parts")
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -156,7 +146,7 @@ def test_what_was_stored(content: object, said: str | None) -> None:
 
 @given(VALUES)
 def test_anything_is_described_in_a_line(content: object) -> None:
-    for form in (Whole, Answer, dict[Name, Part], list[str | list[int]]):
+    for form in (Whole, Answer, dict[str, Part], list[str | list[int]]):
         for data in (content, {"parts": content, "n": content}):
             said = str(TableError(misfit(data, form) or "fits"))
             assert "\n" not in said and len(said) < 1000

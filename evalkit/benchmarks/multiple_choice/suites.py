@@ -28,7 +28,7 @@ from pydantic import Field, Strict
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.validated import Listed, Name, Settings, read_validated
+from evalkit.inputs.settings import Listed, Named, Settings, read_settings
 from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")
@@ -50,18 +50,18 @@ class _SuiteFile(Settings):
     """See the module."""
 
     description: str = ""
-    groups: Annotated[dict[Name, Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
-    labels: dict[Name, str] = Field(default_factory=dict)
-    short: dict[Name, str] = Field(default_factory=dict)
+    groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
+    labels: Named[str] = Field(default_factory=dict)
+    short: Named[str] = Field(default_factory=dict)
     template: str | None = None
     rule: str | None = None
     num_fewshot: Annotated[int, Field(ge=0)] = 0
     task_files: Annotated[Path, Strict(False)] | None = None
     # Of evalkit's own alone
     fills: str | None = None
-    stands_for: dict[Name, str] = Field(default_factory=dict)
-    documents: dict[Name, str] = Field(default_factory=dict)
-    fewshot: dict[Name, Examples] = Field(default_factory=dict)
+    stands_for: Named[str] = Field(default_factory=dict)
+    documents: Named[str] = Field(default_factory=dict)
+    fewshot: Named[Examples] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _with_pinned(suite: Suite) -> Suite:
 
 
 def _suite(name: str, path: Path) -> Suite:
-    content = read_validated(path, _SuiteFile, UsageError, "suite")
+    content = read_settings(path, _SuiteFile, UsageError, "suite")
     return Suite(name=name, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
 
 

@@ -25,7 +25,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator
 
 from evalkit.errors import TemplateError, UnknownNameError
-from evalkit.inputs.validated import Listed, Settings, read_validated
+from evalkit.inputs.settings import Listed, Settings, read_settings
 from evalkit.resources import resource
 from evalkit.scores.table import SEGMENTS, Segment
 
@@ -121,7 +121,7 @@ class _TemplateFile(Settings):
 
 
 def _read(path: Path) -> Template:
-    content = read_validated(path, _TemplateFile, TemplateError, "template file")
+    content = read_settings(path, _TemplateFile, TemplateError, "template file")
     if content.chat and "parts" in content.model_fields_set:
         raise TemplateError(f"template file {path}: chat takes the tokenizer's own parts; leave out parts, or chat")
     if not content.chat and not any("continuation" in part for part in content.parts):
