@@ -17,7 +17,7 @@ from evalkit.inputs.validated import Form, validated
 from evalkit.inputs.yaml_reading import read_yaml
 
 
-class Settings(BaseModel):
+class FileSettings(BaseModel):
     """Base of what a user's file may hold: the fields, and no other key."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)

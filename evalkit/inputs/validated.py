@@ -161,8 +161,10 @@ def _expected(error: ErrorDetails) -> str:
     if error["type"] == "literal_error":
         *others, last = _literals(error)
         return f"{', '.join(others)} or {last}" if others else last
-    known = _EXPECTED.get(error["type"], error["msg"].removeprefix("Input should be "))
-    return known.format_map(error.get("ctx", {}))
+    if error["type"] in _EXPECTED:
+        # Bounds of a number are floats
+        return _EXPECTED[error["type"]].format_map(error.get("ctx", {})).removesuffix(".0")
+    return error["msg"].removeprefix("Input should be ")
 
 
 def _literals(error: ErrorDetails) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.inputs.settings import Number, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Number, read_settings
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource
@@ -22,7 +22,7 @@ UNSTRETCHED: Literal["none"] = "none"
 """In place of a number of tokens: the checkpoint is taken as it is."""
 
 
-class _ContextFile(Settings):
+class _ContextFile(FileSettings):
     """What a file in `configs/context`, or a user's own, may say; None is as if it were not said."""
 
     context: Annotated[int, Field(ge=1)] | None = None

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.settings import Named, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Named, read_settings
 from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.resources import resource
@@ -56,7 +56,7 @@ class NamedModel:
     shape: ModelShape
 
 
-class _ModelsFile(Settings):
+class _ModelsFile(FileSettings):
     """See the module. What configs have under their keys is judged as a checkpoint's is (`shapes.py`)."""
 
     backbone: Backbone | None = None

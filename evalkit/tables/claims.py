@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import BeforeValidator, model_validator
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.settings import Listed, Named, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
 from evalkit.models.shapes import ModelShape, parameters, read_shape
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
@@ -81,7 +81,7 @@ def _written(given: object) -> object:
 _Written = Annotated[str, BeforeValidator(_written)]
 
 
-class _ClaimFile(Settings):
+class _ClaimFile(FileSettings):
     """What a file says of a claim."""
 
     where: _Written
@@ -100,7 +100,7 @@ class _ClaimFile(Settings):
         return self
 
 
-class _ClaimsFile(Settings):
+class _ClaimsFile(FileSettings):
     """What it holds."""
 
     models: Named[dict[str, Any]]

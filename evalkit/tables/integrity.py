@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from evalkit.errors import TableError, UsageError
-from evalkit.inputs.settings import Settings, read_settings
+from evalkit.inputs.settings import FileSettings, read_settings
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
@@ -43,7 +43,7 @@ class Published:
     why: str
 
 
-class _BeliefFile(Settings):
+class _BeliefFile(FileSettings):
     """What the file says of a row."""
 
     name: str

@@ -36,7 +36,7 @@ from pydantic import Field, PlainValidator, model_validator
 
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.inputs.settings import Listed, Named, NonEmpty, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.resources import resource
 from evalkit.tables.markup import Text, parse
 
@@ -181,7 +181,7 @@ def _mark(given: object) -> Mark:
 _Markup = Annotated[Text, PlainValidator(_markup)]
 
 
-class _ItemFile(Settings):
+class _ItemFile(FileSettings):
     """What the file says of a line or a column."""
 
     label: _Markup | None = None
@@ -197,7 +197,7 @@ class _ItemFile(Settings):
         return given if isinstance(given, dict) else {"label": given}
 
 
-class _GroupFile(Settings):
+class _GroupFile(FileSettings):
     """What it says of several."""
 
     title: _Markup = ()
@@ -205,7 +205,7 @@ class _GroupFile(Settings):
     items: Annotated[Named[_ItemFile], Field(min_length=1)]
 
 
-class _LayoutFile(Settings):
+class _LayoutFile(FileSettings):
     """See the module."""
 
     caption: _Markup = ()

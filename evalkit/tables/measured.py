@@ -28,7 +28,7 @@ from pydantic import Field, model_validator
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.settings import Listed, Named, NonEmpty, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.runs.finding import find_run, root_of_runs
@@ -64,7 +64,7 @@ class RunMapping:
     values: Path | None
 
 
-class _MappingFile(Settings):
+class _MappingFile(FileSettings):
     """See the module."""
 
     rule: NonEmpty | None = None

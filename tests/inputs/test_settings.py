@@ -1,4 +1,4 @@
-"""Settings from YAML files: names, lists and numbers as users write them."""
+"""FileSettings from YAML files: names, lists and numbers as users write them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from evalkit.errors import TableError
-from evalkit.inputs.settings import Listed, Named, Number, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, Number, read_settings
 
 
-class Part(Settings):
+class Part(FileSettings):
     size: int = 1
 
 
-class Numbers(Settings):
+class Numbers(FileSettings):
     named: Named[Number]
     listed: Listed[Number] = ()
 

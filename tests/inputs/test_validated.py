@@ -10,7 +10,7 @@ from hypothesis import given
 from pydantic import AfterValidator, Field
 
 from evalkit.errors import TableError
-from evalkit.inputs.settings import Listed, Named, NonEmpty, Number, Settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, Number
 from evalkit.inputs.validated import Stored, misfit, validated
 from tests.inputs.test_reading import VALUES
 
@@ -21,14 +21,14 @@ def _even(number: int) -> int:
     return number
 
 
-class Part(Settings):
+class Part(FileSettings):
     size: Annotated[int, Field(ge=0, le=9)] = 1
     texts: str | list[NonEmpty] = ""
     several: NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)] | Literal["none"] | Number = "none"
     any_keys: dict[str, int] = Field(default_factory=dict)
 
 
-class Whole(Settings):
+class Whole(FileSettings):
     parts: Annotated[Named[Part], Field(min_length=1)]
     listed: Listed[Part] = ()
     number: float = 1.0
@@ -39,6 +39,8 @@ class Whole(Settings):
     either: str | Part | None = None
     only: Literal["this"] = "this"
     above: Annotated[float, Field(gt=0)] = 1
+    least: Annotated[float, Field(ge=0)] = 1
+    shaped: Annotated[str, Field(pattern="^a{2}$")] = "aa"
     kept: Number | None = None
 
 
@@ -97,6 +99,8 @@ def test_what_fits_is_what_was_written() -> None:
         ({"number": False}, "'number' is false; expected a number"),
         ({"kept": True}, "'kept' is true; expected a number"),
         ({"kept": "4"}, "'kept' is '4'; expected a number"),
+        ({"least": -0.5}, "'least' is -0.5; expected at least 0"),
+        ({"shaped": "a"}, "'shaped' is 'a'; expected String should match pattern"),
         ({"above": 0}, "'above' is 0; expected greater than 0"),
         ({"even": 3}, "'even': 3 is odd; write an even number"),
         ({"switch": 1}, "'switch' is 1; expected true or false"),
@@ -119,7 +123,7 @@ def test_what_does_not_fit(content: dict[Any, Any], said: str) -> None:
 
 
 def test_what_lacks_and_what_is_something_else() -> None:
-    keys = "parts, listed, number, even, switch, kind, marks, either, only, above, kept"
+    keys = "parts, listed, number, even, switch, kind, marks, either, only, above, least, shaped, kept"
     for content, said in (
         ({}, "it lacks 'parts'"),
         ([], f"it is a list; expected keys and values ({keys})"),

@@ -28,7 +28,7 @@ from pydantic import Field, Strict
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.settings import Listed, Named, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
 from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")
@@ -37,7 +37,7 @@ _TAKEN = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
 """Names that runs of other kinds have where a suite's stands."""
 
 
-class Examples(Settings):
+class Examples(FileSettings):
     """Where a task's few-shot examples come from."""
 
     documents: str
@@ -46,7 +46,7 @@ class Examples(Settings):
     """How many it has for each subject."""
 
 
-class _SuiteFile(Settings):
+class _SuiteFile(FileSettings):
     """See the module."""
 
     description: str = ""

@@ -25,7 +25,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator
 
 from evalkit.errors import TemplateError, UnknownNameError
-from evalkit.inputs.settings import Listed, Settings, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, read_settings
 from evalkit.resources import resource
 from evalkit.scores.table import SEGMENTS, Segment
 
@@ -108,7 +108,7 @@ def _checked_score(score: tuple[Segment, ...]) -> tuple[Segment, ...]:
     return score
 
 
-class _TemplateFile(Settings):
+class _TemplateFile(FileSettings):
     """See the module."""
 
     description: str = ""
