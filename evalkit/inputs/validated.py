@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -21,6 +22,8 @@ from evalkit.inputs.reading import Reason
 
 _LONGEST = 60
 """Characters of a key or a value in a message."""
+_MOST_ERRORS = 10_000
+"""pydantic takes 10 microseconds to make each into words."""
 
 
 class Stored(BaseModel):
@@ -91,11 +94,13 @@ class _Misfit(NamedTuple):
 
 def _described(found: ValidationError, form: Any) -> str:
     """The first error in words. An unknown key comes before a missing one, for which it may stand."""
+    if found.error_count() > _MOST_ERRORS:
+        return f"{found.error_count():,} of its values are of another form"
     errors = found.errors(include_url=False)
-    misfits = [_misfit_of(error, form) for error in errors if error["type"] in _UNKNOWN]
-    misfits = misfits or [_misfit_of(error, form) for error in errors]
+    errors = [error for error in errors if error["type"] in _UNKNOWN] or errors
     # Each member of a union has its error; the member that the value fits furthest is the one that is meant
-    beneath = [one for one in misfits if one.place[: len(misfits[0].place)] == misfits[0].place]
+    place = _misfit_of(errors[0], form).place
+    beneath = list(takewhile(lambda one: one.place[: len(place)] == place, (_misfit_of(one, form) for one in errors)))
     first = max(beneath, key=lambda one: len(one.place))
     same = [one.error for one in beneath if one.place == first.place]
     same = [error for error in same if not error["type"].endswith(_OF_ANOTHER_KIND)] or same
