@@ -90,6 +90,8 @@ class _Misfit(NamedTuple):
     """Keys down to the value that does not fit; where a key is missing or unknown, to what has or lacks it."""
     form: Any
     """Of what is there."""
+    union: tuple[int | str, ...] | None
+    """Keys down to the union that it is in, if it is in one."""
 
 
 def _described(found: ValidationError, form: Any) -> str:
@@ -97,30 +99,35 @@ def _described(found: ValidationError, form: Any) -> str:
     if found.error_count() > _MOST_ERRORS:
         return f"{found.error_count():,} of its values are of another form"
     errors = found.errors(include_url=False)
-    errors = [error for error in errors if error["type"] in _UNKNOWN] or errors
-    # Each member of a union has its error; the member that the value fits furthest is the one that is meant
-    place = _misfit_of(errors[0], form).place
-    beneath = list(takewhile(lambda one: one.place[: len(place)] == place, (_misfit_of(one, form) for one in errors)))
-    first = max(beneath, key=lambda one: len(one.place))
-    same = [one.error for one in beneath if one.place == first.place]
-    same = [error for error in same if not error["type"].endswith(_OF_ANOTHER_KIND)] or same
-    error, path = same[0], _path(first.place)
+    meant = _meant([error for error in errors if error["type"] in _UNKNOWN] or errors, form)
+    error, path = meant[0].error, _path(meant[0].place)
     prefix = f"'{path}': " if path else ""
     if error["type"] == "missing":
-        return f"it lacks '{_path((*first.place, error['loc'][-1]))}'"
+        return f"it lacks '{_path((*meant[0].place, error['loc'][-1]))}'"
     if error["type"] in _UNKNOWN:
-        return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), first.form.model_fields)}"
+        return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), meant[0].form.model_fields)}"
     if error["loc"] and error["loc"][-1] == "[key]":
         if error["type"] == "literal_error":
             return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), _literals(error))}"
         return f"{prefix}the key {_shown(error['input'])} is no text; put it in quotes"
     if error["type"] == "value_error":
         return f"{prefix}{error['ctx']['error']}"
-    expected = " or ".join(dict.fromkeys(map(_expected, same)))
+    expected = " or ".join(dict.fromkeys(_expected(one.error) for one in meant))
     if not path and isinstance(form, type) and issubclass(form, BaseModel):
         expected += f" ({', '.join(form.model_fields)})"
     what = f"'{path}'" if path else "it"
     return f"{what} is {'empty' if 'too_short' in error['type'] else _shown(error['input'])}; expected {expected}"
+
+
+def _meant(errors: Sequence[ErrorDetails], form: Any) -> list[_Misfit]:
+    """The first error; of a union, whose members have an error each, those of the members that the value fits best."""
+    first = _misfit_of(errors[0], form)
+    if first.union is None:
+        return [first]
+    members = list(takewhile(lambda one: one.union == first.union, (_misfit_of(one, form) for one in errors)))
+    furthest = max(len(one.place) for one in members)
+    members = [one for one in members if len(one.place) == furthest]
+    return [one for one in members if not one.error["type"].endswith(_OF_ANOTHER_KIND)] or members
 
 
 def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
@@ -131,18 +138,20 @@ def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
     elif location and location[-1] == "[key]":
         location = location[:-2]
     place: list[int | str] = []
+    union = None
     for step in location:
         form = _bare(form)
         if get_origin(form) in (Union, UnionType):
+            union = tuple(place) if union is None else union
             # A member without keys beneath it may have another name there: its place is the union's
             if (form := next((one for one in get_args(form) if _is_named(one, str(step))), None)) is None:
                 break
             continue
         place.append(step)
         is_model = isinstance(form, type) and issubclass(form, BaseModel)
-        below = [one for one in get_args(form) if one is not Ellipsis]
+        below = [Any, *(one for one in get_args(form) if one is not Ellipsis)]
         form = form.model_fields[str(step)].annotation if is_model else below[-1]
-    return _Misfit(error, tuple(place), _bare(form))
+    return _Misfit(error, tuple(place), _bare(form), union)
 
 
 def _is_named(form: Any, label: str) -> bool:

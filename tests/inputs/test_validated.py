@@ -127,6 +127,8 @@ def test_what_lacks_and_what_is_something_else() -> None:
     keys = "parts, listed, number, even, switch, kind, marks, either, only, above, least, shaped, kept"
     for content, said in (
         ({}, "it lacks 'parts'"),
+        ({"listed": [{"size": "x"}]}, "it lacks 'parts'"),
+        ({"listed": [{"sise": 1}], "part": 1}, "'listed[0]': unknown key 'sise'"),
         ([], f"it is a list; expected keys and values ({keys})"),
         (None, f"it is null; expected keys and values ({keys})"),
     ):
