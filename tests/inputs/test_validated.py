@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from typing import Annotated, Any, Literal
 
@@ -155,6 +157,13 @@ def test_millions_of_errors_take_no_time() -> None:
     before = time.process_time()
     assert misfit([1] * 10**6, list[Answer]) == "1,000,000 of its values are of another form"
     assert time.process_time() - before < 10
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["table", "--help"]])
+def test_help_needs_no_validation(arguments: list[str]) -> None:
+    statement = f"import sys\nfrom evalkit.cli.root import cli\ncli.main({arguments!r}, standalone_mode=False)\n"
+    check = "assert not {'pydantic', 'yaml'} & set(sys.modules), 'imported'"
+    subprocess.run([sys.executable, "-c", statement + check], check=True, capture_output=True)
 
 
 @given(VALUES)
