@@ -29,7 +29,7 @@ from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
-from evalkit.runs.forms import StoredManifest, StoredResults
+from evalkit.runs.forms import StoredManifest, StoredResults, TimedResults
 from evalkit.runs.seal import content_digest, digest, unsealed, whose_file
 
 if TYPE_CHECKING:
@@ -72,15 +72,6 @@ def kind_of(manifest: Mapping[str, Any]) -> str:
     if manifest["rule"] in (LONGBENCH, "needle"):
         return str(manifest["rule"])
     return LM_EVAL if manifest["specification"]["suite"] == LM_EVAL else "multiple_choice"
-
-
-class _TimedTask(Stored):
-    task: str
-    seconds: float
-
-
-class _TimedResults(Stored):
-    tasks: list[_TimedTask]
 
 
 @dataclass(frozen=True)
@@ -160,7 +151,7 @@ class Run:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds spent on each task, where they are kept."""
-        self.refuse_other_form(_TimedResults)
+        self.refuse_other_form(TimedResults)
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property

@@ -35,6 +35,16 @@ class StoredResults(Stored):
     averages: list[StoredAverage]
 
 
+class _TimedTask(StoredTask):
+    seconds: float
+
+
+class TimedResults(Stored):
+    """Of results.json where seconds are kept."""
+
+    tasks: list[_TimedTask]
+
+
 class _Specification(Stored):
     suite: str
     dtype: str

@@ -1,6 +1,6 @@
 """The paper's sentences, checked against its tables.
 
-In: claims (`results/published/claims.yaml`) and the tables that they speak of. Out: a verdict on each. A claim says how
+In: claims (`claims_file.py`) and the tables that they speak of. Out: a verdict on each. A claim says how
 its figure follows from the tables, or what is to hold between numbers, in these words and no others.
 
 A value is a number; TABLE/MODEL/MEASURE; or one of
@@ -22,21 +22,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
-
-from pydantic import BeforeValidator, model_validator
+from typing import Any, NamedTuple
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
-from evalkit.models.shapes import ModelShape, parameters, read_shape
+from evalkit.models.shapes import ModelShape, parameters
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
 from evalkit.tables.audit import Audited
+from evalkit.tables.claims_file import Claims, PaperClaim
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import TableLayout
 from evalkit.tables.markup import literal
@@ -50,71 +46,6 @@ HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
 )
 
 
-@dataclass(frozen=True)
-class PaperClaim:
-    """A sentence, in other words, and how it follows."""
-
-    key: str
-    where: str
-    """Section or caption of the paper, and the line of its source."""
-    says: str
-    printed: str
-    """A figure or a few words, as printed."""
-    figure: str = ""
-    """The printed figure as a number, where `printed` is not one."""
-    computed: Any = None
-    """The value that the figure is to be."""
-    holds: tuple[Any, ...] = ()
-    """Relations, in place of a figure."""
-    unchecked: str = ""
-    """Why the tables cannot tell."""
-    note: str = ""
-
-
-def _written(given: object) -> object:
-    """A text on one line; a number is one too."""
-    if isinstance(given, str) or type(given) in (int, float):
-        return " ".join(str(given).split())
-    return given
-
-
-_Written = Annotated[str, BeforeValidator(_written)]
-
-
-class _ClaimFile(FileSettings):
-    """What a file says of a claim."""
-
-    where: _Written
-    says: _Written
-    printed: _Written
-    figure: _Written = ""
-    computed: Any = None
-    holds: Listed[dict[str, list[Any]]] = ()
-    unchecked: _Written = ""
-    note: _Written = ""
-
-    @model_validator(mode="after")
-    def _follows_in_one_way(self) -> Self:
-        if len(self.model_fields_set & {"computed", "holds", "unchecked"}) != 1:
-            raise ValueError("give one of computed, holds and unchecked")
-        return self
-
-
-class _ClaimsFile(FileSettings):
-    """What it holds."""
-
-    models: Named[dict[str, Any]]
-    claims: Named[_ClaimFile]
-
-
-class Claims(NamedTuple):
-    """A file of claims."""
-
-    claims: tuple[PaperClaim, ...]
-    shapes: Mapping[str, ModelShape]
-    """Models that claims speak of and that are none of evalkit's own, by name."""
-
-
 class Verdict(NamedTuple):
     """What became of a claim."""
 
@@ -125,22 +56,6 @@ class Verdict(NamedTuple):
     """What the tables give."""
     tables: frozenset[str]
     """Those that it was checked against."""
-
-
-def read_claims(path: Path) -> Claims:
-    """Read a file of claims.
-
-    Raises:
-        TableError: it cannot be read, or a claim lacks something; names the claim.
-    """
-    content = read_settings(path, _ClaimsFile, TableError)
-    shapes = {}
-    for name, config in content.models.items():
-        try:
-            shapes[name] = read_shape(config)
-        except ValueError as error:
-            raise TableError(f"{path}: 'models.{name}': {error}") from error
-    return Claims(tuple(PaperClaim(key, **dict(about)) for key, about in content.claims.items()), shapes)
 
 
 def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:

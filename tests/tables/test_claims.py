@@ -12,18 +12,8 @@ import yaml
 from evalkit.errors import TableError
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited
-from evalkit.tables.claims import (
-    BY_PRINTED,
-    FAILS,
-    HOLDS,
-    UNCHECKED,
-    Claims,
-    PaperClaim,
-    Verdict,
-    judge,
-    read_claims,
-    sections,
-)
+from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Verdict, judge, sections
+from evalkit.tables.claims_file import Claims, PaperClaim, read_claims
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.published import Number
 from evalkit.tables.request import printed_cells, published_numbers
@@ -197,25 +187,6 @@ def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")
     with pytest.raises(TableError, match=words):
         judge(read_claims(path), list(tables.values()))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("claims: [", r"claims\.yaml, line 1: not valid YAML: "),
-        ("claims: {}", r"claims\.yaml: it lacks 'models'"),
-        ("models: {}\nclaims: 3", r"claims\.yaml: 'claims' is 3; expected keys and values"),
-        ("", r"claims\.yaml: it is null; expected keys and values \(models, claims\)"),
-        ("models: {a: {model_type: bert}}\nclaims: {}", r"claims\.yaml: 'models\.a': .*bert"),
-    ],
-)
-def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "claims.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(TableError, match=words):
-        read_claims(path)
-    with pytest.raises(TableError, match=r"none\.yaml cannot be read"):
-        read_claims(tmp_path / "none.yaml")
 
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:
