@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UsageError
+from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
-from evalkit.runs.forms import RESULTS_FORM
+from evalkit.runs.forms import StoredResults
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
@@ -127,8 +128,8 @@ class Benchmark(ABC):
     """Of the journal."""
     key: ClassVar[tuple[str, ...]]
     """Columns of `row` that say what it is of, such as a document. All rows of a key are in one batch."""
-    results_form: ClassVar[dict[str, Any]] = RESULTS_FORM
-    """What results.json must hold to be read (`inputs/form.py`)."""
+    results_form: ClassVar[type[Stored]] = StoredResults
+    """What its results.json must hold to be read, beside what all have."""
 
     @abstractmethod
     def request(self) -> type[Request]:

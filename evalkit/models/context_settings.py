@@ -7,11 +7,13 @@ In: the four values behind `--context`, `--context-method`, `--context-original`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.settings import FileSettings, Number, read_settings
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
 from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource
@@ -19,9 +21,17 @@ from evalkit.resources import resource
 UNSTRETCHED: Literal["none"] = "none"
 """In place of a number of tokens: the checkpoint is taken as it is."""
 
-_WHOLE = ("context", "original")
-_NUMBERS = ("factor", "beta_fast", "beta_slow", "attention_factor")
-_KEYS = (*_WHOLE, "method", *_NUMBERS)
+
+class _ContextFile(FileSettings):
+    """What a file in `configs/context`, or a user's own, may say; None is as if it were not said."""
+
+    context: Annotated[int, Field(ge=1)] | None = None
+    original: Annotated[int, Field(ge=1)] | None = None
+    method: str | None = None
+    factor: Number | None = None
+    beta_fast: Number | None = None
+    beta_slow: Number | None = None
+    attention_factor: Number | None = None
 
 
 def context_names() -> list[str]:
@@ -102,19 +112,5 @@ def _read(name: str) -> dict[str, Any]:
         if name not in context_names():
             raise UnknownNameError("context file", name, context_names())
         path = resource("configs", "context", f"{name}.yaml")
-    content = read_yaml(path, UsageError, "context file")
-    if not isinstance(content, dict):
-        raise UsageError(f"context file {path} must hold keys and values ({', '.join(_KEYS)})")
-    for key, value in content.items():
-        if key not in _KEYS:
-            raise UsageError(f"context file {path}: {UnknownNameError('key', str(key), _KEYS)}")
-        if value is not None and not _fits(key, value):
-            kind = "a whole number from 1" if key in _WHOLE else "a number" if key in _NUMBERS else "a method's name"
-            raise UsageError(f"context file {path}: {key} is {value!r}; it must be {kind}")
-    return {key: value for key, value in content.items() if value is not None}
-
-
-def _fits(key: str, value: Any) -> bool:
-    if key in _WHOLE:
-        return type(value) is int and value >= 1
-    return isinstance(value, str) if key == "method" else type(value) in (int, float)
+    content = read_settings(path, _ContextFile, UsageError, "context file")
+    return {key: value for key, value in content if value is not None}

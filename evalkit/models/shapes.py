@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape, Variant, read_variant
 
-BACKBONES = ("llama", "qwen2", "gpt_neox")
+Backbone = Literal["llama", "qwen2", "gpt_neox"]
+BACKBONES: tuple[str, ...] = get_args(Backbone)
 _PREFIX = "evalkit_"
 """Of the model types that have another attention than the backbone's own."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.yaml_reading import read_yaml
-from evalkit.models.shapes import BACKBONES, ModelShape, layer_count, read_shape
+from evalkit.inputs.settings import FileSettings, Named, read_settings
+from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
 from evalkit.resources import resource
 
@@ -38,7 +40,6 @@ _OPTIONAL = {"llama": ("head_dim",), "qwen2": ("head_dim",), "gpt_neox": ()}
 _STOCK = ("llama", "gpt_neox")
 """Backbones whose vanilla models are of transformers' own type, so that they load without evalkit. Under Qwen2's,
 transformers reads any tokenizer as Qwen2's, and splits text as no model with Mixtral's has seen it."""
-_FILE_KEYS = ("backbone", "base", "attentions", "models")
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -53,6 +54,15 @@ class NamedModel:
     config: dict[str, Any]
     """Keys of its config.json."""
     shape: ModelShape
+
+
+class _ModelsFile(FileSettings):
+    """See the module. What configs have under their keys is judged as a checkpoint's is (`shapes.py`)."""
+
+    backbone: Backbone | None = None
+    base: str | dict[str, Any] | None = None
+    attentions: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    models: Annotated[Named[dict[str, Any]], Field(min_length=1)]
 
 
 def models() -> list[NamedModel]:
@@ -86,30 +96,21 @@ def read_models(path: Path) -> list[NamedModel]:
     Raises:
         UsageError: not a file of this form; names the model and the key.
     """
-    content = _content(path)
-    base, backbone = content.get("base"), content.get("backbone")
-    attentions = _mapping(content.get("attentions", {}), f"{path}: attentions")
+    content = read_settings(path, _ModelsFile, UsageError)
+    base, backbone, attentions = content.base, content.backbone, content.attentions
     if isinstance(base, str):
         if base not in _shipped():
             raise UsageError(f"{path}: {UnknownNameError('base', base, _shipped())}")
         if backbone is not None:
             raise UsageError(f"{path}: base {base} decides the backbone; leave 'backbone' out")
-        beneath = _content(_shipped()[base])
-        base, backbone = beneath["base"], beneath["backbone"]
-        attentions = beneath["attentions"] | {
-            name: beneath["attentions"].get(name, {}) | _mapping(own, f"{path}: attentions: {name}")
-            for name, own in attentions.items()
+        beneath = read_settings(_shipped()[base], _ModelsFile, UsageError)
+        base, backbone = beneath.base, beneath.backbone
+        attentions = beneath.attentions | {
+            name: beneath.attentions.get(name, {}) | own for name, own in attentions.items()
         }
-    if backbone not in BACKBONES:
-        raise UsageError(f"{path}: {UnknownNameError('backbone', str(backbone), BACKBONES)}")
-    base = _mapping(base, f"{path}: base")
-    entries = _mapping(content.get("models"), f"{path}: models")
-    if not entries:
-        raise UsageError(f"{path} names no models")
-    return [
-        _model(path, str(name), backbone, base, attentions, _mapping(own, f"{path}: model '{name}'"))
-        for name, own in entries.items()
-    ]
+    if not isinstance(base, dict) or backbone is None:
+        raise UsageError(f"{path}: write 'base' and 'backbone', or name one of evalkit's in 'base', such as llama_125m")
+    return [_model(path, name, backbone, base, attentions, own) for name, own in content.models.items()]
 
 
 def _model(
@@ -117,7 +118,7 @@ def _model(
 ) -> NamedModel:
     where = f"{path}: model '{name}'"
     variant = str(own.get("attention_variant"))
-    config = base | _mapping(attentions.get(variant, {}), f"{path}: attentions: {variant}") | own
+    config = base | attentions.get(variant, {}) | own
     description = str(config.pop("description", ""))
     _check_keys(where, backbone, config)
     try:
@@ -148,17 +149,3 @@ def _check_keys(where: str, backbone: str, config: dict[str, Any]) -> None:
 
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in resource("configs", "models").glob("*.yaml")}
-
-
-def _content(path: Path) -> dict[str, Any]:
-    found = _mapping(read_yaml(path, UsageError), str(path))
-    for key in found:
-        if key not in _FILE_KEYS:
-            raise UsageError(f"{path}: {UnknownNameError('key', str(key), _FILE_KEYS)}")
-    return found
-
-
-def _mapping(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected keys and values")
-    return value

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
-from evalkit.inputs.form import misfit
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
-from evalkit.runs.forms import RESULTS_FORM, manifest_trouble
+from evalkit.inputs.validated import Stored, misfit
+from evalkit.runs.forms import StoredManifest, StoredResults, TimedResults
 from evalkit.runs.seal import content_digest, digest, unsealed, whose_file
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Run:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds spent on each task, where they are kept."""
-        self.refuse_other_form({"tasks": [{"task": str, "seconds": float}]})
+        self.refuse_other_form(TimedResults)
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property
@@ -168,8 +168,8 @@ class Run:
         """Name of each file of the finished run that is read back → its digest."""
         return self._results[0]
 
-    def refuse_other_form(self, form: Mapping[str, Any]) -> None:
-        """Raise a `RunError` where results.json is not of a form (`inputs/form.py`)."""
+    def refuse_other_form(self, form: type[Stored]) -> None:
+        """Raise a `RunError` where results.json is not of a form."""
         if trouble := misfit(self.stored, form):
             raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
 
@@ -218,7 +218,7 @@ class Run:
                 raise ValueError(f"it is of run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
-            if trouble := misfit(content, RESULTS_FORM):
+            if trouble := misfit(content, StoredResults):
                 raise ValueError(trouble)
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged ({error}); {self._remedy}") from error
@@ -245,7 +245,7 @@ def load_run(folder: Path | str) -> Run:
         manifest = unsealed(_read_json(path, remedy))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
             raise ValueError("its id does not match its specification")
-        if trouble := manifest_trouble(manifest):
+        if trouble := misfit(manifest, StoredManifest):
             raise ValueError(trouble)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({error}); {remedy}") from error

@@ -7,65 +7,121 @@ reads it is checked here, once, so that no reader meets a list where it looks fo
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Self
 
-from evalkit.inputs.form import Each, Optional, misfit
+from pydantic import AfterValidator, Field, model_validator
 
-NUMBER = (float, None)
-"""Or none, where there is nothing to measure."""
-
-PLACE = {"device": str, "hardware": str, "kernel": str, "host": str, "batches": Each(str)}
-"""Where a part of a run was computed (`place.py`)."""
-
-_SHAPE = {
-    "backbone": str,
-    "num_hidden_layers": int,
-    "num_attention_heads": int,
-    "attention_variant": str,
-    "variant_layers": [int],
-}
-"""What is shown of a model's shape (`models.shapes.shape_facts`); the rest is only compared."""
-
-_MANIFEST = {
-    "id": str,
-    "kind": Optional(str),
-    "specification": {
-        "suite": str,
-        "dtype": str,
-        "limit": (int, None),
-        "checkpoint": dict,
-        "documents": Optional(dict),
-        "num_fewshot": Optional((int, None)),
-        "context_extension": Optional((dict, None)),
-    },
-    "rule": str,
-    "groups": Each([str]),
-    "group_sizes": Each(int),
-    "documents": Each({"source": str, "official": (bool, None), "count": int}),
-    "examples": Optional(Each({"source": str, "official": (bool, None), "count": int})),
-    "template": (str, {"name": str}),
-    "created": str,
-    "model": str,
-    "path": Optional((str, None)),
-    "revision": (str, None),
-    "versions": Each(str),
-    "loaded": Optional({"parameters": Optional((int, None)), "shape": Optional((_SHAPE, None))}),
-    "devices": Optional([PLACE]),
-}
-
-AVERAGES = [{"name": str, "accuracy": float, "stderr": NUMBER}]
-RESULTS_FORM = {"tasks": [{"task": str}], "averages": AVERAGES}
-"""Of every results.json; a benchmark says what else its own have (`Benchmark.results_form`)."""
+from evalkit.inputs.validated import Stored
 
 
-def manifest_trouble(content: Any) -> str | None:
-    """What is wrong with the form of a manifest, in words; None where nothing is."""
-    if trouble := misfit(content, _MANIFEST):
-        return trouble
-    if content["groups"].keys() != content["group_sizes"].keys():
-        return "'groups' and 'group_sizes' name other groups"
+class StoredTask(Stored):
+    """A task in results.json; a benchmark's own have more."""
+
+    task: str
+
+
+class StoredAverage(Stored):
+    """A mean over tasks."""
+
+    name: str
+    accuracy: float
+    stderr: float | None
+
+
+class StoredResults(Stored):
+    """Of every results.json; a benchmark says what else its own have (`Benchmark.results_form`)."""
+
+    tasks: list[StoredTask]
+    averages: list[StoredAverage]
+
+
+class _TimedTask(StoredTask):
+    seconds: float
+
+
+class TimedResults(Stored):
+    """Of results.json where seconds are kept."""
+
+    tasks: list[_TimedTask]
+
+
+class _Specification(Stored):
+    suite: str
+    dtype: str
+    limit: int | None
+    checkpoint: dict[str, Any]
+    documents: dict[str, Any] = Field(default_factory=dict)
+    num_fewshot: int | None = None
+    context_extension: dict[str, Any] | None = None
+
+
+class _Source(Stored):
+    """Where documents, or solved examples, come from."""
+
+    source: str
+    official: bool | None
+    count: int
+
+
+class _TemplateName(Stored):
+    name: str
+
+
+class _Shape(Stored):
+    """What is shown of a model's shape (`models.shapes.shape_facts`); the rest is only compared."""
+
+    backbone: str
+    num_hidden_layers: int
+    num_attention_heads: int
+    attention_variant: str
+    variant_layers: list[int]
+
+
+class _Loaded(Stored):
+    parameters: int | None = None
+    shape: _Shape | None = None
+
+
+class _Device(Stored):
+    """Where a part of a run was computed (`batch_devices.py`)."""
+
+    device: str
+    hardware: str
+    kernel: str
+    host: str
+    batches: dict[str, str]
+
+
+def _date(text: str) -> str:
     try:
-        datetime.fromisoformat(content["created"])
+        datetime.fromisoformat(text)
     except ValueError:
-        return f"'created' is {content['created'][:40]!r}; expected a date and time"
-    return None
+        raise ValueError(f"{text[:40]!r} is no date and time") from None
+    return text
+
+
+class StoredManifest(Stored):
+    """What manifest.json must hold."""
+
+    id: str
+    kind: str = ""
+    specification: _Specification
+    rule: str
+    groups: dict[str, list[str]]
+    group_sizes: dict[str, int]
+    documents: dict[str, _Source]
+    examples: dict[str, _Source] = Field(default_factory=dict)
+    template: str | _TemplateName
+    created: Annotated[str, AfterValidator(_date)]
+    model: str
+    path: str | None = None
+    revision: str | None
+    versions: dict[str, str]
+    loaded: _Loaded = Field(default_factory=_Loaded)
+    devices: list[_Device] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _sizes_are_of_the_groups(self) -> Self:
+        if self.groups.keys() != self.group_sizes.keys():
+            raise ValueError("'groups' and 'group_sizes' name other groups")
+        return self

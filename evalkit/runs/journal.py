@@ -24,11 +24,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from evalkit.atomic import replace_file
 from evalkit.errors import RunError
-from evalkit.inputs.form import misfit
+from evalkit.inputs.validated import Stored, misfit
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import WITHOUT_JOURNAL
 
@@ -43,8 +45,28 @@ _LONGEST = 1 << 29
 """No line has as many bytes: above the largest batch's in base64."""
 _LONGEST_JSON = 1 << 24
 """Nor as many of JSON: Python's objects take twenty times the room."""
-_FIELDS = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "columns": str}
-_EARLIER = {"run": str, "task": str, "batch": int, "seconds": float, "place": [str], "rows": [list]}
+
+
+class _Header(Stored):
+    """What stands before the rows."""
+
+    run: str
+    task: str
+    batch: int
+    seconds: Annotated[float, Field(ge=0)]
+    place: list[str]
+    columns: str
+
+
+class _EarlierLine(Stored):
+    """The line of an earlier version."""
+
+    run: str
+    task: str
+    batch: int
+    seconds: Annotated[float, Field(ge=0)]
+    place: list[str]
+    rows: list[list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +214,18 @@ class Journal:
         # Base64 ends in no bracket
         earlier = payload.endswith((b"]", b"}"))
         header, _, packed = (payload, b"", b"") if earlier else payload.rpartition(b" ")
-        form = _EARLIER if earlier else _FIELDS
+        form = _EarlierLine if earlier else _Header
+        names = form.model_fields
         if len(header) > _LONGEST_JSON:
             raise ValueError(f"it holds {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
         content = json.loads(header, parse_int=_whole, parse_float=_number, parse_constant=_number)
-        if not isinstance(content, list) or len(content) != len(form):
-            raise ValueError(f"expected a list of {', '.join(form)}")
-        if trouble := misfit(dict(zip(form, content, strict=True)), form):
+        if not isinstance(content, list) or len(content) != len(names):
+            raise ValueError(f"expected a list of {', '.join(names)}")
+        if trouble := misfit(dict(zip(names, content, strict=True)), form):
             raise ValueError(trouble)
         run, task, batch, seconds, place, last = content
         if run != self._run:
             raise ValueError(f"it is of run {run}; expected {self._run}")
-        if seconds < 0:
-            raise ValueError(f"'seconds' is {seconds}; expected a number of at least 0")
         if len(place) != len(BatchDevice._fields):
             raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(BatchDevice._fields)}")
         # A run has many entries and few tasks and places

@@ -7,13 +7,15 @@ only reads it. No torch here: tables are read without it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SEGMENTS: tuple[str, ...] = ("special", "instruction", "context", "continuation", "end")
-"""The kinds of segment, in the order of the score table's columns."""
+Segment = Literal["special", "instruction", "context", "continuation", "end"]
+"""A kind of segment."""
+SEGMENTS: tuple[str, ...] = get_args(Segment)
+"""All of them, in the order of the score table's columns."""
 
 CLUSTER = "cluster"
 """The table's last column: the first document of the subtask that this one shares a source with. It comes from the

@@ -1,6 +1,6 @@
 """The paper's sentences, checked against its tables.
 
-In: claims (`results/published/claims.yaml`) and the tables that they speak of. Out: a verdict on each. A claim says how
+In: claims (`claims_file.py`) and the tables that they speak of. Out: a verdict on each. A claim says how
 its figure follows from the tables, or what is to hold between numbers, in these words and no others.
 
 A value is a number; TABLE/MODEL/MEASURE; or one of
@@ -22,21 +22,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalkit.errors import EvalkitError, TableError, first_line
-from evalkit.inputs.yaml_reading import read_yaml
-from evalkit.models.shapes import ModelShape, parameters, read_shape
+from evalkit.models.shapes import ModelShape, parameters
 from evalkit.models.zoo import named_model
 from evalkit.reporting.decimals import half_up, parse_number, to_text
 from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Line, Section
 from evalkit.tables.audit import Audited
+from evalkit.tables.claims_file import Claims, PaperClaim
 from evalkit.tables.fill import computed
 from evalkit.tables.layout import TableLayout
 
@@ -46,36 +44,6 @@ HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
     "does not follow",
     "cannot be checked",
 )
-_KEYS = {"where", "says", "printed", "figure", "computed", "holds", "unchecked", "note"}
-
-
-@dataclass(frozen=True)
-class PaperClaim:
-    """A sentence, in other words, and how it follows."""
-
-    key: str
-    where: str
-    """Section or caption of the paper, and the line of its source."""
-    says: str
-    printed: str
-    """A figure or a few words, as printed."""
-    figure: str = ""
-    """The printed figure as a number, where `printed` is not one."""
-    computed: Any = None
-    """The value that the figure is to be."""
-    holds: tuple[Any, ...] = ()
-    """Relations, in place of a figure."""
-    unchecked: str = ""
-    """Why the tables cannot tell."""
-    note: str = ""
-
-
-class Claims(NamedTuple):
-    """A file of claims."""
-
-    claims: tuple[PaperClaim, ...]
-    shapes: Mapping[str, ModelShape]
-    """Models that claims speak of and that are none of evalkit's own, by name."""
 
 
 class Verdict(NamedTuple):
@@ -90,20 +58,6 @@ class Verdict(NamedTuple):
     """Those that it was checked against."""
 
 
-def read_claims(path: Path) -> Claims:
-    """Read a file of claims.
-
-    Raises:
-        TableError: it cannot be read, or a claim lacks something; names the claim.
-    """
-    try:
-        raw = read_yaml(path, TableError)
-        shapes = {name: read_shape(config) for name, config in raw["models"].items()}
-        return Claims(tuple(_claim(path, key, about) for key, about in raw["claims"].items()), shapes)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise TableError(f"{path} is not a file of 'models' and 'claims' ({first_line(error)})") from error
-
-
 def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     """The verdict on each claim, in the file's order.
 
@@ -112,16 +66,6 @@ def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
     """
     recomputed, printed = (_Facts(tables, found.shapes, as_printed) for as_printed in (False, True))
     return [_verdict(claim, recomputed, printed) for claim in found.claims]
-
-
-def _claim(path: Path, key: str, about: Mapping[str, Any]) -> PaperClaim:
-    ways = [name for name in ("computed", "holds", "unchecked") if name in about]
-    if strange := set(about) - _KEYS:
-        raise TableError(f"{path}: claim '{key}' has the unknown key '{min(strange)}'")
-    if len(ways) != 1 or not {"where", "says", "printed"} <= set(about):
-        raise TableError(f"{path}: claim '{key}' needs where, says, printed, and one of computed, holds, unchecked")
-    texts = {name: " ".join(str(value).split()) for name, value in about.items() if name not in ("computed", "holds")}
-    return PaperClaim(key, computed=about.get("computed"), holds=tuple(about.get("holds", ())), **texts)
 
 
 def _verdict(claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:

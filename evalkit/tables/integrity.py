@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from evalkit.errors import TableError, UsageError
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.settings import FileSettings, read_settings
 from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Cell, Line, Section, Table
@@ -39,6 +41,15 @@ class Published:
     prompts: str
     """The template that its prompts are nearest to."""
     why: str
+
+
+class _BeliefFile(FileSettings):
+    """What the file says of a row."""
+
+    name: str
+    rules: dict[str, str]
+    prompts: str
+    why: Annotated[str, AfterValidator(lambda why: " ".join(why.split()))]
 
 
 def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table:
@@ -74,9 +85,9 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
 
 def read_beliefs() -> Iterator[Published]:
     """What is believed of the published rows."""
-    raw: dict[str, Any] = read_yaml(resource("results", "published", "protocols.yaml"), TableError)
-    for key, belief in raw.items():
-        yield Published(key, belief["name"], belief["rules"], belief["prompts"], " ".join(belief["why"].split()))
+    content = read_settings(resource("results", "published", "protocols.yaml"), dict[str, _BeliefFile], TableError)
+    for key, belief in content.items():
+        yield Published(key, **dict(belief))
 
 
 def _by_rules(beliefs: list[Published]) -> Iterator[tuple[list[str], dict[str, str]]]:

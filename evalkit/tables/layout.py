@@ -27,22 +27,22 @@ A section, for marks, is a group of models. By `model` a run finds its row, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainValidator, model_validator
 
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.reporting.markup import Text, parse
 from evalkit.resources import resource
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite; LongBench's own average is another, the mean of its groups' means."""
 
-_KEYS = {"caption", "suite", "data", "models", "corner", "facts", "decimals", "unit", "marks", "rows", "columns"}
-_ITEM_KEYS = ("label", "indent", "facts", "model", "no_model")
 _EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
 
 
@@ -157,144 +157,133 @@ def load_layout(name: str) -> TableLayout:
         path = resource("configs", "tables", f"{name}.yaml")
     elif path.suffix not in (".yaml", ".yml"):
         raise UnknownNameError("table", name, layout_names())
-    return _Reader(path).layout(read_yaml(path, TableError, "layout"))
+    return _layout(path, read_settings(path, _LayoutFile, TableError, "layout"))
 
 
-class _Reader:
-    """Checks a layout key by key; every complaint names the file and the key."""
+def _markup(given: object) -> Text:
+    """A text in markup, on one line; a whole number is one too."""
+    if not isinstance(given, (str, int)) or isinstance(given, bool):
+        shown = "" if isinstance(given, (dict, list)) else f"; put the value {given} in quotes"
+        raise ValueError(f"expected a text{shown}")
+    try:
+        return parse(" ".join(str(given).split()), "markup")
+    except TableError as error:
+        raise ValueError(str(error)) from error
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def layout(self, raw: Any) -> TableLayout:
-        raw = self._mapping(raw, "the file")
-        for key in raw:
-            if key not in _KEYS:
-                raise TableError(f"layout {self.path}: {UnknownNameError('key', str(key), _KEYS)}")
-        suite = raw.get("suite")
-        facts = self._mapping(raw.get("facts", {}), "facts")
-        layout = TableLayout(
-            name=self.path.stem,
-            path=self.path,
-            caption=self._text(raw.get("caption", ""), "caption"),
-            suite=None if suite is None else str(suite),
-            averages=self._averages(suite),
-            data=self._data(str(raw.get("data", self.path.stem))),
-            models_are_rows=self._one_of(raw.get("models", "rows"), "models", ("rows", "columns")) == "rows",
-            corner=self._text(raw.get("corner", ""), "corner"),
-            facts=tuple(self._text(label, f"facts.{key}") for key, label in facts.items()),
-            decimals=self._decimals(raw.get("decimals", 1)),
-            unit=str(raw.get("unit", "")),
-            marks={str(k): self._mark(k, v) for k, v in self._mapping(raw.get("marks", {}), "marks").items()},
-            rows=self._groups(raw, "rows", tuple(facts)),
-            columns=self._groups(raw, "columns", tuple(facts)),
-        )
-        self._check(layout)
-        return layout
+def _mark(given: object) -> Mark:
+    extreme, _, scope = str(given).partition(" in ")
+    if extreme not in _EXTREMES or scope not in _SCOPES:
+        raise ValueError(f"'{given!s:.60}' is no mark; write 'highest in section', or lowest, or in table")
+    return Mark(extreme, scope)
 
-    def _check(self, layout: TableLayout) -> None:
-        for axis, items in (("models", layout.models), ("measures", layout.measures)):
-            keys = [item.key for item in items]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
-                raise TableError(f"layout {self.path}: '{twice}' stands twice among its {axis}; give each its own key")
-        if odd := next((item.key for item in layout.measures if item.models or item.no_model), None):
-            raise TableError(f"layout {self.path}: '{odd}' is a measure, so it has no model; say it of what runs fill")
-        if layout.suite is not None:
-            known = (*layout.averages[AVERAGE], *layout.averages)
-            for item in layout.measures:
-                if item.key not in known:
-                    raise TableError(f"layout {self.path}: {UnknownNameError('task', item.key, known)}")
 
-    def _averages(self, name: Any) -> dict[str, tuple[str, ...]]:
-        if name is None:
-            return {}
-        try:
-            return suite_averages(str(name))
-        except UnknownNameError as error:
-            if name in kinds():
-                raise TableError(
-                    f"layout {self.path}: suite {name} has no averages and no list of tasks; leave 'suite' out and "
-                    "give the numbers as a CSV"
-                ) from error
-            raise TableError(f"layout {self.path}: {error}") from error
+_Markup = Annotated[Text, PlainValidator(_markup)]
 
-    def _groups(self, raw: Mapping[str, Any], axis: str, facts: tuple[str, ...]) -> tuple[Group, ...]:
-        given = raw.get(axis)
-        if not isinstance(given, list) or not given:
-            raise TableError(f"layout {self.path}: '{axis}' must be a list of groups, each with 'items'")
-        return tuple(self._group(part, f"{axis}[{place}]", facts) for place, part in enumerate(given))
 
-    def _group(self, raw: Any, where: str, facts: tuple[str, ...]) -> Group:
-        raw = self._mapping(raw, where)
-        for key in raw:
-            if key not in ("title", "style", "items"):
-                raise TableError(
-                    f"layout {self.path}: {where} has the unknown key '{key}'; it may have title, style, items"
-                )
-        title = self._text(raw.get("title", ""), f"{where}.title")
-        style = self._one_of(
-            raw.get("style", "ruled" if title else "line"), f"{where}.style", ("ruled", "heading", "line")
-        )
-        items = self._mapping(raw.get("items"), f"{where}.items")
-        if not items:
-            raise TableError(f"layout {self.path}: {where}.items is empty; name at least one")
-        return Group(title, style, tuple(self._item(str(k), v, f"{where}.items.{k}", facts) for k, v in items.items()))
+class _ItemFile(FileSettings):
+    """What the file says of a line or a column."""
 
-    def _item(self, key: str, raw: Any, where: str, facts: tuple[str, ...]) -> LayoutItem:
-        raw = raw if isinstance(raw, dict) else {"label": raw}
-        for name in raw:
-            if name not in _ITEM_KEYS:
-                raise TableError(
-                    f"layout {self.path}: {where} has the unknown key '{name}'; it may have {', '.join(_ITEM_KEYS)}"
-                )
-        own = self._mapping(raw.get("facts", {}), f"{where}.facts")
-        if strange := next((name for name in own if name not in facts), None):
-            raise TableError(f"layout {self.path}: {where}: {UnknownNameError('fact', str(strange), facts)}")
-        return LayoutItem(
-            key=key,
-            label=self._text(key if raw.get("label") is None else raw["label"], where),
-            indent=bool(raw.get("indent", False)),
-            facts=tuple(self._text(own.get(name, ""), where) for name in facts),
-            models=self._models(raw.get("model", []), f"{where}.model"),
-            no_model=str(raw.get("no_model", "")),
-        )
+    label: _Markup | None = None
+    indent: bool = False
+    facts: Named[_Markup] = Field(default_factory=dict)
+    model: NonEmpty | Listed[NonEmpty] = ()
+    no_model: str = ""
 
-    def _models(self, given: Any, where: str) -> tuple[str, ...]:
-        listed = given if isinstance(given, list) else [given]
-        if not all(isinstance(name, str) and name for name in listed):
-            raise TableError(f"layout {self.path}: {where} must be a model's name, or a list of names")
-        return tuple(listed)
+    @model_validator(mode="before")
+    @classmethod
+    def _of_label(cls, given: object) -> object:
+        """A label alone stands for an item that has no more."""
+        return given if isinstance(given, dict) else {"label": given}
 
-    def _mark(self, kind: Any, rule: Any) -> Mark:
-        self._one_of(kind, "marks", ("bold", "underline"))
-        extreme, _, scope = str(rule).partition(" in ")
-        if extreme not in _EXTREMES or scope not in _SCOPES:
+
+class _GroupFile(FileSettings):
+    """What it says of several."""
+
+    title: _Markup = ()
+    style: Literal["ruled", "heading", "line"] | None = None
+    items: Annotated[Named[_ItemFile], Field(min_length=1)]
+
+
+class _LayoutFile(FileSettings):
+    """See the module."""
+
+    caption: _Markup = ()
+    suite: str | None = None
+    data: str | None = None
+    models: Literal["rows", "columns"] = "rows"
+    corner: _Markup = ()
+    facts: Named[_Markup] = Field(default_factory=dict)
+    decimals: Annotated[int, Field(ge=0, le=9)] = 1
+    unit: str = ""
+    marks: dict[Literal["bold", "underline"], Annotated[Mark, PlainValidator(_mark)]] = Field(default_factory=dict)
+    rows: Annotated[Listed[_GroupFile], Field(min_length=1)]
+    columns: Annotated[Listed[_GroupFile], Field(min_length=1)]
+
+
+def _layout(path: Path, content: _LayoutFile) -> TableLayout:
+    data = content.data or path.stem
+    layout = TableLayout(
+        name=path.stem,
+        path=path,
+        caption=content.caption,
+        suite=content.suite,
+        averages=_averages(path, content.suite),
+        data=path.parent / data if data.endswith(".csv") else resource("results", "published", f"{data}.csv"),
+        models_are_rows=content.models == "rows",
+        corner=content.corner,
+        facts=tuple(content.facts.values()),
+        decimals=content.decimals,
+        unit=content.unit,
+        marks={str(kind): mark for kind, mark in content.marks.items()},
+        rows=tuple(_group(path, group, content.facts) for group in content.rows),
+        columns=tuple(_group(path, group, content.facts) for group in content.columns),
+    )
+    _check(layout)
+    return layout
+
+
+def _averages(path: Path, suite: str | None) -> dict[str, tuple[str, ...]]:
+    if suite is None:
+        return {}
+    try:
+        return suite_averages(suite)
+    except UnknownNameError as error:
+        if suite in kinds():
             raise TableError(
-                f"layout {self.path}: marks.{kind} is '{rule}'; write 'highest in section', or lowest, or in table"
-            )
-        return Mark(extreme, scope)
+                f"layout {path}: suite {suite} has no averages and no list of tasks; leave 'suite' out and give the "
+                "numbers as a CSV"
+            ) from error
+        raise TableError(f"layout {path}: {error}") from error
 
-    def _data(self, given: str) -> Path:
-        own = given.endswith(".csv")
-        return self.path.parent / given if own else resource("results", "published", f"{given}.csv")
 
-    def _decimals(self, given: Any) -> int:
-        if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= 9:
-            raise TableError(f"layout {self.path}: decimals is '{given}'; write a whole number from 0 to 9")
-        return given
+def _group(path: Path, group: _GroupFile, facts: Collection[str]) -> Group:
+    style = group.style or ("ruled" if group.title else "line")
+    return Group(group.title, style, tuple(_item(path, key, item, facts) for key, item in group.items.items()))
 
-    def _one_of(self, given: Any, key: str, known: tuple[str, ...]) -> str:
-        if given not in known:
-            raise TableError(f"layout {self.path}: {UnknownNameError(key, str(given), known)}")
-        return str(given)
 
-    def _text(self, given: Any, key: str) -> Text:
-        if not isinstance(given, (str, int)) or isinstance(given, bool):
-            shown = "" if isinstance(given, (dict, list)) else f", not the value {given}; put it in quotes"
-            raise TableError(f"layout {self.path}: {key} must be a text{shown}")
-        return parse(" ".join(str(given).split()), f"layout {self.path}: {key}")
+def _item(path: Path, key: str, item: _ItemFile, facts: Collection[str]) -> LayoutItem:
+    if strange := next((name for name in item.facts if name not in facts), None):
+        raise TableError(f"layout {path}: '{key}': {UnknownNameError('fact', strange, facts)}")
+    return LayoutItem(
+        key=key,
+        label=_markup(key) if item.label is None else item.label,
+        indent=item.indent,
+        facts=tuple(item.facts.get(name, ()) for name in facts),
+        models=(item.model,) if isinstance(item.model, str) else item.model,
+        no_model=item.no_model,
+    )
 
-    def _mapping(self, given: Any, key: str) -> dict[Any, Any]:
-        if not isinstance(given, dict):
-            raise TableError(f"layout {self.path}: {key} must hold keys and values")
-        return given
+
+def _check(layout: TableLayout) -> None:
+    for axis, items in (("models", layout.models), ("measures", layout.measures)):
+        keys = [item.key for item in items]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise TableError(f"layout {layout.path}: '{twice}' stands twice among its {axis}; give each its own key")
+    if odd := next((item.key for item in layout.measures if item.models or item.no_model), None):
+        raise TableError(f"layout {layout.path}: '{odd}' is a measure, so it has no model; say it of what runs fill")
+    if layout.suite is not None:
+        known = (*layout.averages[AVERAGE], *layout.averages)
+        for item in layout.measures:
+            if item.key not in known:
+                raise TableError(f"layout {layout.path}: {UnknownNameError('task', item.key, known)}")

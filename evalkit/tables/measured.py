@@ -21,13 +21,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
+from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
-from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
@@ -62,33 +64,35 @@ class RunMapping:
     values: Path | None
 
 
+class _MappingFile(FileSettings):
+    """See the module."""
+
+    rule: NonEmpty | None = None
+    rows: Named[NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
+    values: NonEmpty | None = None
+
+    @model_validator(mode="after")
+    def _fills_something(self) -> Self:
+        if not self.model_fields_set & {"rows", "values"}:
+            raise ValueError("it must hold 'rows', of models and their run folders, or 'values'")
+        return self
+
+
 def read_mapping(path: Path) -> RunMapping:
     """Read the YAML file.
 
     Raises:
         TableError: it cannot be read or is not of the form above; names the key.
     """
-    raw = read_yaml(path, TableError, "mapping of runs")
-    if not isinstance(raw, dict) or not raw.keys() & {"rows", "values"}:
-        raise TableError(f"mapping of runs {path} must hold 'rows', of models and their run folders, or 'values'")
-    for key in raw:
-        if key not in ("rule", "rows", "values"):
-            raise TableError(f"mapping of runs {path}: {UnknownNameError('key', str(key), ('rule', 'rows', 'values'))}")
-    rows = {} if raw.get("rows") is None else raw["rows"]
-    if not isinstance(rows, dict):
-        raise TableError(f"mapping of runs {path}: 'rows' must map models of the layout to run folders")
-    folders = {str(model): _folders(path, str(model), given) for model, given in rows.items()}
-    rule, values = _text(path, raw, "rule"), _text(path, raw, "values")
-    return RunMapping(
-        rule, folders, None if values is None else given_path(f"mapping of runs {path}: 'values'", values)
-    )
-
-
-def _text(path: Path, raw: Mapping[str, Any], key: str) -> str | None:
-    given = raw.get(key)
-    if given is not None and not (isinstance(given, str) and given):
-        raise TableError(f"mapping of runs {path}: '{key}' is {given!r}; leave it out, or write a text")
-    return given
+    where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
+    rows = {
+        model: tuple(
+            given_path(f"{where}, row '{model}'", one) for one in ([given] if isinstance(given, str) else given)
+        )
+        for model, given in (content.rows or {}).items()
+    }
+    values = None if content.values is None else given_path(f"{where}: 'values'", content.values)
+    return RunMapping(content.rule, rows, values)
 
 
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
@@ -101,13 +105,6 @@ def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
         _check_suite(layout, run)
     found = find_rows(layout, runs)
     return RunMapping(None, {key: tuple(run.folder for run in members) for key, members in found.items()}, None)
-
-
-def _folders(path: Path, model: str, given: Any) -> tuple[Path, ...]:
-    listed = given if isinstance(given, list) else [given]
-    if not listed or not all(isinstance(folder, str) and folder for folder in listed):
-        raise TableError(f"mapping of runs {path}, row '{model}': write a run folder, or a list of run folders")
-    return tuple(given_path(f"mapping of runs {path}, row '{model}'", folder) for folder in listed)
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:

@@ -85,12 +85,13 @@ def audited(names: Sequence[str]) -> Table:
         EvalkitError: a layout, its numbers or the claims cannot be read, or nothing tells how a table was printed.
     """
     from evalkit.tables import claims
+    from evalkit.tables.claims_file import read_claims
 
     layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
     shown = {load_layout(name).name for name in names}
     tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
     table = as_table([finding for finding in audit(tables) if finding.table in shown])
-    verdicts = claims.judge(claims.read_claims(resource("results", "published", "claims.yaml")), tables)
+    verdicts = claims.judge(read_claims(resource("results", "published", "claims.yaml")), tables)
     if not shown.issuperset(layout_names()):
         verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
     return table._replace(sections=(*table.sections, *claims.sections(verdicts)))

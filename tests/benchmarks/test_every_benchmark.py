@@ -375,7 +375,7 @@ def test_results_of_another_form_are_refused(kind: str, runs: dict[tuple[str, in
     (folder / RESULTS).write_text(json.dumps(content | {"tasks": [{"task": "a"}]}), encoding="utf-8")
     reseal(folder)
     with pytest.raises(
-        RunError, match=r"results.json is damaged \(it lacks 'tasks.0.\w+'\); delete results.json and run"
+        RunError, match=r"results.json is damaged \(it lacks 'tasks\[0\]\.\w+'\); delete results.json and run"
     ):
         benchmark_of(load_run(folder))
     assert [one.state for one in list_found(tmp_path)] == ["damaged"]

@@ -319,7 +319,7 @@ def test_documents_that_are_not_the_official_ones(evalkit: Command, checkpoint: 
     ("content", "words"),
     [
         ("parts:\n  - context: '{context}'\n", ["own.yaml", "{continuation}"]),
-        ("parts:\n  - contxt: '{context}'\n", ["own.yaml", "part 1", "unknown segment 'contxt'", "'context'"]),
+        ("parts:\n  - contxt: '{context}'\n", ["own.yaml", "parts[0]", "unknown key 'contxt'", "'context'"]),
         ("parts: [", ["own.yaml, line 1: not valid YAML"]),
         ("part: []", ["own.yaml", "unknown key 'part'"]),
     ],

@@ -225,6 +225,14 @@ def test_a_specification_is_the_extension_again() -> None:
         assert Extension(**extension.specification()) == extension
 
 
+def test_numbers_are_hashed_as_they_are_written(tmp_path: Path) -> None:
+    for text in ("4", "4.0"):
+        (tmp_path / "own.yaml").write_text(f"context: 8192\nfactor: {text}\n", encoding="utf-8")
+        settings = context_settings(config=tmp_path / "own.yaml")
+        assert settings is not None
+        assert str(settings.factor) == text
+
+
 def test_flags_come_before_a_file(tmp_path: Path) -> None:
     assert context_settings() is None
     assert context_settings(4096) == ContextSettings(4096)
@@ -246,9 +254,12 @@ def test_what_is_shipped_can_be_planned(name: str) -> None:
     [
         ("method: yarn", "give --context"),
         ("kontext: 8192", "unknown key 'kontext'"),
-        ("context: 8k", "context is '8k'; it must be a whole number"),
-        ("context: 8192\nfactor: four", "factor is 'four'; it must be a number"),
-        ("- 8192", "must hold keys and values"),
+        ("context: 8k", "'context' is '8k'; expected a whole number"),
+        ("context: 8192\nfactor: four", "'factor' is 'four'; expected a number"),
+        ("context: 0", "'context' is 0; expected at least 1"),
+        ("context: 8192.0", "'context' is 8192.0; expected a whole number"),
+        ("context: 8192\nbeta_fast: true", "'beta_fast' is true; expected a number"),
+        ("- 8192", r"it is a list; expected keys and values \(context, original, method, "),
         ("{", "line 1: not valid YAML"),
     ],
 )

@@ -15,9 +15,10 @@ from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generat
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.generation.prompts import Prompt, Stops
+from evalkit.inputs.validated import Stored
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.folder import Run
-from evalkit.runs.forms import NUMBER, RESULTS_FORM
+from evalkit.runs.forms import StoredTask
 from evalkit.runs.writing import RunWriter
 from evalkit.stats.estimates import error_of_mean
 
@@ -27,12 +28,31 @@ NEW_TOKENS = 8
 LEAD, SURPLUS, LAYERS = "lead", "surplus", (0, 1, 2)
 """Stand in for what an analysis of a model's layers gives: a signed number of each, of which neither side is better;
 and a number of which less is better."""
-_NUMBERS = {"n": int, "value": float, "stderr": NUMBER}
 MEASURES = {
     COPYING: Measure("share of letters that stand in the list, in %", True),
     LEAD: Measure("code points that the answer is ahead of its list", True, LEAD, None, None, LAYERS),
     SURPLUS: Measure("characters more than the list's half", True, SURPLUS, None, False),
 }
+
+
+class CopyingLayer(Stored):
+    """A number in results.json."""
+
+    n: int
+    value: float
+    stderr: float | None
+
+
+class CopyingTask(CopyingLayer, StoredTask):
+    """A task there."""
+
+    layers: list[CopyingLayer]
+
+
+class CopyingResults(Stored):
+    """What it must hold."""
+
+    tasks: list[CopyingTask]
 
 
 @dataclass(frozen=True)
@@ -57,7 +77,7 @@ class Copying(GeneratedBenchmark):
     """See the module."""
 
     kind = COPYING
-    results_form = RESULTS_FORM | {"tasks": [{"task": str, **_NUMBERS, "layers": [_NUMBERS]}]}
+    results_form = CopyingResults
 
     def request(self) -> type[CopyingRequest]:
         """See `CopyingRequest`."""

@@ -16,12 +16,13 @@ from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
+from evalkit.inputs.validated import Stored
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.folder import Run
-from evalkit.runs.forms import NUMBER, RESULTS_FORM
+from evalkit.runs.forms import StoredTask
 from evalkit.runs.held import Held
 from evalkit.runs.writing import RunWriter
 
@@ -90,6 +91,20 @@ class Reading:
         return pa.record_batch(columns, schema=schema_of(State))
 
 
+class NormsTask(StoredTask):
+    """A task in results.json."""
+
+    n: int
+    value: float
+    stderr: float | None
+
+
+class NormsResults(Stored):
+    """What it must hold."""
+
+    tasks: list[NormsTask]
+
+
 class Norms(Benchmark):
     """See the module."""
 
@@ -115,7 +130,7 @@ class Norms(Benchmark):
 
     row = State
     key = ("document",)
-    results_form = RESULTS_FORM | {"tasks": [{"task": str, "n": int, "value": float, "stderr": NUMBER}]}
+    results_form = NormsResults
 
     def is_missing(self, plan: NormsPlan, held: Held) -> bool:
         """Whether a text was not read."""

@@ -345,14 +345,17 @@ def test_a_run_of_an_earlier_version(own_run: Path) -> None:
     ("change", "words"),
     [
         ({"documents": []}, "'documents' is a list; expected keys and values"),
-        ({"documents": {"piqa": {"source": 1, "official": True, "count": 2}}}, "'documents.piqa.source' is a whole"),
-        ({"groups": {"A": "piqa"}}, "'groups.A' is a text; expected a list"),
+        (
+            {"documents": {"piqa": {"source": 1, "official": True, "count": 2}}},
+            "'documents.piqa.source' is 1; expected a text",
+        ),
+        ({"groups": {"A": "piqa"}}, "'groups.A' is 'piqa'; expected a list"),
         ({"group_sizes": {}}, "'groups' and 'group_sizes' name other groups"),
-        ({"created": "yesterday"}, "'created' is 'yesterday'; expected a date and time"),
+        ({"created": "yesterday"}, "'created': 'yesterday' is no date and time"),
         ({"template": None}, "'template' is null; expected a text or keys and values"),
         ({"model": ["a"]}, "'model' is a list; expected a text"),
         ({"loaded": []}, "'loaded' is a list"),
-        ({"devices": [{"device": "cpu"}]}, "it lacks 'devices.0.hardware'"),
+        ({"devices": [{"device": "cpu"}]}, "it lacks 'devices[0].hardware'"),
         ({"specification": {"suite": "zeroshot8"}}, "it lacks 'specification.dtype'"),
     ],
 )
@@ -380,11 +383,14 @@ def test_a_manifest_without_a_specification(own_run: Path, content: dict[str, An
     ("change", "words"),
     [
         ({"tasks": {}}, "'tasks' is keys and values; expected a list"),
-        ({"tasks": [1]}, "'tasks.0' is a whole number; expected keys and values"),
-        ({"tasks": [{"task": "piqa"}]}, "it lacks 'tasks.0.n'"),
+        ({"tasks": [1]}, "'tasks[0]' is 1; expected keys and values"),
+        ({"tasks": [{"task": "piqa"}]}, "it lacks 'tasks[0].n'"),
         ({"rules": []}, "'rules' is a list; expected keys and values"),
-        ({"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]}, "'averages.0.accuracy' is a text"),
-        ({"samples": 1}, "'samples' is a whole number; expected true or false"),
+        (
+            {"averages": [{"name": "A", "accuracy": "0.5", "stderr": None}]},
+            "'averages[0].accuracy' is '0.5'; expected a number",
+        ),
+        ({"samples": 1}, "'samples' is 1; expected true or false"),
     ],
 )
 def test_results_of_another_form(own_run: Path, change: dict[str, Any], words: str) -> None:

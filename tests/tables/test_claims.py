@@ -12,7 +12,8 @@ import yaml
 from evalkit.errors import TableError
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited
-from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Claims, Verdict, judge, read_claims, sections
+from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Verdict, judge, sections
+from evalkit.tables.claims_file import Claims, PaperClaim, read_claims
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.published import Number
 from evalkit.tables.request import printed_cells, published_numbers
@@ -141,10 +142,9 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
     """`wins` by hand, with and without ties: at 1.2B HellaSwag is tied."""
     of = {"table": "main_res", "model": "intg_all_1b", "among": ["vanilla_1b", "diff_1b", "intg_1b"]}
 
-    def follows(**way: Any) -> bool:
-        about = {"where": "here", "says": "it", "printed": "so"} | way
-        claim = Claims((_claim(about),), {})
-        return judge(claim, list(tables.values()))[0].verdict == HOLDS
+    def follows(printed: str = "so", **way: Any) -> bool:
+        claim = PaperClaim("made", where="here", says="it", printed=printed, **way)
+        return judge(Claims((claim,), {}), list(tables.values()))[0].verdict == HOLDS
 
     assert follows(printed="3", computed={"wins": of})
     assert follows(printed="2", computed={"wins": of | {"alone": True}})
@@ -161,13 +161,7 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
         ("equal", [2, 2, 2], True),
         ("equal", [2, 2, 1], False),
     ):
-        assert follows(holds=[{name: numbers}]) == true, (name, numbers)
-
-
-def _claim(about: dict[str, Any]) -> Any:
-    from evalkit.tables.claims import _claim as made
-
-    return made(FILE, "made", about)
+        assert follows(holds=({name: numbers},)) == true, (name, numbers)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +175,10 @@ def _claim(about: dict[str, Any]) -> Any:
         ({"computed": {"ratio": [1, 0]}}, "claim 'made' cannot be computed"),
         ({"computed": 1, "printed": "one"}, "'one' is not a number"),
         ({"holds": [{"growing": [1, 2]}]}, "KeyError 'growing'"),
-        ({"holds": [], "computed": 1}, "claim 'made' needs where, says, printed, and one of"),
-        ({"unchecked": "why", "wher": "x"}, "claim 'made' has the unknown key 'wher'"),
+        ({"holds": [], "computed": 1}, "'claims.made': give one of computed, holds and unchecked"),
+        ({"unchecked": "why", "wher": "x"}, "'claims.made': unknown key 'wher': did you mean 'where'"),
+        ({"where": ["x"], "computed": 1}, "'claims.made.where' is a list; expected a text"),
+        ({"holds": {"above": [1, 2]}}, "'claims.made.holds' is keys and values; expected a list"),
     ],
 )
 def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
@@ -191,24 +187,6 @@ def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")
     with pytest.raises(TableError, match=words):
         judge(read_claims(path), list(tables.values()))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("claims: [", r"claims\.yaml, line 1: not valid YAML: "),
-        ("claims: 3", r"claims\.yaml is not a file of 'models' and 'claims'"),
-        ("", r"claims\.yaml is not a file of 'models' and 'claims'"),
-        ("models: {a: {model_type: bert}}\nclaims: {}", r"claims\.yaml is not a file of 'models' and 'claims'"),
-    ],
-)
-def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "claims.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(TableError, match=words):
-        read_claims(path)
-    with pytest.raises(TableError, match=r"none\.yaml cannot be read"):
-        read_claims(tmp_path / "none.yaml")
 
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:

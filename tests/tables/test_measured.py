@@ -239,15 +239,18 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ("rows: [a]", "'rows' must map"),
-        ("rows: {one: []}", "row 'one': write a run folder"),
-        ("rows: {one: 3}", "row 'one': write a run folder"),
-        ("row: {one: a}", "must hold 'rows'"),
+        ("rows: [a]", "'rows' is a list; expected keys and values"),
+        ("rows: {one: []}", r"'rows\.one' is empty; expected a length of at least 1"),
+        ("rows: {one: 3}", r"'rows\.one' is 3; expected a text or a list"),
+        ("rows: {one: [a, '']}", r"'rows\.one\[1\]' is empty; expected a text"),
+        ("row: {one: a}", "unknown key 'row': did you mean 'rows'"),
+        ("rule: acc", "must hold 'rows', of models and their run folders, or 'values'"),
+        ("- a", r"expected keys and values \(rule, rows, values\)"),
         ("rows: {}\nruels: acc", "unknown key 'ruels': did you mean 'rule'"),
         ("rows: {", "line 1: not valid YAML"),
-        ("rows: ''\nrule: acc", "'rows' must map"),
-        ("rows: {}\nrule: ''", "'rule' is ''; leave it out"),
-        ("values: 2.5", "'values' is 2.5; leave it out, or write a text"),
+        ("rows: ''\nrule: acc", "'rows' is ''; expected keys and values"),
+        ("rows: {}\nrule: ''", "'rule' is empty; expected a text"),
+        ("values: 2.5", "'values' is 2.5; expected a text"),
     ],
 )
 def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> None:

@@ -16,9 +16,9 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
-from evalkit.inputs.form import Optional
+from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.forms import NUMBER, RESULTS_FORM
+from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering
@@ -32,15 +32,32 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-_METRIC = {"filter": str, "metric": str, "value": object, "stderr": NUMBER, "higher_is_better": (bool, None)}
-_MEASURED = {
-    "task": str,
-    "n": int,
-    "num_fewshot": (int, None),
-    "metrics": [_METRIC],
-    "seconds": Optional(float),
-}
-"""A task or a group in results.json."""
+class _LMEvalMetric(Stored):
+    filter: str
+    metric: str
+    value: Any
+    stderr: float | None
+    higher_is_better: bool | None
+
+
+class _LMEvalGroup(StoredTask):
+    """A group in results.json."""
+
+    n: int
+    num_fewshot: int | None
+    metrics: list[_LMEvalMetric]
+
+
+class _LMEvalTask(_LMEvalGroup):
+    """A task there."""
+
+    seconds: float
+
+
+class _LMEvalResults(Stored):
+    tasks: list[_LMEvalTask]
+    groups: list[_LMEvalGroup]
+    samples: bool
 
 
 class LMEval(Benchmark):
@@ -49,11 +66,7 @@ class LMEval(Benchmark):
     kind = LM_EVAL
     row = RequestRow
     key = KEY
-    results_form = RESULTS_FORM | {
-        "tasks": [_MEASURED | {"seconds": float}],
-        "groups": [_MEASURED],
-        "samples": bool,
-    }
+    results_form = _LMEvalResults
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""

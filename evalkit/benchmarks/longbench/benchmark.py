@@ -18,8 +18,9 @@ from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, Ge
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
+from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LONGBENCH, Run
-from evalkit.runs.forms import NUMBER, RESULTS_FORM
+from evalkit.runs.forms import StoredTask
 from evalkit.runs.traits import max_prompt_tokens
 
 if TYPE_CHECKING:
@@ -41,11 +42,24 @@ _READ = ("task", "id", "prediction", "answers", "all_classes", "length", "trunca
 """Columns of the generations table without which there is nothing to score."""
 
 
+class _Scored(Stored):
+    n: int
+    score: float | None
+
+
+class _LongBenchTask(StoredTask):
+    all: _Scored
+
+
+class _LongBenchResults(Stored):
+    tasks: list[_LongBenchTask]
+
+
 class LongBench(GeneratedBenchmark):
     """See the module."""
 
     kind = LONGBENCH
-    results_form = RESULTS_FORM | {"tasks": [{"task": str, "all": {"n": int, "score": NUMBER}}]}
+    results_form = _LongBenchResults
 
     def request(self) -> type[LongBenchRequest]:
         """See `Benchmark`."""

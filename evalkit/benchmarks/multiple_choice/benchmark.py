@@ -16,9 +16,9 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, store
 from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import RunError
-from evalkit.inputs.form import Each
+from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.forms import AVERAGES, NUMBER, RESULTS_FORM
+from evalkit.runs.forms import StoredAverage, StoredTask
 from evalkit.scores.table import CLUSTER, ScoreRow
 
 if TYPE_CHECKING:
@@ -36,8 +36,29 @@ if TYPE_CHECKING:
     from evalkit.runs.held import Held
     from evalkit.runs.writing import RunWriter
 
-_SCORED = {"task": str, "n": int, "accuracy": float, "stderr": NUMBER, "chance": float}
-"""A task's accuracy in results.json."""
+
+class _ChoiceTask(StoredTask):
+    """A task's accuracy in results.json."""
+
+    n: int
+    accuracy: float
+    stderr: float | None
+    chance: float
+
+
+class _TimedChoiceTask(_ChoiceTask):
+    seconds: float
+
+
+class _RuleResults(Stored):
+    tasks: list[_ChoiceTask]
+    averages: list[StoredAverage]
+
+
+class _ChoiceResults(Stored):
+    tasks: list[_TimedChoiceTask]
+    rules: dict[str, _RuleResults]
+    samples: bool
 
 
 class MultipleChoice(Benchmark):
@@ -46,11 +67,7 @@ class MultipleChoice(Benchmark):
     kind = "multiple_choice"
     row = ScoreRow
     key = ("subtask", "doc_id")
-    results_form = RESULTS_FORM | {
-        "tasks": [_SCORED | {"seconds": float}],
-        "rules": Each({"tasks": [_SCORED], "averages": AVERAGES}),
-        "samples": bool,
-    }
+    results_form = _ChoiceResults
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""

@@ -22,44 +22,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, Strict
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.form import Each, Optional, misfit
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
 from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
 _TAKEN = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
 """Names that runs of other kinds have where a suite's stands."""
-_NAMES = Optional(Each(str))
-_FORM = {
-    "description": Optional(str),
-    "groups": Each([str]),
-    "labels": _NAMES,
-    "short": _NAMES,
-    "template": Optional(str),
-    "rule": Optional(str),
-    "num_fewshot": Optional(int),
-    "task_files": Optional(str),
-    # Of evalkit's own alone
-    "fills": Optional(str),
-    "stands_for": _NAMES,
-    "documents": _NAMES,
-    "fewshot": Optional(Each({"documents": str, "most": int})),
-}
 
 
-@dataclass(frozen=True)
-class Examples:
+class Examples(FileSettings):
     """Where a task's few-shot examples come from."""
 
     documents: str
     """Name of the document set that holds them."""
     most: int
     """How many it has for each subject."""
+
+
+class _SuiteFile(FileSettings):
+    """See the module."""
+
+    description: str = ""
+    groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
+    labels: Named[str] = Field(default_factory=dict)
+    short: Named[str] = Field(default_factory=dict)
+    template: str | None = None
+    rule: str | None = None
+    num_fewshot: Annotated[int, Field(ge=0)] = 0
+    task_files: Annotated[Path, Strict(False)] | None = None
+    # Of evalkit's own alone
+    fills: str | None = None
+    stands_for: Named[str] = Field(default_factory=dict)
+    documents: Named[str] = Field(default_factory=dict)
+    fewshot: Named[Examples] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,8 @@ def _of_user(path: Path) -> Suite:
     where = f"suite {path}"
     if path.stem in (*suite_names(), *_TAKEN):
         raise UsageError(f"{where}: '{path.stem}' is the name of another suite; give the file one of its own")
-    if suite.num_fewshot < 0:
-        raise UsageError(f"{where}: 'num_fewshot' is {suite.num_fewshot}; it must be at least 0")
     if twice := [task for task in suite.tasks if suite.tasks.count(task) > 1]:
         raise UsageError(f"{where}: task {twice[0]} stands twice among its groups; leave one out")
-    if empty := [group for group, tasks in suite.groups.items() if not tasks]:
-        raise UsageError(f"{where}: group '{empty[0]}' has no task; name one, or leave the group out")
     for kind in ("labels", "short"):
         if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
@@ -202,30 +200,8 @@ def _with_pinned(suite: Suite) -> Suite:
 
 
 def _suite(name: str, path: Path) -> Suite:
-    raw: Any = read_yaml(path, UsageError, "suite")
-    if isinstance(raw, dict) and (unknown := [key for key in raw if key not in _FORM]):
-        raise UsageError(f"suite {path}: {UnknownNameError('key', str(unknown[0]), _FORM)}")
-    if trouble := misfit(raw, _FORM):
-        raise UsageError(f"suite {path}: {trouble}")
-    groups = {group: tuple(tasks) for group, tasks in raw["groups"].items()}
-    if not groups:
-        raise UsageError(f"suite {path}: 'groups' names no task")
-    return Suite(
-        name=name,
-        description=raw.get("description", ""),
-        groups=groups,
-        sizes={group: len(tasks) for group, tasks in groups.items()},
-        documents=raw.get("documents", {}),
-        fewshot={task: Examples(**examples) for task, examples in raw.get("fewshot", {}).items()},
-        num_fewshot=raw.get("num_fewshot", 0),
-        labels=raw.get("labels", {}),
-        short=raw.get("short", {}),
-        template=raw.get("template"),
-        rule=raw.get("rule"),
-        fills=raw.get("fills"),
-        stands_for=raw.get("stands_for", {}),
-        task_files=Path(raw["task_files"]) if "task_files" in raw else None,
-    )
+    content = read_settings(path, _SuiteFile, UsageError, "suite")
+    return Suite(name=name, sizes={group: len(tasks) for group, tasks in content.groups.items()}, **dict(content))
 
 
 def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:

@@ -20,18 +20,18 @@ import json
 import string
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator
 
 from evalkit.errors import TemplateError, UnknownNameError
-from evalkit.inputs.yaml_reading import read_yaml
+from evalkit.inputs.settings import FileSettings, Listed, read_settings
 from evalkit.resources import resource
-from evalkit.scores.table import SEGMENTS
+from evalkit.scores.table import SEGMENTS, Segment
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
 """What a part's text may refer to. `gap` is one space, or what WinoGrande's own sentence has there;
 `delimiter` is lm-eval's own separator of context and continuation."""
-
-_KEYS = {"description", "bos", "eos", "system", "score", "parts", "chat"}
 
 
 @dataclass(frozen=True)
@@ -84,78 +84,55 @@ def load_template(name: str) -> Template:
     return _read(resource("configs", "templates", f"{name}.yaml"))
 
 
-def _read(path: Path) -> Template:
-    raw = read_yaml(path, TemplateError, "template file")
-    if not isinstance(raw, dict):
-        raise TemplateError(f"template file {path} must hold keys and values ({', '.join(sorted(_KEYS))})")
-    if unknown := sorted(set(raw) - _KEYS, key=str):
-        raise TemplateError(f"template file {path}: unknown key '{unknown[0]}'; known: {', '.join(sorted(_KEYS))}")
-    chat = _choice(path, raw, "chat", (True, False), default=False)
-    if chat and "parts" in raw:
-        raise TemplateError(f"template file {path}: chat takes the tokenizer's own parts; leave out parts, or chat")
-    template = Template(
-        name=path.stem,
-        description=str(raw.get("description", "")),
-        bos=_choice(path, raw, "bos", ("always", "tokenizer", "never"), default="always"),
-        eos=_choice(path, raw, "eos", (True, False), default=True),
-        system=_system(path, raw.get("system", "")),
-        score=_scored(path, raw.get("score", list(SEGMENTS))),
-        parts=() if chat else _parts(path, raw.get("parts")),
-        chat=chat,
-    )
-    if not chat and not any(part.segment == "continuation" for part in template.parts):
-        raise TemplateError(f"template file {path}: no part holds {{continuation}}, so there is nothing to choose by")
-    return template
-
-
-def _choice(path: Path, raw: dict[str, Any], key: str, allowed: tuple[Any, ...], default: Any) -> Any:
-    value = raw.get(key, default)
-    # By type as well, since 0 and 1 equal False and True
-    if not any(value == one and type(value) is type(one) for one in allowed):
-        shown = ", ".join(str(a).lower() if isinstance(a, bool) else str(a) for a in allowed)
-        raise TemplateError(f"template file {path}: {key} is {value!r}; it must be one of {shown}")
-    return value
-
-
-def _system(path: Path, raw: Any) -> str:
-    if not isinstance(raw, str):
-        raise TemplateError(f"template file {path}: system is {raw!r}; it must be text")
-    return raw
-
-
-def _scored(path: Path, raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, list) or "continuation" not in raw:
-        raise TemplateError(f"template file {path}: score must be a list of segments that includes continuation")
-    for segment in raw:
-        if segment not in SEGMENTS:
-            raise TemplateError(f"template file {path}: score: {UnknownNameError('segment', str(segment), SEGMENTS)}")
-    return tuple(segment for segment in SEGMENTS if segment in raw)
-
-
-def _parts(path: Path, raw: Any) -> tuple[Part, ...]:
-    if not isinstance(raw, list) or not raw:
-        raise TemplateError(f"template file {path}: parts must be a list of 'segment: text'")
-    return tuple(_part(path, number, entry) for number, entry in enumerate(raw, start=1))
-
-
-def _part(path: Path, number: int, entry: Any) -> Part:
-    where = f"template file {path}: part {number}"
-    if not isinstance(entry, dict) or len(entry) != 1:
-        raise TemplateError(f"{where} must be one 'segment: text', not {entry!r}")
-    segment, text = next(iter(entry.items()))
-    if segment not in SEGMENTS:
-        raise TemplateError(f"{where}: {UnknownNameError('segment', str(segment), SEGMENTS)}")
-    if not isinstance(text, str):
-        raise TemplateError(f"{where}: its text must be a string, not {text!r}")
+def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:
+    if len(part) != 1:
+        raise ValueError(f"a part is one 'segment: text', and this has {len(part)}")
+    [(segment, text)] = part.items()
     try:
         found = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
     except ValueError as error:
-        raise TemplateError(f"{where}: {error}; write a literal brace twice") from error
+        raise ValueError(f"{error}; write a literal brace twice") from error
     for field, form, conversion in found:
         if field not in FIELDS:
-            raise TemplateError(f"{where}: {UnknownNameError('field', str(field), FIELDS)}")
+            raise ValueError(str(UnknownNameError("field", str(field), FIELDS)))
         if form or conversion:
-            raise TemplateError(f"{where}: write {{{field}}} without a format; text is taken to the letter")
+            raise ValueError(f"write {{{field}}} without a format; text is taken to the letter")
     if any(field == "continuation" for field, _, _ in found) != (segment == "continuation"):
-        raise TemplateError(f"{where}: {{continuation}} belongs in the continuation segment, and only there")
-    return Part(segment, text)
+        raise ValueError("{continuation} belongs in the continuation segment, and only there")
+    return part
+
+
+def _checked_score(score: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    if "continuation" not in score:
+        raise ValueError("add continuation, by which choices are compared")
+    return score
+
+
+class _TemplateFile(FileSettings):
+    """See the module."""
+
+    description: str = ""
+    bos: Literal["always", "tokenizer", "never"] = "always"
+    eos: bool = True
+    system: str = ""
+    score: Annotated[Listed[Segment], AfterValidator(_checked_score)] = get_args(Segment)
+    parts: Listed[Annotated[dict[Segment, str], AfterValidator(_checked_part)]] = ()
+    chat: bool = False
+
+
+def _read(path: Path) -> Template:
+    content = read_settings(path, _TemplateFile, TemplateError, "template file")
+    if content.chat and "parts" in content.model_fields_set:
+        raise TemplateError(f"template file {path}: chat takes the tokenizer's own parts; leave out parts, or chat")
+    if not content.chat and not any("continuation" in part for part in content.parts):
+        raise TemplateError(f"template file {path}: no part holds {{continuation}}, so there is nothing to choose by")
+    return Template(
+        name=path.stem,
+        description=content.description,
+        bos=content.bos,
+        eos=content.eos,
+        system=content.system,
+        score=tuple(segment for segment in SEGMENTS if segment in content.score),
+        parts=tuple(Part(segment, text) for part in content.parts for segment, text in part.items()),
+        chat=content.chat,
+    )

@@ -17,8 +17,9 @@ from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, Ge
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.errors import RunError
+from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
-from evalkit.runs.forms import RESULTS_FORM
+from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,17 +34,24 @@ _KEPT = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
 """Of an answer, in the table."""
 
 
+class _NeedleTask(StoredTask):
+    n: int
+    found: int
+
+
+class _NeedleResults(Stored):
+    tasks: list[_NeedleTask]
+    depths: list[float]
+    lengths: list[int]
+    repeats: int
+    found: list[list[float]]
+
+
 class Needle(GeneratedBenchmark):
     """See the module."""
 
     kind = NEEDLE
-    results_form = RESULTS_FORM | {
-        "tasks": [{"task": str, "n": int, "found": int}],
-        "depths": [float],
-        "lengths": [int],
-        "repeats": int,
-        "found": [[float]],
-    }
+    results_form = _NeedleResults
 
     def request(self) -> type[NeedleRequest]:
         """See `Benchmark`."""

@@ -1,0 +1,203 @@
+"""Plain data from a file, validated by pydantic: which keys there are, and what stands under each.
+
+In: plain data (`reading.py`, `yaml_reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the
+data in that form. Nothing is converted: "2" is not 2, and 1 is not true. What does not fit becomes one line that names
+the key, what was found and what is expected; for an unknown key, the nearest one. `settings.py` has what users write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import takewhile
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from evalkit.errors import UnknownNameError
+from evalkit.inputs.reading import Reason
+
+_LONGEST = 60
+"""Characters of a key or a value in a message."""
+_MOST_ERRORS = 10_000
+"""pydantic takes 10 microseconds to make each into words."""
+
+
+class Stored(BaseModel):
+    """Base of what a file that evalkit has written must hold: the fields at least."""
+
+    # Built when it is first used: most commands use few of the forms
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
+
+
+Form = TypeVar("Form")
+
+
+def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:
+    """Plain data in its form; `where` begins the message of the error where it does not fit."""
+    kind: Any = form  # mypy takes a type variable's type for unhashable
+    try:
+        fitting: Form = _adapter(kind).validate_python(content)
+    except ValidationError as found:
+        raise error(f"{where}: {_described(found, form)}") from found
+    return fitting
+
+
+def misfit(content: Any, form: type) -> str | None:
+    """What in plain data does not fit a form, in words; None where all of it does."""
+    try:
+        _adapter(form).validate_python(content)
+    except ValidationError as found:
+        return _described(found, form)
+    return None
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
+_UNKNOWN = ("extra_forbidden", "invalid_key")
+"""pydantic's kinds of errors for a key that no field has; of the second, it is no text."""
+_OF_ANOTHER_KIND = ("_type", "literal_error")
+"""What kinds of errors end in where a value is none that the form is of; the others are of what it holds."""
+_EXPECTED = {
+    "string_type": "a text",
+    "string_too_short": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "path_type": "a text",
+    "too_short": "a length of at least {min_length}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+}
+"""Its other kinds → what was expected; those that are not here say it themselves."""
+
+
+class _Misfit(NamedTuple):
+    """An error that pydantic has found."""
+
+    error: ErrorDetails
+    place: tuple[int | str, ...]
+    """Keys down to the value that does not fit; where a key is missing or unknown, to what has or lacks it."""
+    form: Any
+    """Of what is there."""
+    union: tuple[int | str, ...] | None
+    """Keys down to the union that it is in, if it is in one."""
+
+
+def _described(found: ValidationError, form: Any) -> str:
+    """The first error in words. An unknown key comes before a missing one, for which it may stand."""
+    if found.error_count() > _MOST_ERRORS:
+        return f"{found.error_count():,} of its values are of another form"
+    errors = found.errors(include_url=False)
+    meant = _meant([error for error in errors if error["type"] in _UNKNOWN] or errors, form)
+    error, path = meant[0].error, _path(meant[0].place)
+    prefix = f"'{path}': " if path else ""
+    if error["type"] == "missing":
+        return f"it lacks '{_path((*meant[0].place, error['loc'][-1]))}'"
+    if error["type"] in _UNKNOWN:
+        return f"{prefix}{UnknownNameError('key', _cut(str(error['loc'][-1])), meant[0].form.model_fields)}"
+    if error["loc"] and error["loc"][-1] == "[key]":
+        if error["type"] == "literal_error":
+            return f"{prefix}{UnknownNameError('key', _cut(str(error['input'])), _literals(error))}"
+        return f"{prefix}the key {_shown(error['input'])} is no text; put it in quotes"
+    if error["type"] == "value_error":
+        return f"{prefix}{error['ctx']['error']}"
+    expected = " or ".join(dict.fromkeys(_expected(one.error) for one in meant))
+    if not path and isinstance(form, type) and issubclass(form, BaseModel):
+        expected += f" ({', '.join(form.model_fields)})"
+    what = f"'{path}'" if path else "it"
+    return f"{what} is {'empty' if 'too_short' in error['type'] else _shown(error['input'])}; expected {expected}"
+
+
+def _meant(errors: Sequence[ErrorDetails], form: Any) -> list[_Misfit]:
+    """The first error; of a union, whose members have an error each, those of the members that the value fits best."""
+    first = _misfit_of(errors[0], form)
+    if first.union is None:
+        return [first]
+    members = list(takewhile(lambda one: one.union == first.union, (_misfit_of(one, form) for one in errors)))
+    furthest = max(len(one.place) for one in members)
+    members = [one for one in members if len(one.place) == furthest]
+    return [one for one in members if not one.error["type"].endswith(_OF_ANOTHER_KIND)] or members
+
+
+def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
+    """pydantic's own locations also name the members of unions, which are no keys."""
+    location = error["loc"]
+    if error["type"] in ("missing", *_UNKNOWN):
+        location = location[:-1]
+    elif location and location[-1] == "[key]":
+        location = location[:-2]
+    place: list[int | str] = []
+    union = None
+    for step in location:
+        form = _bare(form)
+        if get_origin(form) in (Union, UnionType):
+            union = tuple(place) if union is None else union
+            # A member without keys beneath it may have another name there: its place is the union's
+            if (form := next((one for one in get_args(form) if _is_named(one, str(step))), None)) is None:
+                break
+            continue
+        place.append(step)
+        is_model = isinstance(form, type) and issubclass(form, BaseModel)
+        below = [Any, *(one for one in get_args(form) if one is not Ellipsis)]
+        form = form.model_fields[str(step)].annotation if is_model else below[-1]
+    return _Misfit(error, tuple(place), _bare(form), union)
+
+
+def _is_named(form: Any, label: str) -> bool:
+    """Whether a member of a union is the one that pydantic calls by a label: `Part`, `list[int]`, `constrained-str`."""
+    bare = _bare(form)
+    name = label.removeprefix("constrained-").partition("[")[0]
+    return getattr(get_origin(bare) or bare, "__name__", "") == name
+
+
+def _bare(form: Any) -> Any:
+    """A form without its metadata, and without None beside it."""
+    while get_origin(form) is Annotated:
+        form = get_args(form)[0]
+    if get_origin(form) in (Union, UnionType):
+        others = [member for member in get_args(form) if member is not NoneType]
+        return _bare(others[0]) if len(others) == 1 else form
+    return form
+
+
+def _expected(error: ErrorDetails) -> str:
+    if error["type"] == "literal_error":
+        *others, last = _literals(error)
+        return f"{', '.join(others)} or {last}" if others else last
+    if error["type"] in _EXPECTED:
+        # Bounds of a number are floats
+        return _EXPECTED[error["type"]].format_map(error.get("ctx", {})).removesuffix(".0")
+    return error["msg"].removeprefix("Input should be ")
+
+
+def _literals(error: ErrorDetails) -> list[str]:
+    return re.findall("'(.*?)'", error["ctx"]["expected"])
+
+
+def _shown(value: object) -> str:
+    """A value in a message, as YAML and JSON call it."""
+    if isinstance(value, (dict, list)):
+        return "keys and values" if isinstance(value, dict) else "a list"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _path(place: Sequence[int | str]) -> str:
+    """rows[0].items.name"""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in place).removeprefix(".")

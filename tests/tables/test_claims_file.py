@@ -1,0 +1,29 @@
+"""Files of claims that are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evalkit.errors import TableError
+from evalkit.tables.claims_file import read_claims
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("claims: [", r"claims\.yaml, line 1: not valid YAML: "),
+        ("claims: {}", r"claims\.yaml: it lacks 'models'"),
+        ("models: {}\nclaims: 3", r"claims\.yaml: 'claims' is 3; expected keys and values"),
+        ("", r"claims\.yaml: it is null; expected keys and values \(models, claims\)"),
+        ("models: {a: {model_type: bert}}\nclaims: {}", r"claims\.yaml: 'models\.a': .*bert"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TableError, match=words):
+        read_claims(path)
+    with pytest.raises(TableError, match=r"none\.yaml cannot be read"):
+        read_claims(tmp_path / "none.yaml")
