@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
     "Run": "runs.folder",
@@ -90,6 +90,10 @@ register_when_used()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'evalkit' has no attribute {name!r}")
-    return getattr(import_module(f"evalkit.{_HOMES[name]}"), name)
+    return getattr(import_module(f"evalkit.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -26,7 +26,7 @@ def test_everything_public_can_be_had_and_is_all() -> None:
     assert sorted(evalkit.__all__) == evalkit.__all__
     for name in evalkit.__all__:
         assert getattr(evalkit, name).__name__ == name
-    assert set(evalkit.__all__) == set(evalkit._HOMES)
+    assert set(evalkit.__all__) == set(evalkit._MODULES)
 
 
 def test_every_error_is_public() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
+from evalkit.brief import brief, counted
 from evalkit.compare.claim import Claim, claim_of
 from evalkit.compare.line import ScoredLine, by_layer, by_task, known, line_label, line_name
 from evalkit.compare.pairing import Pairing
@@ -51,9 +52,16 @@ class Difference:
     p: float | None
     spread: Spread | None
     """Where a side has several runs: how much is seeds, how much documents."""
+    verdict: str
+    """What B is: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
+
+    def __repr__(self) -> str:
+        return brief(
+            self, self.name, f"{self.difference:+.4g}", f"95 % {self.low:+.4g} to {self.high:+.4g}", self.verdict
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TaskDifference(Difference):
     """One task, or one layer of it."""
 
@@ -71,7 +79,6 @@ class TaskDifference(Difference):
     test: str
     p_holm: float | None
     """Corrected over the tasks."""
-    verdict: str
     detectable: float | None
     """Smallest true difference that these documents show in four cases of five (without Holm); None if there is
     none."""
@@ -79,11 +86,9 @@ class TaskDifference(Difference):
     """Of the model, where each has a line of its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AverageDifference(Difference):
     """An unweighted mean over tasks, which are taken as fixed."""
-
-    verdict: str
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,10 @@ class Comparison:
     """Tasks that are not compared, and why."""
     labels: Mapping[str, Label]
     """Line, or task that is left out → how it is printed."""
+
+    def __repr__(self) -> str:
+        average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
+        return brief(self, self.b, f"against {self.a}", self.rule, counted(len(self.tasks), "task"), average)
 
     @property
     def verdicts(self) -> tuple[str, str]:

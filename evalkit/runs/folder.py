@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.brief import brief, counted
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.inputs.form import misfit
@@ -80,6 +81,11 @@ class Run:
 
     folder: Path
     manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        tasks = counted(len(self.manifest["documents"]), "task")
+        state = "finished" if self.complete else "not finished"
+        return brief(self, self.suite, self.manifest["model"], tasks, state, self.folder)
 
     @property
     def complete(self) -> bool:
