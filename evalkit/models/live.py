@@ -32,7 +32,7 @@ from evalkit.models.quiet import quiet
 from evalkit.models.snapshot import temporary_folder
 from evalkit.models.spec import ModelSpec
 from evalkit.models.state import state_digest
-from evalkit.models.tokenizer import load_tokenizer
+from evalkit.models.tokenizer import load_tokenizer, probe_ids
 
 _OF_FILES = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
              "trust_remote_code")  # fmt: skip
@@ -47,6 +47,8 @@ class LiveSpec(ModelSpec):
     """The transformers model itself."""
     folder: Path = Path()
     """Its config.json, generation_config.json and tokenizer."""
+    given_tokenizer: Any = field(default=None, repr=False)
+    """A copy of the user's."""
 
     def locate(self, say: Say = silent) -> Checkpoint:
         """Return its checkpoint, with the digest of the weights as they are now."""
@@ -66,6 +68,11 @@ class LiveSpec(ModelSpec):
         check_numbers(name, checkpoint.config(), module)
         tokenizer = load_tokenizer(self.folder, int(module.get_input_embeddings().weight.shape[0]), say=say)
         tokenizer.name_or_path = name
+        if probe_ids(tokenizer) != probe_ids(self.given_tokenizer):
+            raise CheckpointError(
+                f"{name}: its tokenizer splits text otherwise once it is saved and loaded again; give the one that "
+                "AutoTokenizer loads from its own files"
+            )
         return LoadedModel(
             model=module,
             tokenizer=tokenizer,
@@ -125,23 +132,36 @@ def live_model(
             )
     with temporary_folder() as folder, preserved(module), computing_plainly(place):
         try:
-            _save_beside(called, module, tokenizer, folder)
+            own = _own_tokenizer(tokenizer)
+            _save_beside(called, module, own, folder)
             yield LiveSpec(
-                called, device=place, dtype=kind, attention=attention, context=UNSTRETCHED, module=module, folder=folder
+                model=called,
+                device=place,
+                dtype=kind,
+                attention=attention,
+                context=UNSTRETCHED,
+                module=module,
+                folder=folder,
+                given_tokenizer=own,
             )
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(folder), called)) from error
 
 
-def _save_beside(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
-    """Write what `save_pretrained` would write, but for the weights."""
-    config, tokenizer = deepcopy(module.config), deepcopy(tokenizer)
-    config.architectures = [type(module).__name__]
-    config.dtype = str(module.dtype).removeprefix("torch.")
-    if backend := getattr(tokenizer, "backend_tokenizer", None):
-        # Which only say how it was called last
+def _own_tokenizer(tokenizer: Any) -> Any:
+    """A copy, without the truncation and padding of the last call, which `save_pretrained` would keep."""
+    own = deepcopy(tokenizer)
+    if backend := getattr(own, "backend_tokenizer", None):
         backend.no_truncation()
         backend.no_padding()
+    return own
+
+
+def _save_beside(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
+    """Write what `save_pretrained` would write, but for the weights."""
+    config = deepcopy(module.config)
+    config.architectures = [type(module).__name__]
+    config.dtype = str(module.dtype).removeprefix("torch.")
     try:
         with quiet():
             (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
