@@ -10,7 +10,7 @@ import click
 from evalkit.cli.options import FOLDER, MARGIN, OUTPUT, argument, option, typed_option
 
 if TYPE_CHECKING:
-    from evalkit.compare.comparison import Comparison
+    from evalkit.comparison.differences import Comparison
 
 _FORMATS = ("terminal", "markdown", "latex", "csv", "json")
 
@@ -50,23 +50,23 @@ def compare(
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
     """
-    from evalkit.compare.sides import find_sides
+    from evalkit.comparison.sides import find_sides
 
     _check(curve, plot, fail_if_worse, margin)
     if curve:
         _curves(runs, groups, rule, form, plot, output)
         return 0
     from evalkit.benchmarks.outcomes import Comparable
-    from evalkit.compare.comparison import compare as compare_sides
-    from evalkit.compare.decision import exit_code
-    from evalkit.compare.pairing import pair
+    from evalkit.comparison.comparison import compare as compare_sides
+    from evalkit.comparison.decision import exit_code
+    from evalkit.comparison.pairing import pair
 
     baseline, *others = find_sides(runs, groups, output)
     graded: dict[str, Comparable] = {}
     found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
     _print(found, form)
     if plot:
-        from evalkit.compare.plots import forest
+        from evalkit.comparison.plots import forest
 
         forest(found, plot)
     # Points of shares, or whatever else is measured
@@ -77,7 +77,7 @@ def compare(
 def _print(found: list[Comparison], form: str) -> None:
     from dataclasses import asdict
 
-    from evalkit.compare.view import comparison_page, comparison_records, headline
+    from evalkit.comparison.view import comparison_page, comparison_records, headline
     from evalkit.reporting.page import PAGES, csv_text, json_text
 
     if form == "json":
@@ -95,9 +95,9 @@ def _curves(
 ) -> None:
     from dataclasses import asdict
 
-    from evalkit.compare.curves import curve
-    from evalkit.compare.sides import find_trainings
-    from evalkit.compare.view import curve_page, curve_records
+    from evalkit.comparison.curves import curve
+    from evalkit.comparison.sides import find_trainings
+    from evalkit.comparison.view import curve_page, curve_records
     from evalkit.reporting.page import PAGES, csv_text, json_text
 
     found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
@@ -108,7 +108,7 @@ def _curves(
     else:
         click.echo(PAGES[form](curve_page(found)))
     if plot:
-        from evalkit.compare.plots import curves as draw
+        from evalkit.comparison.plots import curves as draw
 
         draw(found, plot)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.compare.steps import step_in
+from evalkit.comparison.steps import step_in
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 from evalkit.runs.finding import find_run

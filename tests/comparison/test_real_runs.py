@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.compare.comparison import Comparison, compare
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
-from evalkit.compare.view import comparison_page
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
+from evalkit.comparison.view import comparison_page
 from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.compare.comparison import (
+from evalkit.comparison.curves import Curve, Point
+from evalkit.comparison.differences import (
     BETTER,
     HIGHER,
     LOWER,
@@ -27,9 +28,8 @@ from evalkit.compare.comparison import (
     Comparison,
     TaskDifference,
 )
-from evalkit.compare.curves import Curve, Point
-from evalkit.compare.units import Unit
-from evalkit.compare.view import curve_unit, headline, label, p_text, page_unit
+from evalkit.comparison.units import Unit
+from evalkit.comparison.view import curve_unit, headline, label, p_text, page_unit
 from evalkit.errors import RunError
 
 if TYPE_CHECKING:

@@ -11,14 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.compare.comparison import (
-    UNDECIDED,
-    Comparison,
-    Difference,
-)
-from evalkit.compare.curves import Curve
-from evalkit.compare.line import SEEDS, SIGN_FLIP
-from evalkit.compare.units import Unit, unit_of
+from evalkit.comparison.curves import Curve
+from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
+from evalkit.comparison.line import SEEDS, SIGN_FLIP
+from evalkit.comparison.units import Unit, unit_of
 from evalkit.reporting.page import Page, Table
 from evalkit.stats.significance import DRAWS
 
