@@ -6,10 +6,12 @@
     run.results().average        # accuracy and standard error
     run.scores                   # the score table, a pandas DataFrame
     run.results("acc_norm")      # another rule, no model needed
+    evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
+    evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, left as it was
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
 
-Importing evalkit is instant; torch is loaded when a model is.
+Importing evalkit is instant; torch is loaded when a model is. docs/python.md has all of it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
+    from evalkit.api import compare, load_run
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
+    from evalkit.comparison.differences import AverageDifference, Comparison, TaskDifference
     from evalkit.errors import (
         CheckpointError,
         DataError,
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from evalkit.runs.finding import list_runs
-    from evalkit.runs.folder import Run, load_run
+    from evalkit.runs.folder import Run
     from evalkit.scores.results import Average, Results, TaskResult
 
 # Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
@@ -44,7 +48,11 @@ _MODULES = {
     "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
     "Run": "runs.folder",
-    "load_run": "runs.folder",
+    "load_run": "api",
+    "compare": "api",
+    "AverageDifference": "comparison.differences",
+    "Comparison": "comparison.differences",
+    "TaskDifference": "comparison.differences",
     "list_runs": "runs.finding",
     "Average": "scores.results",
     "Results": "scores.results",
@@ -67,7 +75,9 @@ _MODULES = {
 
 __all__ = [
     "Average",
+    "AverageDifference",
     "CheckpointError",
+    "Comparison",
     "DataError",
     "EvalkitError",
     "Results",
@@ -75,10 +85,12 @@ __all__ = [
     "RunError",
     "ScoringError",
     "TableError",
+    "TaskDifference",
     "TaskResult",
     "TemplateError",
     "UnknownNameError",
     "UsageError",
+    "compare",
     "evaluate",
     "harness",
     "list_runs",

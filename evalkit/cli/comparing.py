@@ -56,14 +56,10 @@ def compare(
     if curve:
         _curves(runs, groups, rule, form, plot, output)
         return 0
-    from evalkit.benchmarks.outcomes import Comparable
-    from evalkit.comparison.comparison import compare as compare_sides
+    from evalkit.comparison.comparison import compare_sides
     from evalkit.comparison.decision import exit_code
-    from evalkit.comparison.pairing import pair
 
-    baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Comparable] = {}
-    found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
+    found = compare_sides(find_sides(runs, groups, output), rule)
     _print(found, form)
     if plot:
         from evalkit.comparison.plots import forest

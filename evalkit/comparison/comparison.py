@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Measure
+from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.comparison.claim import claim_of
 from evalkit.comparison.differences import (
     BETTER,
@@ -29,7 +29,8 @@ from evalkit.comparison.differences import (
     TaskDifference,
 )
 from evalkit.comparison.line import ScoredLine, by_layer, by_task, known, line_label, line_name
-from evalkit.comparison.pairing import Pairing
+from evalkit.comparison.pairing import Pairing, pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.stats.adjusted import adjusted_average, no_better_known_than
 from evalkit.stats.estimates import Estimate, Floats, average, interval
@@ -76,6 +77,17 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         left_out=pairing.left_out,
         labels=labels,
     )
+
+
+def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Comparison]:
+    """Compare the first side with each other one.
+
+    Raises:
+        EvalkitError: two cannot be paired, or as `compare`.
+    """
+    baseline, *others = sides
+    graded: dict[str, Comparable] = {}
+    return [compare(pair(baseline, other, graded), rule) for other in others]
 
 
 def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:

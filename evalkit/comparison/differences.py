@@ -113,7 +113,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
-        return brief(self, self.b, f"against {self.a}", self.rule, counted(len(self.tasks), "task"), average)
+        return brief(self, f"{self.b} against {self.a}", self.rule, counted(len(self.tasks), "task"), average)
 
     @property
     def verdicts(self) -> tuple[str, str]:

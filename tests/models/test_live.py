@@ -78,7 +78,7 @@ def test_it_has_the_numbers_of_its_checkpoint(
     if suite == "longbench":
         text = " ".join(f"word{number}" for number in range(100))
         write(tmp_path / "rows" / "qasper.jsonl", [record("qasper", number, context=text) for number in range(2)])
-        asked = asked | {"tasks": "qasper", "data_dir": tmp_path / "rows", "settings": {"window": 400}}
+        asked = asked | {"tasks": "qasper", "data_dir": tmp_path / "rows"}
         del asked["allow_unofficial_data"]
     if suite == "needle":
         asked = {"output": asked["output"], "settings": {"lengths": (200,), "depths": (50,), "repeats": 2}}
@@ -101,7 +101,7 @@ def test_its_run_says_so_and_is_listed(model: Any, tokenizer: Any, asked: dict[s
     assert (run.manifest["live"], run.manifest["model"], run.manifest["path"]) == (True, "step 1000", None)
     assert run.folder.name.startswith("step_1000-zeroshot8-inst-float32-")
     assert "step 1000" in runs_table(list_found(run.folder.parent), run.folder.parent)
-    assert evalkit.list_runs(run.folder.parent)[0].folder == run.folder
+    assert evalkit.load_run("step 1000", root=run.folder.parent).folder == run.folder
     unnamed = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
     assert unnamed.manifest["model"] == "LlamaForCausalLM"
     assert unnamed.manifest["id"] == run.manifest["id"]
