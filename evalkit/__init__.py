@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
+    from evalkit.progress import Progress
     from evalkit.runs.finding import list_runs
     from evalkit.runs.folder import Run
     from evalkit.scores.results import Average, Results, TaskResult
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
+    "Progress": "progress",
     "Run": "runs.folder",
     "load_run": "api",
     "compare": "api",
@@ -80,6 +82,7 @@ __all__ = [
     "Comparison",
     "DataError",
     "EvalkitError",
+    "Progress",
     "Results",
     "Run",
     "RunError",
