@@ -192,16 +192,16 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
     Raises:
         CheckpointError: it cannot.
     """
-    wanted = ("sdpa", "eager") if attention == "auto" else (attention,)
+    accepted = ("sdpa", "eager") if attention == "auto" else (attention,)
     with quiet():
-        for implementation in wanted:
+        for implementation in accepted:
             try:
                 module.set_attn_implementation(implementation)
             except ValueError:
                 continue
             break
-    if (own := module.config._attn_implementation) not in wanted:
+    if (own := module.config._attn_implementation) not in accepted:
         raise CheckpointError(
-            f"{name}: its attention is {own} and cannot be changed to {' or '.join(wanted)}; build the model with "
-            f"attn_implementation={wanted[0]!r}"
+            f"{name}: its attention is {own} and cannot be changed to {' or '.join(accepted)}; build the model with "
+            f"attn_implementation={accepted[0]!r}"
         )

@@ -1,4 +1,4 @@
-"""A model that is lent for an evaluation, and comes back as it was.
+"""A model of somebody else's during an evaluation, and as it was after it.
 
 In: a model that somebody else goes on with, such as a trainer. While the context lasts it may be put into evaluation
 mode, run, and given another attention implementation; at the end all of its modules, its configs and the generators of
@@ -25,8 +25,8 @@ def preserved(model: Any) -> Iterator[None]:
     """Restore a model, and every generator of random numbers, at the end.
 
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
-    a `forward` of its own), what is in its buffers, and its configs. The numbers in its parameters and their gradients
-    are not looked after: nobody who evaluates changes them.
+    a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
+    gradients are not: an evaluation does not change them.
 
     Args:
         model: a transformers model.
