@@ -6,10 +6,12 @@
     run.results().average        # accuracy and standard error
     run.scores                   # the score table, a pandas DataFrame
     run.results("acc_norm")      # another rule, no model needed
+    evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
+    evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, left as it was
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
 
-Importing evalkit is instant; torch is loaded when a model is.
+Importing evalkit is instant; torch is loaded when a model is. docs/python.md has all of it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
+    from evalkit.api import compare, load_run
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
+    from evalkit.comparison.differences import AverageDifference, Comparison, TaskDifference
     from evalkit.errors import (
         CheckpointError,
         DataError,
@@ -33,18 +37,24 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
+    from evalkit.progress import Progress
     from evalkit.runs.finding import list_runs
-    from evalkit.runs.folder import Run, load_run
+    from evalkit.runs.folder import Run
     from evalkit.scores.results import Average, Results, TaskResult
 
 # Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
+    "Progress": "progress",
     "Run": "runs.folder",
-    "load_run": "runs.folder",
+    "load_run": "api",
+    "compare": "api",
+    "AverageDifference": "comparison.differences",
+    "Comparison": "comparison.differences",
+    "TaskDifference": "comparison.differences",
     "list_runs": "runs.finding",
     "Average": "scores.results",
     "Results": "scores.results",
@@ -67,18 +77,23 @@ _HOMES = {
 
 __all__ = [
     "Average",
+    "AverageDifference",
     "CheckpointError",
+    "Comparison",
     "DataError",
     "EvalkitError",
+    "Progress",
     "Results",
     "Run",
     "RunError",
     "ScoringError",
     "TableError",
+    "TaskDifference",
     "TaskResult",
     "TemplateError",
     "UnknownNameError",
     "UsageError",
+    "compare",
     "evaluate",
     "harness",
     "list_runs",
@@ -90,6 +105,10 @@ register_when_used()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'evalkit' has no attribute {name!r}")
-    return getattr(import_module(f"evalkit.{_HOMES[name]}"), name)
+    return getattr(import_module(f"evalkit.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

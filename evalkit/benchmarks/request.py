@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -45,17 +46,21 @@ class Request:
 Asked = TypeVar("Asked", bound=Request)
 
 
-def request_of(kind: type[Asked], model: str | Path, options: dict[str, Any]) -> Asked:
+def request_of(kind: type[Asked], model: str | Path | ModelSpec, options: Mapping[str, Any]) -> Asked:
     """A request from keyword arguments, with paths, numbers and lists in the forms people write them.
 
     Args:
         kind: of request.
-        model: a checkpoint folder, a hub name, a GGUF file, or "demo".
-        options: the other fields of `ModelSpec` and of this kind of request; None stands for the default.
+        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or what says how it is loaded too.
+        options: the other fields of this kind of request and, unless the model has them, of `ModelSpec`; None stands
+            for the default.
 
     Raises:
         UsageError: an option that does not exist, or a value that it cannot have.
     """
+    if isinstance(model, ModelSpec):
+        refuse_unknown(options, kind)
+        return kind(model, **fitted(kind, options))
     refuse_unknown(options, ModelSpec, kind)
     of_model = {name: value for name, value in options.items() if name in ModelSpec.__dataclass_fields__}
     spec = model_spec(model, **of_model)
@@ -68,6 +73,7 @@ def circumstances(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
         "model": model.named,
         "path": _path_of(checkpoint),
         "revision": checkpoint.revision,
+        **({"live": True} if checkpoint.kind == "live" else {}),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(map(printable, sys.argv)),
         "hardware": {"machine": platform.machine(), "system": platform.platform()},
@@ -78,7 +84,7 @@ def circumstances(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _path_of(checkpoint: Checkpoint) -> str | None:
-    """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub."""
+    """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub, or in memory."""
     path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
     return None if path is None else str(values.path("--model", path.resolve()))
 

@@ -54,19 +54,15 @@ def compare(
     if curve:
         _curves(runs, groups, rule, form, standalone, plot, output)
         return 0
-    from evalkit.benchmarks.outcomes import Comparable
-    from evalkit.compare.comparison import compare as compare_sides
-    from evalkit.compare.comparison_report import comparison_report
-    from evalkit.compare.decision import exit_code
-    from evalkit.compare.pairing import pair
-    from evalkit.compare.sides import find_sides
+    from evalkit.comparison.comparison import compare_sides
+    from evalkit.comparison.comparison_report import comparison_report
+    from evalkit.comparison.decision import exit_code
+    from evalkit.comparison.sides import find_sides
 
-    baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Comparable] = {}
-    found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
+    found = compare_sides(find_sides(runs, groups, output), rule)
     print_report(comparison_report(found), form, standalone)
     if plot:
-        from evalkit.compare.plots import forest
+        from evalkit.comparison.plots import forest
 
         forest(found, plot)
     # Points of shares, or whatever else is measured
@@ -83,14 +79,14 @@ def _curves(
     plot: Path | None,
     output: Path,
 ) -> None:
-    from evalkit.compare.curve_report import curve_report
-    from evalkit.compare.curves import curve
-    from evalkit.compare.sides import find_trainings
+    from evalkit.comparison.curve_report import curve_report
+    from evalkit.comparison.curves import curve
+    from evalkit.comparison.sides import find_trainings
 
     found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
     print_report(curve_report(found), form, standalone)
     if plot:
-        from evalkit.compare.plots import curves as draw
+        from evalkit.comparison.plots import curves as draw
 
         draw(found, plot)
 

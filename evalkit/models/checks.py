@@ -178,8 +178,8 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
             if not (least.isfinite() and largest.isfinite()):
                 why = "" if weight.dtype == torch.float32 else ", or the dtype too narrow: try --dtype float32"
                 raise CheckpointError(
-                    f"{given}: {name} holds NaN or infinite values in {str(weight.dtype).removeprefix('torch.')}; the "
-                    f"file is damaged{why}"
+                    f"{given}: {name} holds NaN or infinite values in {str(weight.dtype).removeprefix('torch.')}; "
+                    f"training has diverged, or the file is damaged{why}"
                 )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = config.get("tie_word_embeddings") is True and head is not None

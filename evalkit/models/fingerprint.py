@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.models.files import read_json
-from evalkit.models.hashes import FileHashes
+from evalkit.models.hashes import FileHashes, hash_file
 from evalkit.models.locate import Checkpoint
 
 _VOLATILE = {"_name_or_path", "name_or_path", "transformers_version"}
@@ -25,7 +25,7 @@ class Fingerprint:
     """SHA-256 digests, in hexadecimal."""
 
     weights: str
-    """Of the files that the weights are read from."""
+    """Of the files that the weights are read from; of a live model of its tensors (`state.py`)."""
     config: str
     """Of config.json, less what does not bear on the numbers, and of remote code if that is trusted."""
     tokenizer: str
@@ -46,6 +46,8 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
+    if checkpoint.state is not None:
+        return combine(checkpoint, [("state", checkpoint.state)], hash_file)
     hashes = FileHashes()
     weights = [(path.name, hashes.of(path)) for path in checkpoint.weights()]
     found = combine(checkpoint, weights, hashes.of)

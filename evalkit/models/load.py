@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.brief import brief
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.checks import (
     check_causal,
@@ -69,6 +70,18 @@ class LoadedModel:
     """Of the bytes that it was loaded from; None where something else than `load` made it."""
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if it has one; a GGUF file is all in its fingerprint."""
+    stock: bool = True
+    """Whether it is what its class makes of its config, so that what the start-up check found of another model of that
+    class and config holds for it."""
+
+    def __repr__(self) -> str:
+        return brief(self, *self.summary)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """The most important of it in words: name, class, size, dtype and device."""
+        size = f"{_scaled(self.parameters)} parameters"
+        return self.name, self.architecture, size, f"{self.dtype} on {self.device}"
 
     def describe(self) -> str:
         """Two lines for the terminal, and a third if the context is stretched."""

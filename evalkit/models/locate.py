@@ -42,9 +42,9 @@ class Checkpoint:
 
     given: str
     """What the user wrote."""
-    kind: Literal["folder", "gguf", "hub", "demo"]
+    kind: Literal["folder", "gguf", "hub", "demo", "live"]
     folder: Path
-    """Where its files lie."""
+    """Where its files lie; of a live model what stands beside the weights."""
     gguf: Path | None = None
     """The one file of a GGUF checkpoint, inside `folder`."""
     revision: str | None = None
@@ -55,6 +55,8 @@ class Checkpoint:
     """Whether pickled weights may be read where there are no safetensors."""
     trust_remote_code: bool = False
     """Whether Python files of the checkpoint may run where transformers does not know its model type."""
+    state: str | None = None
+    """Of a live model, whose weights are in no file: their digest."""
 
     @property
     def name(self) -> str:
@@ -63,6 +65,8 @@ class Checkpoint:
             return "demo"
         if self.gguf is not None:
             return self.gguf.stem
+        if self.kind == "live":
+            return self.given
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
             f"{folder}: the tokenizer has ids up to {highest}, but the model embeds only {rows}; "
             "they do not belong together (see --tokenizer)"
         )
-    ids = _ids(tokenizer, _PROBE)
+    ids = probe_ids(tokenizer)
     if not set(ids).difference({tokenizer.unk_token_id}):
         what = f"{tokenizer.unk_token}, its token for what it does not know" if ids else "no tokens"
         raise CheckpointError(
@@ -100,7 +100,7 @@ def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    same = tokenizer.is_fast and _ids(tokenizer, _PROBE) == _ids(written, _PROBE)
+    same = tokenizer.is_fast and probe_ids(tokenizer) == probe_ids(written)
     if same and not _highest_id(written) < rows <= _highest_id(tokenizer):
         return tokenizer
     if not same:
@@ -111,6 +111,11 @@ def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
         if getattr(written, role) is None and token in vocabulary:
             setattr(written, role, token)
     return written
+
+
+def probe_ids(tokenizer: Any) -> list[int]:
+    """Ids of a text that tokenizers split in many ways, without special tokens."""
+    return _ids(tokenizer, _PROBE)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:

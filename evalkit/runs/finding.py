@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.resources import RUNS
-from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_finished, load_run
+from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_run
 
 if TYPE_CHECKING:
     from evalkit.models.locate import Checkpoint
@@ -64,7 +64,14 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """A finished run by what a user calls it.
+    """A finished run by what a user calls it. As `find_begun_run`; raises a `RunError` too where it is not finished."""
+    run = find_begun_run(given, root)
+    run.refuse_unfinished()
+    return run
+
+
+def find_begun_run(given: str, root: Path) -> Run:
+    """A run, finished or not, by what a user calls it.
 
     Args:
         given: its folder; its folder's name under `root` or its id, or the beginning of either; or its checkpoint.
@@ -73,13 +80,13 @@ def find_run(given: str, root: Path) -> Run:
     Raises:
         UsageError: several runs are called so; lists them.
         UnknownNameError: there is no such run.
-        RunError: it is damaged or not finished, or the folder is of something else.
+        RunError: it is damaged, or the folder is of something else.
     """
     if not given.strip():
         raise UsageError("a run's name is empty; name its folder, its id, or its checkpoint (evalkit ls runs)")
     for place in (Path(given), root / given):
         if is_file(place / MANIFEST):
-            return load_finished(place)
+            return load_run(place)
     there = list(scan(root))
     path = _resolved(given)
     found = [one for one in there if _is_called(one, given, path)]
@@ -90,11 +97,11 @@ def find_run(given: str, root: Path) -> Run:
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
     if not found:
         raise UnknownNameError("run", given, [one.folder.name for one in there] or [f"none in {root}"])
-    return load_finished(found[0].folder)
+    return load_run(found[0].folder)
 
 
-def list_runs(root: Path | str) -> list[Run]:
-    """All readable runs under a folder, by name.
+def list_runs(root: Path | str = RUNS) -> list[Run]:
+    """All readable runs under a folder, finished or not, by name.
 
     Raises:
         UsageError: that is no path.

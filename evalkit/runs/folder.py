@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.brief import brief, counted
 from evalkit.errors import RunError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
@@ -80,6 +81,11 @@ class Run:
 
     folder: Path
     manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        tasks = counted(len(self.manifest["documents"]), "task")
+        state = "finished" if self.complete else "not finished"
+        return brief(self, self.suite, self.manifest["model"], tasks, state, self.folder)
 
     @property
     def complete(self) -> bool:
@@ -191,7 +197,7 @@ class Run:
             raise RunError(f"{path} is damaged ({whose_file(name, content, self.manifest)}); {self._remedy}")
         return content
 
-    def table(self, name: str, columns: Collection[str]) -> pd.DataFrame:
+    def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
         """A table of the finished run, which has these columns.
 
         Raises:
@@ -263,17 +269,6 @@ def _remedy(folder: Path, from_journal: str) -> str:
     if is_file(folder / JOURNAL):
         return from_journal
     return f"put the file back that was written, or {WITHOUT_JOURNAL}"
-
-
-def load_finished(folder: Path | str) -> Run:
-    """Open a run folder whose results are to be read.
-
-    Raises:
-        RunError: it is no run folder, it is damaged, or the run is still in progress.
-    """
-    run = load_run(folder)
-    run.refuse_unfinished()
-    return run
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:

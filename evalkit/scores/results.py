@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.brief import brief, counted, with_error
 from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
 from evalkit.stats.estimates import error_of_average, error_of_share
 
@@ -31,6 +32,11 @@ class TaskResult:
     truncated: int
     """Documents that lost context to fit the model's window."""
 
+    def __repr__(self) -> str:
+        return brief(
+            self, self.task, with_error(self.accuracy, self.stderr), f"chance {self.chance:.3f}", f"n={self.n}"
+        )
+
 
 @dataclass(frozen=True)
 class Average:
@@ -40,6 +46,9 @@ class Average:
     """The group's; with "2 of 3" where tasks are left out, which makes it another average than the suite's."""
     accuracy: float
     stderr: float | None
+
+    def __repr__(self) -> str:
+        return brief(self, self.name, with_error(self.accuracy, self.stderr))
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,10 @@ class Results:
     """The suite's groups, then "Average" over all tasks."""
     subtasks: dict[str, tuple[TaskResult, ...]]
     """Subjects of the tasks that have some."""
+
+    def __repr__(self) -> str:
+        average = with_error(self.average.accuracy, self.average.stderr)
+        return brief(self, self.rule, counted(len(self.tasks), "task"), f"average {average}")
 
     @property
     def average(self) -> Average:

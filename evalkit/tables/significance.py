@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.compare.comparison import p_value
-from evalkit.compare.pairing import Pairing, pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import p_value
+from evalkit.comparison.pairing import Pairing, pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm

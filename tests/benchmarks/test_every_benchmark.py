@@ -26,9 +26,9 @@ from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.cli import main
 from evalkit.cli.listing import suites
-from evalkit.compare.comparison import compare
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.export import export_run
 from evalkit.progress import Progress

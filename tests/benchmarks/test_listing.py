@@ -12,7 +12,7 @@ import pytest
 from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
-from tests.compare.conftest import Make, make
+from tests.comparison.conftest import Make, make
 from tests.printed import printed
 from tests.sealed import read, reseal
 

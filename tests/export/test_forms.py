@@ -17,7 +17,8 @@ from evalkit.data.wheels import Member, Wheel, fetch_wheel_member
 from evalkit.errors import DataError, EvalkitError, RunError, UnknownNameError, UsageError
 from evalkit.export import FORMS, export_run
 from evalkit.export.content import Content, ExportedScore
-from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_finished, load_run
+from evalkit.runs.finding import find_run
+from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_run
 from tests.sealed import read, reseal
 from tests.tables.test_measured import altered
 
@@ -187,7 +188,7 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match="begun is not finished"):
-        export_run(load_finished(begun), "hub")
+        export_run(find_run(str(begun), begun.parent), "hub")
     (tmp_path / "file").write_text("")
     with pytest.raises(EvalkitError, match=r"file.* cannot be written"):
         export_run(finished, "hub", None, tmp_path / "file" / "folder")

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.model_report import table
+from evalkit.models.model_report import models_report
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import NamedModel, models, named_model, read_models
+from tests.printed import printed
 
 UPPER, ALL = tuple(range(10, 20)), tuple(range(20))
 
@@ -119,7 +120,7 @@ def test_vanilla_loads_without_evalkit_where_transformers_reads_its_tokenizer_ri
 
 def test_the_documentation_has_the_table() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    assert "".join(f"    {line}\n" for line in table().splitlines()) in documented
+    assert "".join(f"    {line}\n" for line in printed(models_report()).splitlines()) in documented
 
 
 def test_unknown_name() -> None:

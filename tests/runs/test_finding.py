@@ -15,14 +15,14 @@ import pytest
 from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.benchmarks.request import circumstances
 from evalkit.benchmarks.run import planned
-from evalkit.compare.sides import names
+from evalkit.comparison.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.locate import Checkpoint, locate, silent
 from evalkit.models.spec import ModelSpec
 from evalkit.runs.finding import find_run, list_runs, model_name, scan
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
-from tests.compare.conftest import Make, make
+from tests.comparison.conftest import Make, make
 from tests.printed import printed
 from tests.sealed import read, reseal
 

@@ -9,15 +9,15 @@ import pytest
 import yaml
 
 from evalkit.benchmarks.alike import differences
-from evalkit.compare.claim import claim_of
-from evalkit.compare.sides import Side
+from evalkit.comparison.claim import claim_of
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.traits import model_differences, summary, traits, unofficial
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure, read_mapping
-from tests.compare.made import make_longbench
+from tests.comparison.made import make_longbench
 from tests.tables.test_measured import altered
 
 LAYOUT = {

@@ -11,7 +11,8 @@ from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Table
 from evalkit.resources import resource
-from evalkit.runs.folder import RESULTS, Run, load_finished, load_run
+from evalkit.runs.finding import find_run
+from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.scores.rules import RULES
 from evalkit.tables.integrity import check, read_beliefs
 from evalkit.tables.layout import load_layout
@@ -95,4 +96,4 @@ def test_runs_that_cannot_be(finished: Run, tmp_path: Path) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match="begun is not finished"):
-        check(load_finished(begun))
+        check(find_run(str(begun), begun.parent))

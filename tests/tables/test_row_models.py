@@ -20,7 +20,7 @@ from evalkit.tables.layout import LayoutItem, load_layout
 from evalkit.tables.layout import layout_names as names
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.row_models import find_rows, objection
-from tests.compare.made import make_longbench
+from tests.comparison.made import make_longbench
 from tests.models.small import small
 from tests.sealed import reseal
 from tests.tables.test_measured import altered, lines, mapped

@@ -19,7 +19,7 @@ from evalkit.tables.measured import Measured
 from evalkit.tables.published import Number
 from evalkit.tables.request import TableRequest, make
 from evalkit.tables.significance import significant
-from tests.compare.made import make_run, scores_of
+from tests.comparison.made import make_run, scores_of
 
 TASKS = ("arc_easy", "piqa", "boolq")
 N = 60

@@ -21,7 +21,7 @@ class Answering:
     def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         self._say = say
         self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
-        harness.remembers = True
+        harness.remembers = loaded.stock
         every = [one for members in plan.asked.values() for one in members]
         # All before anything is scored, not when their turn comes
         texts = [one.request for one in every if one.place.kind == "generate_until"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
@@ -20,6 +21,7 @@ from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, places
 from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
 from evalkit.benchmarks.lm_eval.texts import TextFacts, check_texts, prompts_of, text_of
+from evalkit.brief import brief
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.inputs.fields import refuse_unknown
@@ -31,19 +33,60 @@ from evalkit.models.quiet import quiet
 from evalkit.models.spec import ModelSpec, model_spec
 
 
-def harness(model: str, **options: Any) -> Harness:
-    """A checkpoint as a model for lm-eval.
+def harness(
+    model: str | Path | LoadedModel,
+    *,
+    token_budget: int | Literal["auto"] | None = None,
+    add_bos_token: bool | None = None,
+    batch_size: int | Literal["auto"] | None = None,
+    say: Callable[[str], None] = say_on_stderr,
+    revision: str | None = None,
+    tokenizer: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    attention: str = "auto",
+    context: int | Literal["none"] | None = None,
+    context_method: str | None = None,
+    context_original: int | None = None,
+    context_config: str | Path | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> Harness:
+    """Load a checkpoint as a model for lm-eval.
 
         lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"], limit=50)
 
     Args:
-        model: a checkpoint folder, a hub name, a GGUF file, or "demo".
-        **options: the other arguments of `Harness`.
+        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or one that is loaded already.
+        token_budget: most tokens of a batch that is scored, and of keys and values that are kept while texts are
+            generated; None or "auto": what fits into memory.
+        add_bos_token: whether texts begin with the begin token; None leaves it to the tokenizer.
+        batch_size: most texts that are generated at once; None or "auto": what fits. No answer depends on it.
+        say: called with each line of news; printed to standard error by default.
+        revision, tokenizer, device, dtype, attention, context, context_method, context_original, context_config,
+            allow_pickle, trust_remote_code: how the checkpoint is loaded, see `evalkit.evaluate`.
 
     Raises:
-        EvalkitError: whatever is wrong with the checkpoint or an option, in one line.
+        EvalkitError: whatever is wrong with the checkpoint or an argument, in one line.
     """
-    return Harness(model, **options)
+    return Harness(
+        model,
+        token_budget=token_budget,
+        add_bos_token=add_bos_token,
+        batch_size=batch_size,
+        say=say,
+        revision=revision,
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        context=context,
+        context_method=context_method,
+        context_original=context_original,
+        context_config=context_config,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 @register_model("evalkit")
@@ -62,7 +105,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str | LoadedModel,
+        pretrained: str | Path | LoadedModel,
         *,
         token_budget: int | str | None = None,
         add_bos_token: bool | None = None,
@@ -111,6 +154,9 @@ class Harness(HFLM):  # type: ignore[misc]
         """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
         self.token_budget = _budget(token_budget, loaded.model)
         self.asked_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
+
+    def __repr__(self) -> str:
+        return brief(self, *self.loaded.summary)
 
     @property
     def engine(self) -> Any:

@@ -55,7 +55,7 @@ class Scoring:
         from evalkit.scoring.engine import Engine
 
         self._scored = _scored(plan)
-        self._engine = engine = Engine(loaded.model, budget or auto_budget(loaded.model), say, remembers=True)
+        self._engine = engine = Engine(loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock)
         prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, silent)
         first = [question for members in plan.questions.values() for question in members[:_CANDIDATES]]
         encoded = prompter.encode(first, plan.unconditional)

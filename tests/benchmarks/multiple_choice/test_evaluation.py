@@ -331,7 +331,6 @@ def test_context_that_does_not_fit_is_cut_and_counted(small: Evaluate, tmp_path:
         ({"rule": "accnorm"}, "unknown rule 'accnorm': did you mean 'acc_norm'"),
         ({"attention": "spda"}, "unknown attention implementation 'spda': did you mean 'sdpa'"),
         ({"dtype": "float31"}, "unknown dtype 'float31': did you mean 'float32'"),
-        ({"limt": 3}, "unknown option 'limt': did you mean 'limit'"),
         ({"template": "plain", "rule": "ppl"}, "rule ppl needs the log-likelihood of context"),
         ({"tasks": ("piqa", "piqa")}, "named twice"),
     ],
@@ -359,7 +358,6 @@ def test_options_in_the_forms_people_write_them(small: Evaluate, documents: Path
         ({"limit": 0}, "--limit is 0; it must be at least 1"),
         ({"limit": "many"}, "--limit is 'many'; it must be a whole number"),
         ({"token_budget": "lots"}, "--token-budget is 'lots'; it must be a whole number, or auto"),
-        ({"limits": 3}, "unknown option 'limits': did you mean 'limit'"),
     ],
 )
 def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words: str) -> None:

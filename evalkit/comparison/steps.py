@@ -13,7 +13,7 @@ from evalkit.errors import CheckpointError
 from evalkit.inputs.reading import MOST_TEXT_BYTES, read_json
 from evalkit.runs.folder import Run
 
-_STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_=]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
+_STEP = re.compile(r"(?:global_?step|step|iter(?:ation)?|checkpoint|ckpt)[-_= ]?(\d+)([kKmM]?)(?![0-9a-zA-Z])")
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
 

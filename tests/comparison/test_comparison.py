@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from evalkit.compare.comparison import Comparison, compare
-from evalkit.compare.decision import exit_code
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.decision import exit_code
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs.folder import load_run
 from evalkit.scores.table import CLUSTER
@@ -26,8 +27,8 @@ from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_los
 from evalkit.stats.estimates import mean
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import cluster_sums, holm, mcnemar, sign_flip, t_test
-from tests.compare.conftest import PASSAGES, Make, answers
-from tests.compare.made import make_run, scores_of
+from tests.comparison.conftest import PASSAGES, Make, answers
+from tests.comparison.made import make_run, scores_of
 from tests.sealed import reseal
 
 

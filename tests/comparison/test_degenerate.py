@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evalkit.compare.comparison import Comparison, Difference, compare
-from evalkit.compare.comparison_report import comparison_report, headline
-from evalkit.compare.decision import exit_code
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison_report import comparison_report, headline
+from evalkit.comparison.decision import exit_code
+from evalkit.comparison.differences import Comparison, Difference
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
 from evalkit.runs.folder import load_run
 from evalkit.stats.power import mcnemar_detectable
 from evalkit.stats.significance import mcnemar
-from tests.compare.made import make_run, scores_of
+from tests.comparison.made import make_run, scores_of
 from tests.printed import printed
 
 Answers = dict[str, list[int]]

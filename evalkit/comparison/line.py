@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.compare.pairing import PairedTask, Pairing
+from evalkit.comparison.pairing import PairedTask, Pairing
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Floats, mean
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable

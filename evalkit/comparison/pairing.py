@@ -16,7 +16,7 @@ import numpy as np
 from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.compare.sides import Side
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import unofficial

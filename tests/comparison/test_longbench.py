@@ -11,18 +11,19 @@ import yaml
 from scipy import stats
 
 from evalkit.benchmarks.request import request_of
-from evalkit.compare.comparison import Comparison, compare
-from evalkit.compare.comparison_report import comparison_report
-from evalkit.compare.line import MCNEMAR, SIGN_FLIP
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison_report import comparison_report
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.line import MCNEMAR, SIGN_FLIP
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import RunError, UsageError
 from evalkit.progress import Progress
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
-from tests.compare.made import make_longbench, make_run, scores_of
+from tests.comparison.made import make_longbench, make_run, scores_of
 from tests.printed import printed
 from tests.sealed import reseal
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.compare.comparison import Comparison, compare
-from evalkit.compare.comparison_report import comparison_report
-from evalkit.compare.pairing import pair
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison_report import comparison_report
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run

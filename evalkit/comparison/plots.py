@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.compare.comparison import (
+from evalkit.comparison.comparison_report import headline, label, p_text, page_unit
+from evalkit.comparison.curve_report import curve_unit
+from evalkit.comparison.curves import Curve, Point
+from evalkit.comparison.differences import (
     BETTER,
     HIGHER,
     LOWER,
@@ -24,10 +27,7 @@ from evalkit.compare.comparison import (
     Comparison,
     TaskDifference,
 )
-from evalkit.compare.comparison_report import headline, label, p_text, page_unit
-from evalkit.compare.curve_report import curve_unit
-from evalkit.compare.curves import Curve, Point
-from evalkit.compare.units import Unit
+from evalkit.comparison.units import Unit
 from evalkit.reporting.figures import new_figure, save_figure
 
 if TYPE_CHECKING:

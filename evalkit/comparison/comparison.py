@@ -7,131 +7,36 @@ over the tasks, averages, and the same under every other rule. Scores are fracti
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.outcomes import Label, Measure
-from evalkit.compare.claim import Claim, claim_of
-from evalkit.compare.line import ScoredLine, by_layer, by_task, known, line_label, line_name
-from evalkit.compare.pairing import Pairing
+from evalkit.benchmarks.outcomes import Comparable, Measure
+from evalkit.comparison.claim import claim_of
+from evalkit.comparison.differences import (
+    BETTER,
+    DOWN,
+    HIGHER,
+    LOWER,
+    UNDECIDED,
+    UP,
+    WORSE,
+    AverageDifference,
+    Comparison,
+    RuleVerdict,
+    TaskDifference,
+)
+from evalkit.comparison.line import ScoredLine, by_layer, by_task, known, line_label, line_name
+from evalkit.comparison.pairing import Pairing, pair
+from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.stats.adjusted import adjusted_average, no_better_known_than
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
 from evalkit.stats.significance import holm, t_test
-
-BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
-HIGHER, LOWER = "higher", "lower"
-"""Of measures of which neither is better."""
-_UP, _DOWN = (BETTER, HIGHER), (WORSE, LOWER)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """B less A."""
-
-    name: str
-    """A task's, or an average's."""
-    score_a: float
-    score_b: float
-    difference: float
-    low: float
-    high: float
-    """The 95 % interval."""
-    stderr: float | None
-    """None where there are too few documents to tell."""
-    freedom: float | None
-    """Degrees of freedom of the interval's t. With several runs of a side each part of the error has its own, and this
-    is the t that has the same interval."""
-    p: float | None
-    spread: Spread | None
-    """Where a side has several runs: how much is seeds, how much documents."""
-
-
-@dataclass(frozen=True)
-class TaskDifference(Difference):
-    """One task, or one layer of it."""
-
-    n: int
-    sources: int
-    """Sources that the documents come from; fewer than documents where some share one."""
-    strata: int
-    """Subjects; 1 for a task without."""
-    dropped: int
-    official: bool
-    won: int
-    """Documents that B scores better on, or higher where neither is better."""
-    lost: int
-    same: int
-    test: str
-    p_holm: float | None
-    """Corrected over the tasks."""
-    verdict: str
-    detectable: float | None
-    """Smallest true difference that these documents show in four cases of five (without Holm); None if there is
-    none."""
-    layer: int | None = None
-    """Of the model, where each has a line of its own."""
-
-
-@dataclass(frozen=True)
-class AverageDifference(Difference):
-    """An unweighted mean over tasks, which are taken as fixed."""
-
-    verdict: str
-
-
-@dataclass(frozen=True)
-class RuleVerdict:
-    """What another rule says of the same quantity."""
-
-    rule: str
-    average: AverageDifference
-    better: int
-    """Tasks on which B is better, or higher where neither is."""
-    worse: int
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All of it."""
-
-    a: str
-    b: str
-    runs_a: tuple[str, ...]
-    """Folders."""
-    runs_b: tuple[str, ...]
-    rule: str
-    measure: Measure
-    tasks: tuple[TaskDifference, ...]
-    averages: tuple[AverageDifference, ...]
-    """Of the suite's groups, then of all tasks."""
-    rules: tuple[RuleVerdict, ...]
-    """Every rule for the same quantity that all runs can answer, this one too."""
-    claim: Claim
-    left_out: Mapping[str, str]
-    """Tasks that are not compared, and why."""
-    labels: Mapping[str, Label]
-    """Line, or task that is left out → how it is printed."""
-
-    @property
-    def verdicts(self) -> tuple[str, str]:
-        """What B is where a difference is shown."""
-        return (HIGHER, LOWER) if self.measure.higher_is_better is None else (BETTER, WORSE)
-
-    @property
-    def average(self) -> AverageDifference:
-        """Over all tasks."""
-        return self.averages[-1]
-
-    def count(self, verdict: str) -> int:
-        """How many tasks have this verdict."""
-        return sum(task.verdict == verdict for task in self.tasks)
 
 
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
@@ -165,13 +70,24 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         tasks=tasks,
         averages=averages,
         rules=tuple(
-            RuleVerdict(name, means[-1], *(sum(task.verdict in v for task in found) for v in (_UP, _DOWN)))
+            RuleVerdict(name, means[-1], *(sum(task.verdict in v for task in found) for v in (UP, DOWN)))
             for name, found, means in others
         ),
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
     )
+
+
+def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Comparison]:
+    """Compare the first side with each other one.
+
+    Raises:
+        EvalkitError: two cannot be paired, or as `compare`.
+    """
+    baseline, *others = sides
+    graded: dict[str, Comparable] = {}
+    return [compare(pair(baseline, other, graded), rule) for other in others]
 
 
 def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:

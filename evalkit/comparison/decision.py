@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalkit.compare.comparison import WORSE, Comparison
+from evalkit.comparison.differences import WORSE, Comparison
 from evalkit.errors import UsageError
 
 FINE, IS_WORSE, IS_UNDECIDED = 0, 3, 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.compare.steps import step_in
+from evalkit.comparison.steps import step_in
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 from evalkit.runs.finding import find_run
@@ -39,8 +39,19 @@ def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[
     """
     named = [_read_group(group) for group in groups]
     singles = [find_run(text, root) for text in given]
+    return sides_of(singles, [(name, [find_run(run, root) for run in runs]) for name, runs in named])
+
+
+def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> list[Side]:
+    """The sides that finished runs are, in their order: single ones, then groups by name.
+
+    Raises:
+        UsageError: fewer than two sides, a group without runs, a run or a name that comes twice.
+    """
+    if empty := [name for name, runs in groups if not runs]:
+        raise UsageError(f"group {empty[0]} has no runs; name one or more, or leave it out")
     sides = [Side(name, (run,)) for name, run in zip(names(singles), singles, strict=True)]
-    sides += [Side(name, tuple(find_run(run, root) for run in runs)) for name, runs in named]
+    sides += [Side(name, tuple(runs)) for name, runs in groups]
     if len(sides) < 2:
         raise UsageError(
             f"there is nothing to compare {sides[0].name} with: name two runs or more, or two groups"

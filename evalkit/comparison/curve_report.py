@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.compare.curves import Curve
-from evalkit.compare.units import Unit, unit_of
+from evalkit.comparison.curves import Curve
+from evalkit.comparison.units import Unit, unit_of
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 

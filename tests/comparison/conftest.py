@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.compare.made import make_run, scores_of
+from tests.comparison.made import make_run, scores_of
 
 Make = Callable[..., Path]
 N = {"arc_easy": 60, "boolq": 40, "mmlu": 57}

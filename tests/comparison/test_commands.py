@@ -19,8 +19,8 @@ import pytest
 
 from evalkit.cli import main
 from tests.arguments import arguments
-from tests.compare.conftest import Make
-from tests.compare.made import make_run, scores_of
+from tests.comparison.conftest import Make
+from tests.comparison.made import make_run, scores_of
 from tests.documents import COUNTS
 
 NASTY = r"100%_of\{it} & $more$ ~#^<b>|x"

@@ -10,12 +10,12 @@ import pytest
 import statsmodels.api as sm
 from statsmodels.stats.proportion import proportion_confint
 
-from evalkit.compare.curves import curve
-from evalkit.compare.sides import Side, names
-from evalkit.compare.steps import step_in, step_of
+from evalkit.comparison.curves import curve
+from evalkit.comparison.sides import Side, names
+from evalkit.comparison.steps import step_in, step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import load_run
-from tests.compare.conftest import PASSAGES, Make, answers
+from tests.comparison.conftest import PASSAGES, Make, answers
 
 
 @pytest.mark.parametrize(

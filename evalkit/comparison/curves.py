@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.compare.claim import refuse_mixture
-from evalkit.compare.line import line_label, line_name
-from evalkit.compare.pairing import PairedTask, Pairing, pair
-from evalkit.compare.sides import Side
-from evalkit.compare.steps import step_of
+from evalkit.comparison.claim import refuse_mixture
+from evalkit.comparison.line import line_label, line_name
+from evalkit.comparison.pairing import PairedTask, Pairing, pair
+from evalkit.comparison.sides import Side
+from evalkit.comparison.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from evalkit.stats.adjusted import no_better_known_than, pooled, size_of_differences, with_one_won_and_one_lost

@@ -14,16 +14,17 @@ from scipy import stats
 from statsmodels.stats.power import TTestPower
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.compare.comparison import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison, compare
-from evalkit.compare.comparison_report import comparison_report, headline
-from evalkit.compare.curve_report import curve_report
-from evalkit.compare.curves import curve
-from evalkit.compare.decision import exit_code
-from evalkit.compare.line import SIGN_FLIP
-from evalkit.compare.pairing import pair
-from evalkit.compare.plots import curves as draw_curves
-from evalkit.compare.plots import forest
-from evalkit.compare.sides import Side
+from evalkit.comparison.comparison import compare
+from evalkit.comparison.comparison_report import comparison_report, headline
+from evalkit.comparison.curve_report import curve_report
+from evalkit.comparison.curves import curve
+from evalkit.comparison.decision import exit_code
+from evalkit.comparison.differences import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison
+from evalkit.comparison.line import SIGN_FLIP
+from evalkit.comparison.pairing import pair
+from evalkit.comparison.plots import curves as draw_curves
+from evalkit.comparison.plots import forest
+from evalkit.comparison.sides import Side
 from evalkit.errors import RunError, UsageError
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.conftest import install_plugin

@@ -7,13 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from evalkit.compare.comparison import (
-    UNDECIDED,
-    Comparison,
-    Difference,
-)
-from evalkit.compare.line import SEEDS, SIGN_FLIP
-from evalkit.compare.units import Unit, unit_of
+from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
+from evalkit.comparison.line import SEEDS, SIGN_FLIP
+from evalkit.comparison.units import Unit, unit_of
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table

@@ -1,0 +1,71 @@
+"""What `import evalkit` offers of runs that are there: one of them, and how several compare. No torch.
+
+A run is given as a `Run`, or as what the command line takes: its folder; its folder's name or id, or the beginning of
+either; or its checkpoint, where only one run has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from evalkit.comparison.comparison import compare_sides
+from evalkit.comparison.differences import Comparison
+from evalkit.comparison.sides import sides_of
+from evalkit.inputs import values
+from evalkit.resources import RUNS
+from evalkit.runs.finding import find_begun_run
+from evalkit.runs.folder import Run
+
+GivenRun: TypeAlias = Run | str | Path
+
+
+def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
+    """Open a run, whether it is finished or not.
+
+    Args:
+        run: its folder, its name or id or the beginning of either, or its checkpoint.
+        root: folder of run folders, in which names are looked for.
+
+    Raises:
+        UsageError: several runs are called so; lists them.
+        UnknownNameError: there is no such run.
+        RunError: it is damaged, or the folder is of something else.
+    """
+    return find_begun_run(values.name_or_path("run", run), values.path("root", root))
+
+
+def compare(
+    *runs: GivenRun,
+    groups: Mapping[str, Sequence[GivenRun]] | None = None,
+    rule: str | None = None,
+    root: str | Path = RUNS,
+) -> list[Comparison]:
+    """Compare finished runs on the same documents, as `evalkit compare` does.
+
+    The first run, or without runs the first group, is the baseline A; each other one is a B that is compared with it.
+
+    Args:
+        *runs: each a side of its own.
+        groups: name → the runs of one side: several seeds, or checkpoints of the same thing.
+        rule: how the answer is chosen; None: the runs' own.
+        root: folder of run folders, in which names are looked for.
+
+    Returns:
+        A comparison for each side but the first, in their order. Differences are B less A, of fractions.
+
+    Raises:
+        EvalkitError: a run is not there or not finished, a side is named twice, or what cannot be paired.
+    """
+    sides = sides_of(
+        [_finished(run, root) for run in runs],
+        [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()],
+    )
+    return compare_sides(sides, rule)
+
+
+def _finished(given: GivenRun, root: str | Path) -> Run:
+    run = given if isinstance(given, Run) else load_run(given, root)
+    run.refuse_unfinished()
+    return run

@@ -1,0 +1,94 @@
+"""What can be evaluated where it is in memory, of all that users hold as a model.
+
+In: a module. Out: the transformers model in it, or an error that says what to do; whether it is what its class makes of
+its config.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from transformers import PreTrainedModel
+
+from evalkit.errors import CheckpointError, UsageError
+from evalkit.models.locate import DTYPES
+from evalkit.models.quiet import quiet
+
+_DEVICES = ("cpu", "cuda", "mps")
+_SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
+"""Names of classes of modules and parameters of which each process has a part."""
+_ADAPTED = "peft."
+"""Package of adapters' modules, whose settings are not among their tensors."""
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the transformers model inside of wrappers that only call it: DDP, DataParallel, torch.compile's.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = model
+    while True:
+        if isinstance(found, (DistributedDataParallel, DataParallel)):
+            found = found.module
+        elif isinstance(found, torch.nn.Module) and "_orig_mod" in found._modules:
+            found = found._orig_mod
+        else:
+            break
+    if isinstance(found, PreTrainedModel):
+        return found
+    kind = f"{type(found).__module__}.{type(found).__qualname__}"
+    if kind.startswith(_ADAPTED):
+        raise UsageError(
+            f"model is a {kind}, whose adapter is not merged; evaluate copy.deepcopy(model).merge_and_unload()"
+        )
+    raise UsageError(
+        f"model is a {kind}; expected a checkpoint folder, a hub name, a GGUF file, 'demo', or a "
+        "transformers.PreTrainedModel"
+    )
+
+
+def check_module(name: str, module: Any) -> None:
+    """Refuse a model that is not whole on one device, in floating-point numbers of one process.
+
+    Raises:
+        CheckpointError: says what it is instead.
+    """
+    parts = {type(part).__name__ for part in module.modules()} | {type(one).__name__ for one in module.parameters()}
+    if sharded := [kind for kind in _SHARDED if kind in parts] or [
+        "DeepSpeed ZeRO-3" for parameter in module.parameters() if hasattr(parameter, "ds_id")
+    ]:
+        raise CheckpointError(
+            f"{name}: is sharded over processes ({sharded[0]}); save the whole model and evaluate its folder"
+        )
+    if any(type(part).__module__.startswith(_ADAPTED) for part in module.modules()):
+        raise CheckpointError(f"{name}: has adapters (peft); evaluate a copy in which they are merged into the weights")
+    if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
+        raise CheckpointError(f"{name}: is quantised, which is evaluated from a checkpoint's files; give its folder")
+    tensors = [*module.parameters(), *module.buffers()]
+    if not tensors or any(tensor.is_meta for tensor in tensors):
+        raise CheckpointError(f"{name}: has weights without numbers (device meta); load them first")
+    if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
+        raise CheckpointError(f"{name}: lies on several devices ({', '.join(devices)}); move it to one of them")
+    if module.device.type not in _DEVICES:
+        raise CheckpointError(f"{name}: is on {module.device}; expected {', '.join(_DEVICES)}")
+    if str(module.dtype).removeprefix("torch.") not in DTYPES:
+        raise CheckpointError(f"{name}: computes in {module.dtype}; expected {', '.join(DTYPES)}")
+    if module.get_output_embeddings() is None:
+        raise CheckpointError(f"{name}: {type(module).__name__} has no output head; give a causal language model")
+
+
+def is_stock(module: Any) -> bool:
+    """Whether a model is what its class makes of its config: the same modules, without hooks."""
+    try:
+        with quiet(), torch.device("meta"):
+            built = type(module)(deepcopy(module.config))
+    except Exception:  # a class that takes more than a config
+        return False
+    kinds = {name: type(part) for name, part in built.named_modules()}
+    return kinds == {name: type(part) for name, part in module.named_modules()} and not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+    )

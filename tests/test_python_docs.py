@@ -1,0 +1,110 @@
+"""docs/python.md: its code runs, and its tables of columns are those of the tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
+
+import evalkit
+from evalkit.benchmarks.lm_eval.harness import Harness
+from tests.benchmarks.longbench.made import record, write
+from tests.documents import made_up
+from tests.tiny import tiny_checkpoint
+
+PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def columns_after(text: str) -> dict[str, str]:
+    """Column → dtype, of the first table of columns that follows a text of the page."""
+    [table] = re.findall(r"\| column \| dtype \|.*?(?=\n\n)", PAGE[PAGE.index(text) :], re.DOTALL)[:1]
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.MULTILINE))
+
+
+def columns_of(table: pd.DataFrame) -> dict[str, str]:
+    """Column → dtype; text is an object in some versions of pandas."""
+    return {str(name): str(dtype).replace("object", "str") for name, dtype in table.dtypes.items()}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the checkpoints that the page names, where suites take made-up documents."""
+    for seed, name in enumerate(("step1000", "step2000")):
+        tiny_checkpoint(tmp_path / "small" / name, seed=seed, window=1024)
+    documents = made_up(tmp_path / "documents")
+    evaluate = evalkit.evaluate
+
+    @wraps(evaluate)
+    def with_documents(*args: Any, **options: Any) -> evalkit.Run:
+        made = {} if "suite" in options else {"data_dir": documents, "allow_unofficial_data": True}
+        return evaluate(*args, **(made | options))
+
+    monkeypatch.setattr(evalkit, "evaluate", with_documents)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def simple_evaluate(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that lm-eval is given: its tasks would have to be downloaded."""
+    import lm_eval
+
+    given: list[Any] = []
+    monkeypatch.setattr(lm_eval, "simple_evaluate", lambda model, **_: given.append(model))
+    return given
+
+
+def test_its_code_runs(place: Path, simple_evaluate: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"batches": [torch.arange(20).reshape(2, 10) + step for step in range(100)]}
+    for block in BLOCKS:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert "100 Average(Knowledge (1 of 5), " in capsys.readouterr().out
+    assert isinstance(simple_evaluate[0], Harness)
+    train_by_callback(names["Evaluation"], place)
+    assert {run.manifest["model"] for run in evalkit.list_runs()} >= {"step 100", "step 2", "step 4"}
+
+
+def train_by_callback(callback: Callable[[], Any], place: Path) -> None:
+    """Four steps of transformers' trainer in mixed precision, which saves every two."""
+    checkpoint = place / "small" / "step1000"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    rows = [{"input_ids": list(range(n, n + 8)), "labels": list(range(n, n + 8))} for n in range(8)]
+    arguments = TrainingArguments(
+        output_dir=str(place / "trained"),
+        max_steps=4,
+        save_steps=2,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        bf16=True,
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(
+        model,
+        arguments,
+        data_collator=default_data_collator,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        callbacks=[callback()],
+    )
+    trainer.train()
+
+
+def test_its_columns_are_the_tables(place: Path, finished: evalkit.Run) -> None:
+    assert columns_after("### The score table") == columns_of(finished.scores)
+    checkpoint = place / "small" / "step1000"
+    write(place / "rows" / "qasper.jsonl", [record("qasper")])
+    longbench = evalkit.evaluate(checkpoint, suite="longbench", tasks="qasper", data_dir=place / "rows", context="none")
+    assert columns_after("`generations.parquet`") == columns_of(longbench.table("generations.parquet"))
+    settings = {"lengths": [200], "depths": [0], "repeats": 1}
+    needle = evalkit.evaluate(checkpoint, suite="needle", settings=settings)
+    assert columns_after("`needles.parquet`") == columns_of(needle.table("needles.parquet"))
