@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import FOLDER, MARGIN, OUTPUT, argument, option, typed_option
 
 if TYPE_CHECKING:
@@ -56,14 +57,15 @@ def compare(
     if curve:
         _curves(runs, groups, rule, form, plot, output)
         return 0
-    from evalkit.benchmarks.outcomes import Comparable
-    from evalkit.compare.comparison import compare as compare_sides
-    from evalkit.compare.decision import exit_code
-    from evalkit.compare.pairing import pair
+    with doing("reading and comparing runs"):
+        from evalkit.benchmarks.outcomes import Comparable
+        from evalkit.compare.comparison import compare as compare_sides
+        from evalkit.compare.decision import exit_code
+        from evalkit.compare.pairing import pair
 
-    baseline, *others = find_sides(runs, groups, output)
-    graded: dict[str, Comparable] = {}
-    found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
+        baseline, *others = find_sides(runs, groups, output)
+        graded: dict[str, Comparable] = {}
+        found = [compare_sides(pair(baseline, other, graded), rule) for other in others]
     _print(found, form)
     if plot:
         from evalkit.compare.plots import forest
@@ -100,7 +102,8 @@ def _curves(
     from evalkit.compare.view import curve_page, curve_records
     from evalkit.reporting.page import PAGES, csv_text, json_text
 
-    found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
+    with doing("reading runs"):
+        found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
     if form == "json":
         click.echo(json_text({"curves": [asdict(one) for one in found]}))
     elif form == "csv":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option, typed_option
 from evalkit.errors import UnknownNameError, UsageError
 
@@ -64,7 +65,9 @@ def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool) -> N
     """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
     from evalkit.cli import listing
 
-    click.echo(listing.documents(data_dir, tasks or (), fetch))
+    with doing("reading documents"):
+        shown = listing.documents(data_dir, tasks or (), fetch)
+    click.echo(shown)
 
 
 @click.command()
@@ -74,4 +77,6 @@ def doctor(data_dir: Path | None, output: Path) -> None:
     """Versions, device, data and disk at a glance."""
     from evalkit.cli import doctor as examination
 
-    click.echo(examination.report(data_dir, output))
+    with doing("examining this machine"):
+        shown = examination.report(data_dir, output)
+    click.echo(shown)

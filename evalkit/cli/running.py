@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.activity import doing
 from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, st
     from evalkit.progress import Progress
 
     with Progress() as progress:
-        plan = planned(model, options, progress.say)
+        with doing("planning the run"):
+            plan = planned(model, options, progress.say)
         run = run_plan(plan, progress)
     output(run, plan.manifest["rule"])
     if left_out := plan.manifest.get("left_out"):
@@ -41,7 +43,9 @@ def print_run(run: Run, form: str, rule: str | None = None, detail: bool = False
     """Print a finished run as its benchmark shows it, and where it is; see `Benchmark.show`."""
     from evalkit.benchmarks.registry import benchmark_of
 
-    print_shown(run, benchmark_of(run).show(run, form, rule, detail), form)
+    with doing("reading scores"):
+        shown = benchmark_of(run).show(run, form, rule, detail)
+    print_shown(run, shown, form)
 
 
 def print_shown(run: Run, shown: str, form: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import (
     CHECKPOINT,
     COMPUTING,
@@ -89,7 +90,8 @@ def run(
     evalkit run CKPT --suite longbench --set window=3500            a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
-    named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
+    with doing("planning the run"):
+        named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
     if show_prompts:
         _print_prompts(named, asked, show_prompts)
     else:
@@ -112,10 +114,12 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: str) -
     evalkit rescore 1a2b3c4d --rule acc_norm
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
-    from evalkit.benchmarks.multiple_choice.view import show_choices
+    with doing("reading scores"):
+        from evalkit.benchmarks.multiple_choice.view import show_choices
 
-    opened = named_run(run, output)
-    print_shown(opened, show_choices(opened, form, rule, detail), form)
+        opened = named_run(run, output)
+        shown = show_choices(opened, form, rule, detail)
+    print_shown(opened, shown, form)
 
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
@@ -124,7 +128,8 @@ def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
     from evalkit.progress import Progress
 
     with Progress() as progress:
-        plan = planned(model, options, progress.say)
+        with doing("planning the run"):
+            plan = planned(model, options, progress.say)
         for text in benchmark(plan.manifest["kind"]).prompts(plan, count, progress.say):
             click.echo(text)
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from unittest.mock import patch
 
+from evalkit.activity import doing, imports
 from evalkit.compatibility.lm_eval import compiled_once, without_bars
 from evalkit.models.locate import Say, silent
 
@@ -24,7 +25,9 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
     Args:
         say: told when lm-eval begins to bootstrap, which can take minutes.
     """
-    import datasets
+    with doing("loading lm-eval", slow=imports("lm_eval")):
+        import datasets
+        import lm_eval.tasks  # noqa: F401
 
     def bootstrapping(statistic: str, samples: int) -> None:
         say(f"standard error of {statistic}: {samples:,} bootstrap samples, as lm-eval takes them")
