@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from evalkit.activity import hidden_activity, news
 from evalkit.reporting.escape import printable
 
 _LINE_EVERY = 15.0
@@ -26,6 +28,7 @@ class Progress:
     def __init__(self, live: bool | None = None) -> None:
         self._live = sys.stderr.isatty() if live is None else live
         self._bar: Any = None
+        self._after = ExitStack()
         self._bar_task: Any = None
         self._total = self._done = self._skipped = 0.0
         self._documents = 0
@@ -38,9 +41,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar = None
+        self._after.close()
 
     def say(self, line: str) -> None:
         """One line of news, above the bar, whatever the names in it hold."""
@@ -48,7 +50,7 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            news(line)
 
     def start(self, total: float, done: float) -> None:
         """Begin, with `done` of `total` finished in an earlier session."""
@@ -110,7 +112,10 @@ class Progress:
             speed_estimate_period=300,
         )
         self._bar_task = self._bar.add_task("", total=total, completed=done, rate="")
+        # The bar has the terminal's last line from now on
+        self._after.enter_context(hidden_activity())
         self._bar.start()
+        self._after.callback(self._bar.stop)
 
 
 def _clock(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ from tests.tiny import tiny_checkpoint
 # On a tiny model threads only wait for each other: four times slower where other processes want the cores too.
 # Set before the first tensor is made, and for the commands that tests run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _no_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do not show what they are doing: how long it takes depends on what else the machine does."""
+    monkeypatch.setattr("evalkit.cli.root.shown_activity", nullcontext)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.parts import base_of
 
@@ -81,8 +82,7 @@ class _Enough(Exception):
 
 def _attention_modules(model: Any) -> dict[int, Any]:
     """The attention modules by layer, as transformers itself knows them."""
-    kinds = getattr(model, "_can_record_outputs", None) or {}
-    kind: Any = kinds.get("attentions")
+    kind: Any = model.can_record_outputs.get("attentions")
     if not isinstance(kind, type):
         raise CheckpointError(f"{type(model).__name__} does not tell which of its modules attend, so it gives no maps")
     if kind.__name__ == "DiffLlamaAttention":
@@ -107,7 +107,7 @@ def _handing(layer: int, use: Use, last: bool) -> Callable[[Any, Any, Any], None
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    before = model.config._attn_implementation
+    before = attention_of(model.config)
     model.set_attn_implementation("eager")
     try:
         yield

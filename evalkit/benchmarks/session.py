@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 
+from evalkit.activity import doing
 from evalkit.benchmarks.base import Benchmark, Budget, Plan
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark
@@ -39,18 +40,21 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
 
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
-    held = writer.held(kind.row, kind.key)
-    if kind.is_missing(plan, held):
+    with doing("reading the journal"):
+        held = writer.held(kind.row, kind.key)
+        missing = kind.is_missing(plan, held)
+    if missing:
         _compute(kind, plan, held, writer, progress)
     kind.finish(plan, held, writer)
 
 
 def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> None:
     loaded = load_model(plan, progress.say)
-    computer = kind.computer(plan, loaded, _budget(plan, held, writer, progress), progress.say)
-    writer.compute_on(computer.place())
-    writer.save_manifest(**computer.about, facts=asdict(computer.facts))
-    planned = kind.batches(plan, computer.facts, loaded.tokenizer, held, progress.say)
+    with doing("preparing prompts and batches"):
+        computer = kind.computer(plan, loaded, _budget(plan, held, writer, progress), progress.say)
+        writer.compute_on(computer.place())
+        writer.save_manifest(**computer.about, facts=asdict(computer.facts))
+        planned = kind.batches(plan, computer.facts, loaded.tokenizer, held, progress.say)
     if planned.news:
         progress.say(planned.news)
     progress.start(planned.total, planned.done)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import MARGIN, OUTPUT, PLOT, argument, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 
@@ -54,13 +55,15 @@ def compare(
     if curve:
         _curves(runs, groups, rule, form, standalone, plot, output)
         return 0
-    from evalkit.comparison.comparison import compare_sides
-    from evalkit.comparison.comparison_report import comparison_report
-    from evalkit.comparison.decision import exit_code
-    from evalkit.comparison.sides import find_sides
+    with doing("reading and comparing runs"):
+        from evalkit.comparison.comparison import compare_sides
+        from evalkit.comparison.comparison_report import comparison_report
+        from evalkit.comparison.decision import exit_code
+        from evalkit.comparison.sides import find_sides
 
-    found = compare_sides(find_sides(runs, groups, output), rule)
-    print_report(comparison_report(found), form, standalone)
+        found = compare_sides(find_sides(runs, groups, output), rule)
+        report = comparison_report(found)
+    print_report(report, form, standalone)
     if plot:
         from evalkit.comparison.plots import forest
 
@@ -83,7 +86,8 @@ def _curves(
     from evalkit.comparison.curves import curve
     from evalkit.comparison.sides import find_trainings
 
-    found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
+    with doing("reading runs"):
+        found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
     print_report(curve_report(found), form, standalone)
     if plot:
         from evalkit.comparison.plots import curves as draw

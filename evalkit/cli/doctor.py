@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from evalkit import __version__
+from evalkit.activity import doing, imports
 from evalkit.data import TASKS, Library
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -45,8 +46,8 @@ def _versions() -> list[list[str]]:
 
 
 def _device() -> list[list[str]]:
-    import torch
-
+    with doing("importing torch", slow=imports("torch")):
+        import torch
     memory = psutil.virtual_memory()
     rows = [
         ["", "processor", f"{platform.machine()}, {torch.get_num_threads()} threads"],

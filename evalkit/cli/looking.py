@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UnknownNameError, UsageError
@@ -75,7 +76,9 @@ def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, form
     """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
     from evalkit.cli import listing
 
-    print_report(listing.documents(data_dir, tasks or (), fetch), form, standalone)
+    with doing("reading documents"):
+        report = listing.documents(data_dir, tasks or (), fetch)
+    print_report(report, form, standalone)
 
 
 @click.command()
@@ -86,4 +89,6 @@ def doctor(data_dir: Path | None, output: Path, form: Format, standalone: bool) 
     """Versions, device, data and disk at a glance."""
     from evalkit.cli import doctor as examination
 
-    print_report(examination.report(data_dir, output), form, standalone)
+    with doing("examining this machine"):
+        report = examination.report(data_dir, output)
+    print_report(report, form, standalone)

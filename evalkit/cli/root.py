@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from evalkit import __version__
+from evalkit.activity import shown_activity
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
 from evalkit.cli.options import SETTINGS, Commands
 from evalkit.errors import EvalkitError
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
-    with _termination_as_interrupt():
+    with _termination_as_interrupt(), shown_activity():
         code = _exit_code(arguments)
     sys.exit(code)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from evalkit.activity import doing
+
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
@@ -26,7 +28,8 @@ def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, st
     from evalkit.progress import Progress
 
     with Progress() as progress:
-        plan = planned(model, options, progress.say)
+        with doing("planning the run"):
+            plan = planned(model, options, progress.say)
         run = run_plan(plan, progress)
     output(run, plan.manifest["rule"])
     if left_out := plan.manifest.get("left_out"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import (
     CHECKPOINT,
     COMPUTING,
@@ -94,7 +95,8 @@ def run(
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
-    named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
+    with doing("planning the run"):
+        named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
     if show_prompts:
         _print_prompts(named, asked, show_prompts)
     else:
@@ -117,16 +119,20 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format
     evalkit rescore 1a2b3c4d --rule acc_norm
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
-    from evalkit.benchmarks.multiple_choice.results_report import choices_report
+    with doing("reading scores"):
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
 
-    opened = named_run(run, output)
-    print_run(opened, choices_report(opened, rule, detail), form, standalone)
+        opened = named_run(run, output)
+        report = choices_report(opened, rule, detail)
+    print_run(opened, report, form, standalone)
 
 
 def _print(run: Run, form: Format, standalone: bool, rule: str | None, detail: bool) -> None:
     from evalkit.benchmarks.registry import benchmark_of
 
-    print_run(run, benchmark_of(run).report(run, rule, detail), form, standalone)
+    with doing("reading scores"):
+        report = benchmark_of(run).report(run, rule, detail)
+    print_run(run, report, form, standalone)
 
 
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
@@ -135,7 +141,8 @@ def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
     from evalkit.progress import Progress
 
     with Progress() as progress:
-        plan = planned(model, options, progress.say)
+        with doing("planning the run"):
+            plan = planned(model, options, progress.say)
         for text in benchmark(plan.manifest["kind"]).prompts(plan, count, progress.say):
             click.echo(text)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.activity import doing
 from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
@@ -73,7 +75,8 @@ def table(
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
     else:
-        made = make(TableRequest(name, **_runs(runs, more), **options))  # type: ignore[arg-type]
+        with doing("reading runs") if runs else nullcontext():
+            made = make(TableRequest(name, **_runs(runs, more), **options))  # type: ignore[arg-type]
     print_report(Report((made,)), form, standalone, output)
 
 
@@ -107,7 +110,9 @@ def integrity(
     from evalkit.reporting.report import Report
     from evalkit.tables.integrity import check
 
-    print_report(Report((check(named_run(run), rule, tokens),)), form, standalone, output)
+    with doing("reading scores"):
+        made = check(named_run(run), rule, tokens)
+    print_report(Report((made,)), form, standalone, output)
 
 
 @click.command()
@@ -126,5 +131,7 @@ def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
     """
     from evalkit.export import export_run
 
-    for path in export_run(named_run(run), form, rule, output):
+    with doing(f"exporting {run}"):
+        written = export_run(named_run(run), form, rule, output)
+    for path in written:
         click.echo(printable(str(path)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.activity import doing
 from evalkit.data import datawheel, files
 from evalkit.data.hub import Hub, cached_records, cached_split
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
@@ -86,7 +87,8 @@ class Library:
             DataError: a file is malformed, the documents are not the official ones, or none can be had.
         """
         if task not in self._loaded:
-            self._loaded[task] = self._find(_known(task))
+            with doing("reading documents"):
+                self._loaded[task] = self._find(_known(task))
         return self._loaded[task]
 
     def fetch(self, task: str) -> Documents:

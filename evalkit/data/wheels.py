@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from evalkit.activity import news
 from evalkit.errors import CheckpointError, DataError
 from evalkit.reporting.escape import printable
 from evalkit.resources import cache_dir
@@ -25,7 +26,7 @@ _CHUNK = 1 << 20
 
 def say_on_stderr(line: str) -> None:
     """Tell the user something that is not a result."""
-    print(printable(line), file=sys.stderr)
+    news(printable(line))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from evalkit.compatibility.lm_eval import json_value
 from evalkit.runs.seal import json_bytes
 from evalkit.runs.traits import caveats, unofficial
 
@@ -45,11 +46,9 @@ def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
     Raises:
         RunError: a file could not be written.
     """
-    from lm_eval.utils import handle_non_serializable
-
     stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
     # lm-eval's own way with what JSON does not know
-    as_lm_eval = partial(json_bytes, default=handle_non_serializable)
+    as_lm_eval = partial(json_bytes, default=json_value)
     content = _results(evaluated, writer.manifest)
     writer.save_bytes(f"lm_eval/results_{stamp}.json", as_lm_eval(content, indent=2) + b"\n")
     for task, lines in evaluated.samples.items():

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.scoring.attention import SPECIAL, attention_named
 
 NAME = "evalkit_chunks"
@@ -25,8 +26,8 @@ def attending_in_chunks(model: Any) -> AbstractContextManager[None]:
     """Have a model's attention be this one, where its own is transformers' `sdpa` on a CPU."""
     # Others than these ask the config's name in their own code, and would take an unknown one for eager attention
     if not (
-        model._supports_attention_backend
-        and model.config.get_text_config()._attn_implementation == "sdpa"
+        model.is_backend_compatible()
+        and attention_of(model.config.get_text_config()) == "sdpa"
         and model.get_output_embeddings().weight.device.type == "cpu"
     ):
         return nullcontext()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from evalkit.compatibility.transformers import generation_config_of, logits_processors
 from evalkit.errors import ScoringError, UsageError, first_line
 from evalkit.generation.prompts import Decoding, Prompt
 from evalkit.models.quiet import quiet
@@ -68,18 +69,14 @@ def chooser_of(model: Any, prompt: Prompt) -> Chooser | None:
         return None
     refuse_settings(prompt.decoding.settings)
     with quiet():
-        config, _ = model._prepare_generation_config(None, **prompt.decoding.settings)
+        config = generation_config_of(model, dict(prompt.decoding.settings))
         if (config.num_beams or 1) > 1:
             raise UsageError(f"the model's generation config has num_beams {config.num_beams}: {_NO_BEAMS}")
         if other := next((name for name in _OTHER_WAYS if getattr(config, name, None)), None):
             raise UsageError(f"the model's generation config has {other}, which evalkit does not generate with")
         config.max_length = prompt.columns
         try:
-            model._prepare_special_tokens(config, True, device=model.device)
-            ids = torch.from_numpy(prompt.tokens[None]).to(model.device)
-            processors = model._get_logits_processor(
-                config, len(prompt.tokens), encoder_input_ids=ids, device=model.device
-            )
+            processors = logits_processors(model, config, torch.from_numpy(prompt.tokens[None]).to(model.device))
         except (ValueError, TypeError, IndexError) as error:
             raise _refused(error) from error
     if not config.do_sample:

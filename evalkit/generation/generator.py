@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.generation.alone import continue_alone
 from evalkit.generation.attention import attending_in_chunks
@@ -79,7 +80,7 @@ class Generator:
             own = self._model(input_ids=ids).logits[0].float()
             if not own.isfinite().all():
                 raise CheckpointError(f"the logits of {name} are not numbers; {NARROW}")
-            if getattr(self._model, "_is_stateful", False):
+            if keeps_state(self._model):
                 return f"{name} keeps a state in place of each token's keys and values"
             storage = Storage(int(self._model.config.get_text_config().num_hidden_layers), 1, _TRIED)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evalkit.errors import CheckpointError, TemplateError, first_line
+from evalkit.models.chat import apply_chat_template
 
 
 def as_message(tokenizer: Any, text: str) -> list[int]:
@@ -16,9 +17,10 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
     try:
-        found = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
-        )
+        turns = [{"role": "user", "content": text}]
+        found = apply_chat_template(tokenizer, turns, add_generation_prompt=True, tokenize=True, return_dict=True)
+    except TemplateError:
+        raise
     except Exception as error:  # a Jinja template may raise anything
         raise TemplateError(f"the tokenizer's chat template fails: {first_line(error)}") from error
     return list(found["input_ids"])

@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.quiet import quiet
 
@@ -82,7 +83,7 @@ def build_model(
             config=skeleton.config,
             state_dict=held,
             dtype=kind,
-            attn_implementation=skeleton.config._attn_implementation,
+            attn_implementation=attention_of(skeleton.config),
             local_files_only=True,
             ignore_mismatched_sizes=True,  # else an error names no tensor
             output_loading_info=True,

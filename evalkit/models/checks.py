@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from evalkit.compatibility.transformers import config_class, masked_language_models, quantization_methods
 from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
 from evalkit.models.locate import Checkpoint, Say
@@ -88,15 +89,13 @@ def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     Raises:
         CheckpointError: transformers does not know the method, or keeps what belongs to the weights outside of them.
     """
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
     found = _quantization(config)
     if not found:
         return
     # As old bitsandbytes checkpoints have it
     short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
     method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
-    if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    if not isinstance(method, str) or method not in quantization_methods():
         raise CheckpointError(
             f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
             "transformers does not know; its weights would be taken for plain ones"
@@ -262,18 +261,14 @@ def _layer_of(name: str) -> tuple[str, int | None]:
 
 def natively_known(config: dict[str, Any]) -> bool:
     """Whether transformers, or an architecture registered with it, has this model type."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     from evalkit.models.registration import register_models
 
     register_models()
-    return config.get("model_type") in CONFIG_MAPPING
+    return config_class(config.get("model_type")) is not None
 
 
 def _why_not_causal(config: dict[str, Any]) -> str | None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     if config.get("is_encoder_decoder"):
         return "is an encoder-decoder"
@@ -281,13 +276,13 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     if isinstance(named, list) and named and str(named[0]).endswith(_NOT_CAUSAL):
         return "is not a causal language model"
     # BERT and its kin have a causal class too, but look both ways unless this is set.
-    if config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder"):
+    if config.get("model_type") in masked_language_models() and not config.get("is_decoder"):
         return "attends in both directions (is_decoder is not set)"
     if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
         return "attends in both directions"
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
-    if CONFIG_MAPPING[config["model_type"]] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.activity import doing, imports
 from evalkit.errors import CheckpointError, UsageError, first_line
 from evalkit.models.authors import ROPES, read_authors
 from evalkit.models.config_check import check_sizes
@@ -50,7 +51,7 @@ def convert(
     """
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{checkpoint.given}: a GGUF file; give a folder with config.json and safetensors")
-    with snapshot(checkpoint) as held:
+    with doing(f"converting {checkpoint.given}", slow=imports("torch")), snapshot(checkpoint) as held:
         _convert(held, output, rope, pairing)
     if not tokenizer_files(checkpoint.folder):
         say(f"{checkpoint.given} holds no tokenizer: put its files into {output}, or pass --tokenizer to evalkit run")

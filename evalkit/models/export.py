@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from evalkit.activity import doing
 from evalkit.errors import CheckpointError
 from evalkit.models import variants
 from evalkit.models.config_check import check_sizes
@@ -54,7 +55,8 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     # has settings that the model does not recognise
     classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
     with new_folder(output) as new:
-        copy_files(files, folder, new)
+        with doing(f"copying {checkpoint.given}"):
+            copy_files(files, folder, new)
         copy_files([code / module for module in _MODULES], code, new)
         content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
         (new / "config.json").write_text(content + "\n", encoding="utf-8")

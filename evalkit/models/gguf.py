@@ -27,7 +27,8 @@ from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.hashes import file_sha256, hash_file
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.models.quiet import quiet
-from evalkit.models.snapshot import Opened, snapshot, temporary_folder
+from evalkit.models.snapshot import Opened, snapshot
+from evalkit.models.temporary import temporary_folder
 from evalkit.resources import cache_dir
 
 _RECORD = "fingerprint"

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from evalkit.activity import doing
 from evalkit.errors import CheckpointError
 from evalkit.resources import cache_dir, read_cached, write_cached
 
@@ -70,9 +71,10 @@ class FileHashes:
                 if known.get("state") == before:
                     return str(known["sha256"])
                 digest, quick = hashlib.sha256(), xxhash.xxh3_128()
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    quick.update(chunk)
+                with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
+                    while chunk := file.read(_CHUNK):
+                        digest.update(chunk)
+                        quick.update(chunk)
             self._keep(real, before, started, quick.hexdigest(), digest.hexdigest())
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evalkit.activity import doing, imports
 from evalkit.errors import UnknownNameError, UsageError, first_line
 from evalkit.models.files import copy_files, tokenizer_files
 from evalkit.models.folder import new_folder
@@ -48,8 +49,10 @@ def write_random(
     if (tokenizer is None) == (not texts):
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:
-        words = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
-        _write_model(folder, model, words, seed, dtype)
+        with doing("training a tokenizer" if texts else "reading the tokenizer", slow=imports("transformers")):
+            words = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+        with doing(f"making the weights of {model.name}", slow=imports("torch")):
+            _write_model(folder, model, words, seed, dtype)
 
 
 def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
@@ -29,9 +30,9 @@ from evalkit.models.locate import ATTENTION, Checkpoint, Say, silent
 from evalkit.models.modules import check_module, is_stock, unwrapped
 from evalkit.models.preserved import computing_plainly, preserved
 from evalkit.models.quiet import quiet
-from evalkit.models.snapshot import temporary_folder
 from evalkit.models.spec import ModelSpec
 from evalkit.models.state import state_digest
+from evalkit.models.temporary import temporary_folder
 from evalkit.models.tokenizer import load_tokenizer, probe_ids
 
 _OF_FILES = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
@@ -84,7 +85,7 @@ class LiveSpec(ModelSpec):
             window=context_window(name, module.config, tokenizer, say),
             bos_id=tokenizer.bos_token_id,
             eos_id=tokenizer.eos_token_id,
-            attention=str(module.config._attn_implementation),
+            attention=str(attention_of(module.config)),
             fingerprint=fingerprint(checkpoint),
             generation=generation_settings(self.folder),
             stock=is_stock(module),
@@ -200,7 +201,7 @@ def _set_attention(name: str, module: Any, attention: str) -> None:
             except ValueError:
                 continue
             break
-    if (own := module.config._attn_implementation) not in accepted:
+    if (own := attention_of(module.config)) not in accepted:
         raise CheckpointError(
             f"{name}: its attention is {own} and cannot be changed to {' or '.join(accepted)}; build the model with "
             f"attn_implementation={accepted[0]!r}"

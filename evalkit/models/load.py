@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalkit.brief import brief
+from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.checks import (
     check_causal,
@@ -152,7 +153,7 @@ def load(
         window=window,
         bos_id=tokenizer.bos_token_id,
         eos_id=tokenizer.eos_token_id,
-        attention=str(model.config._attn_implementation),
+        attention=str(attention_of(model.config)),
         extension=extension,
         fingerprint=read.fingerprint,
         generation=generation,

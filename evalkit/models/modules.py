@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
+from evalkit.compatibility.torch import compiled, has_hooks
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.locate import DTYPES
 from evalkit.models.quiet import quiet
@@ -34,8 +35,8 @@ def unwrapped(model: Any) -> Any:
     while True:
         if isinstance(found, (DistributedDataParallel, DataParallel)):
             found = found.module
-        elif isinstance(found, torch.nn.Module) and "_orig_mod" in found._modules:
-            found = found._orig_mod
+        elif isinstance(found, torch.nn.Module) and (inner := compiled(found)) is not None:
+            found = inner
         else:
             break
     if isinstance(found, PreTrainedModel):
@@ -90,5 +91,5 @@ def is_stock(module: Any) -> bool:
         return False
     kinds = {name: type(part) for name, part in built.named_modules()}
     return kinds == {name: type(part) for name, part in module.named_modules()} and not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in module.modules()
+        has_hooks(part) or "forward" in vars(part) for part in module.modules()
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from unittest.mock import patch
+
+from evalkit.compatibility.transformers import without_gguf_bar
 
 
 @contextmanager
@@ -17,7 +17,6 @@ def quiet() -> Iterator[None]:
     """No bars, log lines below errors, or Python warnings from transformers inside; all as before after."""
     with warnings.catch_warnings(), ExitStack() as after:
         warnings.simplefilter("ignore")
-        from transformers import modeling_gguf_pytorch_utils
         from transformers.utils import logging
 
         after.callback(logging.set_verbosity, logging.get_verbosity())
@@ -25,7 +24,5 @@ def quiet() -> Iterator[None]:
         if logging.is_progress_bar_enabled():
             logging.disable_progress_bar()
             after.callback(logging.enable_progress_bar)
-        # The GGUF reader imports tqdm past the switch above.
-        silenced = partial(modeling_gguf_pytorch_utils.tqdm, disable=True)
-        after.enter_context(patch.object(modeling_gguf_pytorch_utils, "tqdm", silenced))
+        after.enter_context(without_gguf_bar())
         yield

@@ -6,7 +6,6 @@ the `Fingerprint` of exactly these. Only files that count are copied, so transfo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from evalkit.models.files import GENERATION_CONFIG, copy_files
 from evalkit.models.fingerprint import Fingerprint, combine
 from evalkit.models.hashes import State, hash_file, state_of
 from evalkit.models.locate import Checkpoint
+from evalkit.models.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import torch
@@ -127,18 +127,3 @@ def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> I
             yield held
         except CheckpointError as error:
             raise CheckpointError(held.with_own_names(str(error))) from error
-
-
-@contextmanager
-def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """A folder of this process, removed at the end: in `place`, or where temporary ones are.
-
-    Raises:
-        CheckpointError: none can be made there.
-    """
-    try:
-        folder = tempfile.TemporaryDirectory(dir=place, prefix=".evalkit-")
-    except OSError as error:
-        raise CheckpointError(f"no temporary folder can be made ({error.strerror}); set TMPDIR to one") from error
-    with folder as path:
-        yield Path(path)

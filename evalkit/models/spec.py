@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from evalkit.activity import doing, imports
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.fields import WORD, fitted, refuse_unknown
 from evalkit.inputs.values import name_or_path
@@ -76,16 +77,17 @@ class ModelSpec:
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
         """Load model and tokenizer of the checkpoint that `locate` has found. Raises as `models.load.load` does."""
-        from evalkit.models.load import load
+        with doing(f"loading {self.named}", slow=imports("torch")):
+            from evalkit.models.load import load
 
-        return load(
-            checkpoint,
-            device=self.device,
-            dtype=self.dtype,
-            attention=self.attention,
-            extension=self.extension(checkpoint),
-            say=say,
-        )
+            return load(
+                checkpoint,
+                device=self.device,
+                dtype=self.dtype,
+                attention=self.attention,
+                extension=self.extension(checkpoint),
+                say=say,
+            )
 
 
 def model_spec(model: str | Path, **options: Any) -> ModelSpec:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from evalkit.compatibility.transformers import register_rotary
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.models.context import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.layer_check import check_layers
@@ -229,9 +230,8 @@ def _rope_parameters(extension: Extension) -> dict[str, Any]:
 
 def _register() -> None:
     """Enter evalkit's own methods into transformers' table, which its rotary modules look into."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    ROPE_INIT_FUNCTIONS[NTK_TYPE] = ROPE_INIT_FUNCTIONS[BY_LENGTH_TYPE] = _initial_frequencies
+    for name in (NTK_TYPE, BY_LENGTH_TYPE):
+        register_rotary(name, _initial_frequencies)
 
 
 def _initial_frequencies(config: Any, device: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, float]:

@@ -24,8 +24,10 @@ FEWEST = len(_SPECIAL) + len(_BYTES)
 """Of a vocabulary that can spell any text."""
 # Spaces before a word's own; letters with their space; single digits; the rest; lines' ends
 _WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
-_LONG_WORD = re.compile(r"\S{1000}|\s{1000}")
-"""As much of one as is learnt from at once: the trainer's time grows with the square of a word's length."""
+_RUN = re.compile(r"\S+|\s+")
+_LONGEST = 1000
+"""Characters of a word, or of a space between words, that are learnt from at once: the trainer's time grows with the
+square of a word's length."""
 _ALPHABET_SHARE = 4
 """One in so many tokens may be a single character; rarer characters are spelled in bytes."""
 
@@ -147,9 +149,11 @@ def _lines(files: Iterable[Path]) -> Iterator[str]:
 def _without_long_words(line: str) -> Iterator[str]:
     """A line, cut inside of words that are longer than any of a language: base64, or a file of one character."""
     start = 0
-    for run in _LONG_WORD.finditer(line):
-        yield line[start : run.end()]
-        start = run.end()
+    # Runs are found whole and then cut: a pattern of a thousand characters is tried again at every character
+    for run in _RUN.finditer(line):
+        for end in range(run.start() + _LONGEST, run.end() + 1, _LONGEST):
+            yield line[start:end]
+            start = end
     if start < len(line):
         yield line[start:]
 

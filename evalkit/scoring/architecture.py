@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.models.config_check import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 
@@ -17,8 +18,7 @@ _WINDOW = 2048
 
 def kernels_for(model: Any) -> tuple[str, ...]:
     """Ways to attend inside a tree that may work for a model, the fastest first."""
-    implementation = model.config.get_text_config()._attn_implementation
-    if not getattr(model, "_supports_attention_backend", False) or implementation != "sdpa":
+    if not model.is_backend_compatible() or attention_of(model.config.get_text_config()) != "sdpa":
         return ("dense",)
     return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
 

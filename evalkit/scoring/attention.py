@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AttentionInterface
 
+from evalkit.compatibility.transformers import attention_of, select_attention
 from evalkit.scoring.tree import Ints
 
 NAME = "evalkit_tree"
@@ -273,14 +274,14 @@ def attending(model: Any, layout: TreeAttention) -> Iterator[None]:
 def attention_named(model: Any, name: str) -> Iterator[None]:
     """Have a model ask transformers' table of attention functions for this one."""
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
-    before = [config._attn_implementation for config in configs]
+    before = [attention_of(config) for config in configs]
     try:
         for config in configs:
-            config._attn_implementation = name
+            select_attention(config, name)
         yield
     finally:
         for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
+            select_attention(config, implementation)
 
 
 def _attention(

@@ -7,6 +7,8 @@ from typing import Any
 import psutil
 import torch
 
+from evalkit.compatibility.transformers import attention_of
+
 CPU_TOKENS = 2048
 """Enough to keep two cores' matrix units full; more only costs memory (measured: docs/performance.md)."""
 GPU_TOKENS = 65536
@@ -39,5 +41,5 @@ def bytes_per_token(model: Any) -> int:
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     size = model.get_output_embeddings().weight.element_size()
     # Eager attention keeps scores for every head; the others keep the mask alone
-    heads = getattr(config, "num_attention_heads", 0) if config._attn_implementation == "eager" else 0
+    heads = getattr(config, "num_attention_heads", 0) if attention_of(config) == "eager" else 0
     return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -22,24 +23,22 @@ def in_float32(model: Any) -> Iterator[None]:
     At most one module's own weights exist twice. A module that reads another's weights itself, in place of calling it,
     meets two dtypes and fails.
     """
-    kept: dict[int, list[tuple[dict[str, Any], str, Any]]] = {}
+    kept: dict[int, list[tuple[nn.Module, str, torch.Tensor]]] = {}
 
-    def widen(module: torch.nn.Module, *_: Any) -> None:
-        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for held in tensors:
-            for name, value in held.items():
-                if value is not None and value.dtype in HALF:
-                    kept.setdefault(id(module), []).append((held, name, value))
-                    held[name] = value.detach().float()
+    def widen(module: nn.Module, *_: Any) -> None:
+        for name, value in list(_halves(module)):
+            kept.setdefault(id(module), []).append((module, name, value))
+            wide = value.detach().float()
+            # A parameter gives way to a parameter only
+            setattr(module, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
 
-    def restore(module: torch.nn.Module, *_: Any) -> None:
-        for held, name, value in kept.pop(id(module), []):
-            held[name] = value
+    def restore(module: nn.Module, *_: Any) -> None:
+        for owner, name, value in kept.pop(id(module), []):
+            setattr(owner, name, value)
 
     hooks: list[Any] = []
     for module in model.modules():
-        own = (*module._parameters.values(), *module._buffers.values())
-        if any(value is not None and value.dtype in HALF for value in own):
+        if any(True for _ in _halves(module)):
             hooks.append(module.register_forward_pre_hook(widen, prepend=True))
             hooks.append(module.register_forward_hook(restore, always_call=True))
     try:
@@ -48,5 +47,12 @@ def in_float32(model: Any) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         for changes in kept.values():
-            for held, name, value in changes:
-                held[name] = value
+            for owner, name, value in changes:
+                setattr(owner, name, value)
+
+
+def _halves(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """A module's own parameters and buffers of half precision, by name."""
+    named = (module.named_parameters, module.named_buffers)
+    own = (pair for each in named for pair in each(recurse=False, remove_duplicate=False))
+    return ((name, value) for name, value in own if value.dtype in HALF)

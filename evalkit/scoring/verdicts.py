@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from evalkit.compatibility.transformers import attention_of
 from evalkit.resources import cache_dir, read_cached, write_cached
 from evalkit.runs.batch_devices import hardware_of
 
@@ -21,7 +22,7 @@ _REMOTE = "transformers_modules"
 """Package of classes that came with a checkpoint, whose name does not tell which code it was."""
 _VOLATILE = ("_name_or_path", "transformers_version", "architectures")
 """Keys of a config that bear on no forward pass."""
-_SOURCES = ("scoring", "models")
+_SOURCES = ("compatibility", "models", "scoring")
 """evalkit's own folders that a forward pass goes through."""
 
 
@@ -74,7 +75,7 @@ def _file_of(model: Any) -> Path:
     identity = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": config,
-        "attention": model.config.get_text_config()._attn_implementation,
+        "attention": attention_of(model.config.get_text_config()),
         "dtype": str(model.dtype),
         "device": [model.device.type, hardware_of(str(model.device))],
         "versions": {name: version(name) for name in ("torch", "transformers")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,11 @@ def test_texts_that_cannot_be(tmp_path: Path) -> None:
     lines.write_text('{"text": "a"\n', encoding="utf-8")
     refused(DataError, r"lines\.jsonl line 1: not valid JSON", lines)
     refused(UsageError, "a vocabulary of 258 cannot hold 3 special tokens and 256 bytes", lines, 258)
+
+
+def test_a_long_line_of_long_words_takes_seconds(tmp_path: Path) -> None:
+    """Its words are just below the length at which they are cut."""
+    (tmp_path / "long.txt").write_text(("a" * 999 + " ") * 3000, encoding="utf-8")
+    started = time.process_time()
+    assert train_tokenizer([tmp_path / "long.txt"], 400, tmp_path) < 400
+    assert time.process_time() - started < 3

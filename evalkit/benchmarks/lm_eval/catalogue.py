@@ -9,27 +9,26 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from evalkit.benchmarks.lm_eval.index import Index, catalogue_index, config_of, is_closed, leaves_of
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.task_files import check_task_files
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
+from evalkit.compatibility.lm_eval import Build, replace_index, wrap_building
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
 from evalkit.models.locate import Say
-from evalkit.resources import cache_dir, read_cached, resource, write_cached
+from evalkit.resources import resource
 
 SERVED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Output types of tasks that evalkit can serve: all of lm-eval's that are text."""
 
 _LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
 """Builders of the `datasets` library that read files; anything else is a name on the hub or a folder."""
-
-Index = dict[str, Any]
-"""lm-eval's entries by name."""
 
 
 @dataclass
@@ -80,19 +79,19 @@ def load_tasks(
             name for name in names if name not in users.task_index and _is_pinned(name, own.task_index, num_fewshot)
         }
         others = [name for name in names if name not in served_by_own]
-        if not _closed(others, users.task_index):
-            catalogue = _catalogue(say)
+        if not is_closed(others, users.task_index):
+            catalogue = catalogue_index(say)
             if unknown := [name for name in others if name not in users.task_index and name not in catalogue]:
                 raise UnknownNameError("task", unknown[0], {*catalogue, *users.task_index, *own.task_index})
-            users._index = catalogue | users.task_index
+            replace_index(users, catalogue | users.task_index)
         for name in others:
             check_served(name, users.task_index)
         found = TaskSet(tuple(names))
         with _hub_or_cache_only(say) as reach:
+            for manager in (own, users):
+                wrap_building(manager, partial(_naming, reach=reach))
             for name in names:
-                manager = own if name in served_by_own else users
-                manager._factory._build_task = _naming(manager._factory._build_task, reach)
-                _add(found, name, manager, name in served_by_own)
+                _add(found, name, own if name in served_by_own else users, name in served_by_own)
         for task in found.tasks.values():
             _check_loaded(task)
         return found
@@ -114,7 +113,7 @@ def check_served(name: str, index: Index) -> None:
     Raises:
         UsageError: names the task and what it needs.
     """
-    for task, config in _leaves(name, index, {}):
+    for task, config in leaves_of(name, index, {}):
         if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
             raise UsageError(f"task {task} shows pictures or plays sound; evalkit evaluates models of text only")
         if config.get("unsafe_code"):
@@ -142,68 +141,6 @@ def _is_pinned(name: str, index: Index, num_fewshot: int | None) -> bool:
     return name in index and (not num_fewshot or name.startswith("mmlu"))
 
 
-def _closed(names: Sequence[str], index: Index) -> bool:
-    """Whether an index holds all that the names lead to."""
-    for name in names:
-        if name not in index:
-            return False
-        for member in _members(index[name]):
-            inner = member if isinstance(member, str) else member.get("group", member.get("task"))
-            if isinstance(inner, str) and inner not in index and (isinstance(member, str) or len(member) == 1):
-                return False
-            if isinstance(inner, str) and inner in index and not _closed([inner], index):
-                return False
-    return True
-
-
-def _members(entry: Any) -> list[Any]:
-    config = _config(entry)
-    members = config.get("task") if "group" in config else None
-    return members if isinstance(members, list) else sorted(entry.tags) if entry.yaml_path is None else []
-
-
-def _config(entry: Any) -> dict[str, Any]:
-    """A task file's content, its functions left as names."""
-    from lm_eval.tasks._yaml_loader import load_yaml
-
-    if entry.yaml_path is None:
-        return dict(entry.cfg or {})
-    try:
-        return dict(load_yaml(entry.yaml_path, resolve_func=False))
-    except Exception as error:
-        raise DataError(f"task file {entry.yaml_path} cannot be read ({first_line(error)})") from error
-
-
-def _leaves(name: str, index: Index, overrides: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, configuration) of all leaf tasks that a name leads to."""
-    entry = index[name]
-    config = _config(entry)
-    if entry.yaml_path is not None and "group" not in config:
-        yield name, config | overrides
-        return
-    inherited = {k: v for k, v in config.items() if k.startswith("doc_to_") or k in ("output_type", "unsafe_code")}
-    for member in _members(entry):
-        yield from _leaves_of_member(member, index, inherited | overrides)
-
-
-def _leaves_of_member(
-    member: str | dict[str, Any], index: Index, overrides: dict[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    if isinstance(member, str):
-        if member in index:
-            yield from _leaves(member, index, overrides)
-        return
-    inner = member.get("group", member.get("task"))
-    own = overrides | {key: value for key, value in member.items() if key not in ("group", "task")}
-    if isinstance(inner, str) and inner in index:
-        yield from _leaves(inner, index, own)
-    elif isinstance(member.get("task"), list):
-        for deeper in member["task"]:
-            yield from _leaves_of_member(deeper, index, own)
-    else:
-        yield str(inner), own
-
-
 def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
     try:
         loaded = manager.load([name])
@@ -226,13 +163,11 @@ def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
             (group.metadata or {}).pop(key, None)
 
 
-def _naming(build: Callable[..., Any], reach: Callable[[], str | None]) -> Callable[..., Any]:
-    """lm-eval's `_build_task`, whose errors name the task."""
-    if getattr(build, "names", False):
-        return build
+def _naming(build: Build, reach: Callable[[], str | None]) -> Build:
+    """What makes a task, with errors that name it."""
 
     def named(entry: Any, overrides: dict[str, Any] | None) -> Any:
-        config = _config(entry) | (overrides or {})
+        config = config_of(entry) | (overrides or {})
         place = str(config.get("dataset_path") or "")
         remote = place and place not in _LOCAL and "custom_dataset" not in config and not Path(place).exists()
         trouble = reach() if remote else None
@@ -249,11 +184,10 @@ def _naming(build: Callable[..., Any], reach: Callable[[], str | None]) -> Calla
                 why = f"the hub cannot be reached ({trouble}) and they are not cached" if trouble else _reason(error)
                 raise DataError(
                     f"task {entry.name}: its documents ({place}) cannot be loaded: {why}; "
-                    "mend that, or name local files in a task file of your own, with --include-path"
+                    "repair that, or name local files in a task file of your own, with --include-path"
                 ) from error
             raise DataError(f"task {entry.name}: lm-eval cannot load it: {_reason(error)}") from error
 
-    named.names = True  # type: ignore[attr-defined]
     return named
 
 
@@ -294,29 +228,3 @@ def _check_loaded(task: Any) -> None:
         raise UsageError(f"task {name} runs the code that a model writes; evalkit does not")
     if not len(task.eval_docs):
         raise DataError(f"task {name}: there are no documents")
-
-
-def _catalogue(say: Say) -> Index:
-    """lm-eval's own entries. Reading its thousands of files takes seconds, so their names and places are kept."""
-    import lm_eval.tasks
-    from lm_eval.tasks._index import Entry, Kind, TaskIndex
-
-    root = Path(lm_eval.tasks.__file__).parent
-    kept = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
-    with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
-        return {
-            name: Entry(name, Kind[kind], root / path if path else None, None, set(tags))
-            for name, (kind, path, tags) in read_cached(kept).items()
-        }
-    say("reading lm-eval's task catalogue, some seconds; the next time it is known")
-    index: Index = TaskIndex.build([root])
-    content = {
-        name: [
-            entry.kind.name,
-            entry.yaml_path.relative_to(root).as_posix() if entry.yaml_path else None,
-            sorted(entry.tags),
-        ]
-        for name, entry in index.items()
-    }
-    write_cached(kept, content)
-    return index

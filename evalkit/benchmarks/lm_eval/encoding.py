@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from evalkit.compatibility.lm_eval import rolling_windows
 from evalkit.errors import ScoringError
 from evalkit.inputs.texts import check_text, in_calls
 
@@ -116,13 +117,10 @@ def windows(encoding: Any, text: str, label: str) -> list[tuple[list[int], list[
         text: of a `loglikelihood_rolling` request.
         label: how messages name it.
     """
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
     check_text(text, label)
     key = (text, _adds_special(encoding, text))
     ids = encode_texts(encoding.tokenizer, {key: None})[key]
-    found = get_rolling_token_windows(ids, encoding.prefix_token_id, max_seq_len=encoding.max_length, context_len=1)
-    return [make_disjoint_window(window) for window in found]
+    return rolling_windows(ids, encoding.prefix_token_id, encoding.max_length)
 
 
 def _moved(context: str, continuation: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from evalkit.activity import doing
 from evalkit.benchmarks.lm_eval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, asked_of
@@ -58,7 +59,7 @@ class TaskPlan:
             _name_errors(task)
             # Anew, since the sampler moves with every document that is asked for
             task.set_fewshot_seed(SEEDS["fewshot"])
-        with quiet_lm_eval():
+        with quiet_lm_eval(), doing("building requests"):
             for task in self.tasks.tasks.values():
                 task.build_all_requests(limit=self.request.limit, rank=0, world_size=1)
                 # lm-eval's `evaluate` would build them anew
@@ -86,7 +87,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     _check_request(request)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     set_seeds()
-    tasks = load_tasks(request.tasks, request.include_path, request.num_fewshot, library, say)
+    with doing("loading lm-eval's tasks"):
+        tasks = load_tasks(request.tasks, request.include_path, request.num_fewshot, library, say)
     if request.data_dir is not None and not tasks.pinned:
         raise UsageError(
             f"--data-dir {request.data_dir}: serves evalkit's own tasks, and none of these is one "
@@ -98,7 +100,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     if request.log_samples:
         _refuse_long_names(tasks)
     checkpoint = request.model.locate(say)
-    specification = _specification(request, tasks, checkpoint, say)
+    with doing("hashing the tasks' documents"):
+        specification = _specification(request, tasks, checkpoint, say)
     manifest = {
         "id": specification_id(specification),
         "kind": LM_EVAL,

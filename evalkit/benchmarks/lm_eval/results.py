@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.clusters import SHARED, clusters_of
 from evalkit.export.lm_eval import Evaluated, write_lm_eval
 from evalkit.runs.folder import SCORES
@@ -37,8 +38,6 @@ def write_results(
     Raises:
         RunError: a file could not be written.
     """
-    from lm_eval.utils import handle_non_serializable
-
     _write_table(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
     hashes = _task_hashes(results["samples"])
     content = _content(results, tasks, answers.seconds) | {"samples": samples, "task_hashes": hashes}
@@ -46,7 +45,7 @@ def write_results(
     lines = {name: map(_sample, members) for name, members in results["samples"].items()} if samples else {}
     entries = {key: value for key, value in results.items() if key != "samples"}
     write_lm_eval(writer, Evaluated(entries, _settings(writer.manifest), seconds, lines, hashes=hashes))
-    writer.save_results(json.loads(json.dumps(content, default=handle_non_serializable)))
+    writer.save_results(json.loads(json.dumps(content, default=json_value)))
 
 
 def score_rows(tasks: Mapping[str, Any], answers: Answers) -> Iterator[ScoreRow]:
@@ -205,26 +204,22 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """lm-eval's hash of what each task asked: documents, prompts and targets."""
-    from lm_eval.utils import hash_string
-
     parts = ("doc_hash", "prompt_hash", "target_hash")
     return {
-        name: hash_string("".join(sample[part] for sample in members for part in parts))
+        name: hash_of("".join(sample[part] for sample in members for part in parts))
         for name, members in samples.items()
     }
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
     """A document as lm-eval writes it to its sample files: answers and targets as text."""
-    from lm_eval.utils import sanitize_list
-
     arguments = {
         f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(one)} for i, one in enumerate(sample["arguments"])
     }
     return {
         **sample,
         "arguments": arguments,
-        "resps": sanitize_list(sample["resps"]),
-        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+        "resps": as_texts(sample["resps"]),
+        "filtered_resps": as_texts(sample["filtered_resps"]),
         "target": str(sample["target"]),
     }

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from lm_eval.models.utils import normalize_gen_kwargs
 
 from evalkit.benchmarks.lm_eval.encoding import encode_texts
 from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
+from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.generation.room import Capacity
@@ -65,7 +65,7 @@ def settings_of(given: Mapping[str, Any], label: str) -> Settings:
     try:
         # Which logs what does not hold here: without a temperature the model's own is taken
         with log_from(logging.ERROR):
-            settings = dict(normalize_gen_kwargs(dict(given), NEW_TOKENS))
+            settings = generation_arguments(given, NEW_TOKENS)
         until, new_tokens, length = (
             settings.pop("until"),
             settings.pop("max_gen_toks"),

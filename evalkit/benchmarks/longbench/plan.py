@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from evalkit.activity import doing
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
@@ -72,7 +73,8 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     trouble: dict[str, DataError] = {}
     for task in tasks:
         try:
-            rows[task] = load_rows(task, request.data_dir, request.limit, request.suite, say)
+            with doing("reading documents"):
+                rows[task] = load_rows(task, request.data_dir, request.limit, request.suite, say)
         except DataError as error:
             trouble[task.name] = error
     left_out = together(trouble)

@@ -20,6 +20,7 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
+from evalkit.activity import doing
 from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
 from evalkit.errors import DataError
@@ -122,7 +123,8 @@ def score_generations(
     samples: dict[str, _Cells] = {}
     for task in present:
         rows = known[task.name]
-        scores = score_rows(task, rows, variant)
+        with doing(f"scoring {task.name}"):
+            scores = score_rows(task, rows, variant)
         parts = [np.ones(len(scores), bool)]
         if suite == "longbench-e":
             where = bucket(rows["length"].to_numpy())

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.request import circumstances, numerics
@@ -56,9 +57,10 @@ class ChoicePlan:
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
         """Task → its documents, up to the limit."""
-        from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        with doing("building questions"):
+            from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
-        return load_questions(self.suite, self.library, self.request.limit, self.others)
+            return load_questions(self.suite, self.library, self.request.limit, self.others)
 
     @property
     def folder(self) -> Path:
@@ -85,8 +87,9 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
     _refuse_shadowed(suite)
-    others = _load_others(suite, library, say)
-    specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
+    with doing("reading documents"):
+        others = _load_others(suite, library, say)
+        specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
     manifest = {
         "id": specification_id(specification),
         "kind": "multiple_choice",

@@ -20,6 +20,7 @@ from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
 from evalkit.inputs.texts import check_text, in_calls
+from evalkit.models.chat import apply_chat_template
 from evalkit.scores.table import SEGMENTS
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
@@ -240,10 +241,14 @@ def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) 
     ]
     fixed: dict[str, Any] = {"tokenize": False, "chat_template": _A_DAY + tokenizer.get_chat_template()}
     try:
-        text = tokenizer.apply_chat_template(turns, **fixed)
+        text = apply_chat_template(tokenizer, turns, **fixed)
+    except TemplateError:
+        raise
     except Exception as first:  # a Jinja template may raise anything, and many refuse a system turn
         try:
-            text = tokenizer.apply_chat_template(turns[1:], **fixed)
+            text = apply_chat_template(tokenizer, turns[1:], **fixed)
+        except TemplateError:
+            raise
         except Exception:
             raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
     if marks["system"] not in text:

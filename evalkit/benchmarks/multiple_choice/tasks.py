@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
+from evalkit.compatibility.lm_eval import fewshot_seed
 from evalkit.data.clusters import clusters_of
 from evalkit.errors import DataError, UsageError
 from evalkit.resources import resource
@@ -173,9 +174,7 @@ def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int
 
 def _prepare_examples(leaf: Any, shots: int) -> None:
     """Seed the sampler as lm-eval's `simple_evaluate` does. It would fail by an assertion on too few examples."""
-    from lm_eval.defaults import DEFAULT_OTHER_SEED
-
-    leaf.set_fewshot_seed(DEFAULT_OTHER_SEED)
+    leaf.set_fewshot_seed(fewshot_seed())
     if (found := len(leaf.sampler.df)) < shots:
         raise DataError(f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}")
 

@@ -100,8 +100,6 @@ class Needle(GeneratedBenchmark):
         writer.save_table(NEEDLES, table)
         found = table.pivot_table(index="depth", columns="length", values="found", aggfunc="mean")
         depths, lengths = [float(depth) for depth in found.index], [int(length) for length in found.columns]
-        for name in PICTURES:
-            needle_heatmap(found.to_numpy(float), depths, lengths, writer.folder / name)
         share = float(table["found"].mean())
         writer.save_results(
             {
@@ -113,6 +111,12 @@ class Needle(GeneratedBenchmark):
                 "found": found.to_numpy(float).tolist(),
             },
         )
+        # What can be drawn again comes last
+        try:
+            for name in PICTURES:
+                needle_heatmap(found.to_numpy(float), depths, lengths, writer.folder / name)
+        except RunError as error:
+            raise RunError(f"{error}; the results are saved, and the same command draws what is missing") from error
 
     def serves(self, plan: NeedlePlan, run: Run) -> bool:
         """Whether table and pictures are there."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import signal
@@ -173,6 +175,22 @@ def test_files_are_made_anew(needle: Command, lost: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("evalkit.benchmarks.session.load_model", pytest.fail)
     assert needle().out == first.out
     pd.testing.assert_frame_equal(load_needles(load_run(folder)), kept)
+
+
+def test_a_disk_that_is_full_when_the_picture_is_drawn(needle: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as during:
+        during.setattr("evalkit.benchmarks.longbench.plots.replace_file", full)
+        outcome = needle()
+        complains(outcome, 1, "heatmap.png cannot be written: No space left on device; the results are saved")
+        assert outcome.err.count("heatmap.png") == 1
+    [folder] = Path("runs").iterdir()
+    assert load_run(folder).complete
+    monkeypatch.setattr("evalkit.benchmarks.session.load_model", pytest.fail)
+    assert needle().code == 0
+    assert (folder / "heatmap.png").is_file()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

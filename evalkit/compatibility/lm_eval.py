@@ -1,0 +1,172 @@
+"""What evalkit uses of lm-eval beyond its public API; works with lm-eval 0.4.13, which pyproject.toml pins.
+
+Public are `TaskManager`, `evaluate`, the base classes of models, and the methods of `Task` that its guide to new tasks
+describes. lm-eval is imported when a function is called, since its callers are imported without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from evalkit.compatibility import names
+
+_PACKAGE = "lm-eval"
+
+Build = Callable[[Any, dict[str, Any] | None], Any]
+"""(entry of the index, overriding keys of its task file) → task."""
+
+
+class CatalogueEntry(NamedTuple):
+    """An entry of lm-eval's index of task files, in a form that JSON takes."""
+
+    kind: str
+    """Name of lm-eval's `Kind`: "TASK", "GROUP", "TAG", …"""
+    path: str | None
+    """Of the task file, relative to the indexed folder; None for a tag."""
+    tags: list[str]
+    """Of a tag, its tasks."""
+
+
+def read_task_file(path: Path) -> dict[str, Any]:
+    """Return the content of a task file with what it includes, its functions left as names.
+
+    The public way to read one is to load the task, which downloads its documents and runs its code.
+    """
+    load = _of("lm_eval.tasks._yaml_loader", "load_yaml")
+    return dict(names.call(_PACKAGE, load, path, resolve_func=False))
+
+
+def index_tasks(root: Path) -> dict[str, CatalogueEntry]:
+    """Return the entries of all task files in a folder, by name.
+
+    `TaskManager` builds the same index each time it is made, in seconds; this one can be stored.
+    """
+    index = _of("lm_eval.tasks._index", "TaskIndex")
+    found = names.call(_PACKAGE, names.attribute(_PACKAGE, index, "build"), [root])
+    return {
+        name: CatalogueEntry(
+            entry.kind.name,
+            entry.yaml_path.relative_to(root).as_posix() if entry.yaml_path else None,
+            sorted(entry.tags),
+        )
+        for name, entry in found.items()
+    }
+
+
+def index_of(entries: Mapping[str, CatalogueEntry], root: Path) -> dict[str, Any]:
+    """Return entries as lm-eval's own; the inverse of `index_tasks`.
+
+    Raises:
+        KeyError: a kind that lm-eval does not know.
+    """
+    entry, kinds = _of("lm_eval.tasks._index", "Entry"), _of("lm_eval.tasks._index", "Kind")
+    names.check_parameters(_PACKAGE, entry, "name", None, None, None, set())
+    return {
+        name: entry(name, kinds[kind], root / path if path else None, None, set(tags))
+        for name, (kind, path, tags) in entries.items()
+    }
+
+
+def replace_index(manager: Any, index: dict[str, Any]) -> None:
+    """Have a `TaskManager` look names up in an index.
+
+    Its constructor takes folders only, and scans all of lm-eval's thousands of task files where these are among them.
+    """
+    names.attribute(_PACKAGE, manager, "_index")
+    manager._index = index
+
+
+def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
+    """Have a `TaskManager` make each task through a function, which may add to what is raised.
+
+    The public `load` makes all tasks of a group in one call, and its errors do not say which one failed.
+    """
+    factory = names.attribute(_PACKAGE, manager, "_factory")
+    factory._build_task = wrap(names.attribute(_PACKAGE, factory, "_build_task"))
+
+
+@contextmanager
+def compiled_once() -> Iterator[None]:
+    """Compile each Jinja template of a task once inside, and not for every document, as lm-eval does."""
+    environment = _of("lm_eval.utils", "env")
+    with patch.object(environment, "from_string", lru_cache(maxsize=256)(environment.from_string)):
+        yield
+
+
+@contextmanager
+def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
+    """Build requests and bootstrap standard errors without progress bars inside, which have no public switch.
+
+    Args:
+        bootstrapping: called with (name of the statistic, samples) when a bootstrap begins, which can take minutes.
+    """
+    import tqdm  # type: ignore[import-untyped]
+
+    metrics = names.module(_PACKAGE, "lm_eval.api.metrics")
+    bootstrap = names.attribute(_PACKAGE, metrics, "bootstrap_stderr")
+    silent = partial(tqdm.tqdm, disable=True)
+
+    def quiet_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
+        bootstrapping(f.__name__, iters)
+        # It imports its bar when it is called
+        with patch.object(tqdm, "tqdm", silent):
+            return float(names.call(_PACKAGE, bootstrap, f, xs, iters=iters))
+
+    task = names.module(_PACKAGE, "lm_eval.api.task")
+    names.attribute(_PACKAGE, task, "tqdm")
+    with ExitStack() as after:
+        after.enter_context(patch.object(task, "tqdm", silent))
+        after.enter_context(patch.object(metrics, "bootstrap_stderr", quiet_bootstrap))
+        yield
+
+
+def fewshot_seed() -> int:
+    """Return the seed of few-shot examples that `simple_evaluate` uses where none is given."""
+    return int(_of("lm_eval.defaults", "DEFAULT_OTHER_SEED"))
+
+
+def generation_arguments(given: Mapping[str, Any], new_tokens: int) -> dict[str, Any]:
+    """Return a request's generation_kwargs in one form: `until`, `max_gen_toks`, `do_sample`, `temperature` and others.
+
+    Args:
+        given: as the task has them.
+        new_tokens: `max_gen_toks` where the task says nothing.
+    """
+    return dict(names.call(_PACKAGE, _of("lm_eval.models.utils", "normalize_gen_kwargs"), dict(given), new_tokens))
+
+
+def rolling_windows(ids: Sequence[int], prefix: int, most: int) -> list[tuple[list[int], list[int]]]:
+    """Return the disjoint windows, (context, continuation), that `loglikelihood_rolling` scores a text in.
+
+    Args:
+        ids: token ids of the text.
+        prefix: the token that stands before the first.
+        most: tokens of a window.
+    """
+    cut, disjoint = _of("lm_eval.utils", "get_rolling_token_windows"), _of("lm_eval.utils", "make_disjoint_window")
+    found: Iterable[Any] = names.call(_PACKAGE, cut, ids, prefix, max_seq_len=most, context_len=1)
+    return [disjoint(window) for window in found]
+
+
+def json_value(value: Any) -> Any:
+    """Return what lm-eval's files have for a value that JSON has no form for."""
+    return _of("lm_eval.utils", "handle_non_serializable")(value)
+
+
+def as_texts(answers: Any) -> Any:
+    """Return nested lists of answers with every part as text, as lm-eval's sample files have them."""
+    return _of("lm_eval.utils", "sanitize_list")(answers)
+
+
+def hash_of(text: str) -> str:
+    """Return lm-eval's hash of a text, for the `task_hashes` of its files."""
+    return str(_of("lm_eval.utils", "hash_string")(text))
+
+
+def _of(module: str, name: str) -> Any:
+    return names.attribute(_PACKAGE, names.module(_PACKAGE, module), name)

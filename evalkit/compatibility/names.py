@@ -1,0 +1,78 @@
+"""Names of another library that a release of it may take away, and the error where one is missing.
+
+In: an object or a module, and a name. Out: what has the name, or an `EvalkitError` with the installed version, the
+version that works, and the command that installs it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+from evalkit.errors import EvalkitError
+
+KNOWN = {"lm-eval": "0.4.13", "torch": "2.13.0", "transformers": "5.23.0"}
+"""Versions that evalkit's tests run with, by the name of the distribution."""
+
+
+def attribute(package: str, owner: Any, name: str) -> Any:
+    """Return an attribute of a library's object.
+
+    Raises:
+        EvalkitError: the object has none of that name.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError as error:
+        holder = owner if isinstance(owner, (type, ModuleType)) else type(owner)
+        raise _incompatible(package, f"has no {holder.__name__}.{name}") from error
+
+
+def module(package: str, name: str) -> ModuleType:
+    """Import a module of a library.
+
+    Raises:
+        EvalkitError: the library has no such module.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        # Another library that it needs may be missing
+        if error.name is None or not name.startswith(error.name):
+            raise
+        raise _incompatible(package, f"has no module {name}") from error
+
+
+def call(package: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a library's function; raises as `check_parameters`."""
+    check_parameters(package, function, *arguments, **options)
+    return function(*arguments, **options)
+
+
+def check_parameters(package: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """See to it that a library's function, or the constructor of a class, takes some arguments.
+
+    Raises:
+        EvalkitError: it does not.
+    """
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise _incompatible(package, f"has {name} with other parameters ({error})") from error
+
+
+def _incompatible(package: str, what: str) -> EvalkitError:
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "(of unknown version)"
+    works = KNOWN[package]
+    return EvalkitError(
+        f"{package} {installed} {what}, which evalkit uses; it works with {package} {works}: "
+        f"pip install {package}=={works}"
+    )

@@ -1,0 +1,167 @@
+"""What evalkit takes of lm-eval's internals, against what lm-eval does with the same files and texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lm_eval.api.metrics
+import lm_eval.api.task
+import lm_eval.utils
+import numpy as np
+import pytest
+from lm_eval.tasks import TaskManager
+
+from evalkit.compatibility.lm_eval import (
+    as_texts,
+    compiled_once,
+    fewshot_seed,
+    generation_arguments,
+    hash_of,
+    index_of,
+    index_tasks,
+    json_value,
+    read_task_file,
+    replace_index,
+    rolling_windows,
+    without_bars,
+    wrap_building,
+)
+from evalkit.errors import EvalkitError
+
+BASE = """
+output_type: multiple_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {documents}}}}}
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["yes", "no"]
+doc_to_target: gold
+process_docs: !function code.process
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks with a tag, and a group of them."""
+    folder = tmp_path_factory.mktemp("tasks")
+    documents = folder / "documents.jsonl"
+    documents.write_text('{"question": "Is it?", "gold": 0}\n', encoding="utf-8")
+    (folder / "code.py").write_text("def process(dataset):\n    return dataset\n", encoding="utf-8")
+    (folder / "base").write_text(BASE.format(documents=documents), encoding="utf-8")
+    for name in ("one", "two"):
+        (folder / f"{name}.yaml").write_text(f"include: base\ntask: made_{name}\ntag: made_tag\n", encoding="utf-8")
+    (folder / "group.yaml").write_text("group: made_group\ntask: [made_one, made_two]\n", encoding="utf-8")
+    return folder
+
+
+def manager(folder: Path | None) -> TaskManager:
+    return TaskManager(include_path=None if folder is None else str(folder), include_defaults=False)
+
+
+def test_a_task_file_with_what_it_includes(folder: Path) -> None:
+    content = read_task_file(folder / "one.yaml")
+    assert content["task"] == "made_one"
+    assert content["output_type"] == "multiple_choice"
+    # The name of a function, which is not imported
+    assert str(content["process_docs"]).endswith("code.process")
+
+
+def test_a_stored_index_is_lm_evals(folder: Path) -> None:
+    expected = manager(folder).task_index
+    stored = json.loads(json.dumps(index_tasks(folder)))
+    found = index_of(stored, folder)
+    assert found.keys() == {"made_one", "made_two", "made_tag", "made_group"} == expected.keys()
+    for name, entry in found.items():
+        assert (entry.kind, entry.yaml_path, entry.tags) == (
+            expected[name].kind, expected[name].yaml_path, expected[name].tags,
+        )  # fmt: skip
+
+
+def test_a_manager_finds_what_its_index_has(folder: Path) -> None:
+    other = manager(None)
+    with pytest.raises(KeyError):
+        other.load(["made_group"])
+    replace_index(other, index_of(index_tasks(folder), folder))
+    assert set(other.load(["made_group"])["tasks"]) == {"made_one", "made_two"}
+    assert set(other.load(["made_tag"])["tasks"]) == {"made_one", "made_two"}
+
+
+def test_every_task_is_made_through_the_wrapper(folder: Path) -> None:
+    seen = []
+
+    def wrap(build: Any) -> Any:
+        def watching(entry: Any, overrides: dict[str, Any] | None) -> Any:
+            seen.append(entry.name)
+            return build(entry, overrides)
+
+        return watching
+
+    made = manager(folder)
+    wrap_building(made, wrap)
+    assert set(made.load(["made_group"])["tasks"]) == {"made_one", "made_two"} == set(seen)
+
+
+def test_a_template_is_compiled_once() -> None:
+    environment = lm_eval.utils.env
+    before = environment.from_string
+    with compiled_once():
+        assert environment.from_string("{{a}}") is environment.from_string("{{a}}")
+        assert lm_eval.utils.apply_template("{{a}}!", {"a": 1}) == "1!"
+    assert environment.from_string == before
+
+
+def test_no_bars_inside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
+    monkeypatch.setattr(lm_eval.api.metrics, "DISABLE_MULTIPROC", True, raising=False)
+    said = []
+    values = [0.0, 1.0] * 5
+    with without_bars(lambda name, samples: said.append((name, samples))):
+        list(lm_eval.api.task.tqdm(range(2)))
+        lm_eval.api.metrics.bootstrap_stderr(lm_eval.api.metrics.mean, values, iters=1000)
+    assert said == [("mean", 1000)]
+    assert capsys.readouterr().err == ""
+    list(lm_eval.api.task.tqdm(range(2)))
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_the_seed_is_that_of_simple_evaluate() -> None:
+    import inspect
+
+    import lm_eval.evaluator
+
+    default = inspect.signature(lm_eval.evaluator.simple_evaluate).parameters["fewshot_random_seed"].default
+    assert fewshot_seed() == default
+
+
+def test_generation_arguments_in_one_form() -> None:
+    found = generation_arguments({"until": "\n", "max_new_tokens": 7}, 256)
+    assert (found["until"], found["max_gen_toks"], found["do_sample"]) == (["\n"], 7, False)
+    assert generation_arguments({"until": []}, 256)["max_gen_toks"] == 256
+
+
+def test_rolling_windows_predict_every_token_once() -> None:
+    found = rolling_windows(list(range(10, 21)), 1, 4)
+    assert [token for _, continuation in found for token in continuation] == list(range(10, 21))
+    assert found[0] == ([1], [10, 11, 12, 13])
+    assert all(len(context) + len(continuation) <= 5 for context, continuation in found)
+
+
+def test_values_as_lm_eval_writes_them() -> None:
+    assert json.dumps([np.int64(3), np.float64(0.5), np.bool_(True)], default=json_value) == "[3, 0.5, true]"
+    assert as_texts([[(1.5, True)], "a"]) == [[("1.5", "True")], "a"]
+    assert hash_of("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.mark.parametrize("use", [lambda gone: replace_index(gone, {}), lambda gone: wrap_building(gone, lambda b: b)])
+def test_a_name_that_is_gone_is_an_error_in_one_line(use: Any) -> None:
+    with pytest.raises(EvalkitError, match=r"^lm-eval \S+ has no SimpleNamespace\._\w+, .*pip install lm-eval=="):
+        use(SimpleNamespace())
+
+
+def test_a_module_that_is_gone_is_an_error_in_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("lm_eval.tasks._yaml_loader.load_yaml")
+    with pytest.raises(EvalkitError, match=r"has no lm_eval\.tasks\._yaml_loader\.load_yaml, .*pip install lm-eval=="):
+        read_task_file(folder / "one.yaml")

@@ -1,0 +1,28 @@
+"""What evalkit uses of torch beyond its public API does what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from evalkit.compatibility.torch import compiled, has_hooks
+from evalkit.errors import EvalkitError
+
+
+def test_what_is_inside_of_a_compiled_module() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert compiled(torch.compile(module)) is module
+    assert compiled(module) is None
+    assert compiled(torch.nn.Sequential(module)) is None
+
+
+def test_hooks() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert not has_hooks(module)
+    for register in (module.register_forward_hook, module.register_forward_pre_hook):
+        handle = register(lambda *_: None)
+        assert has_hooks(module)
+        handle.remove()
+        assert not has_hooks(module)
+    with pytest.raises(EvalkitError, match=r"torch \S+ has no object._forward_hooks, .* pip install torch=="):
+        has_hooks(object())
