@@ -15,6 +15,7 @@ from evalkit.benchmarks.longbench.protocol import TASKS, suite_tasks
 from evalkit.cli import main
 from evalkit.errors import DataError, RunError, UnknownNameError
 from tests.benchmarks.longbench.made import generations, prediction, write
+from tests.fixtures import official_scores
 
 
 def command(*arguments: object) -> int:
@@ -23,30 +24,18 @@ def command(*arguments: object) -> int:
     return int(done.value.code or 0)
 
 
-def reproduces(predictions: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Compare what the command prints with the official scores in the same folder; its notes."""
-    assert command("score", "--e", predictions, "--format", "csv") == 0
+def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("score", "--e", golden, "--format", "csv") == 0
     printed = capsys.readouterr()
     rows = [row for row in csv.DictReader(io.StringIO(printed.out)) if row["kind"] == "task"]
     found = {
         row["name"]: {name: float(score) for name in ("0-4k", "4-8k", "8k+") if (score := row[f"score_{name}"])}
         for row in rows
     }
-    assert found == json.loads((predictions / "result.json").read_text())
-    return printed.err
-
-
-def test_the_command_reproduces_official_scores(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    notes = reproduces(golden, capsys)
-    assert "qasper.jsonl 672 for 224 (each 3 times)" in notes
-    assert "multifieldqa_en.jsonl 300 for 150" in notes
-    assert notes.count(".jsonl ") == 2
-
-
-def test_the_command_reproduces_all_official_scores(all_golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    notes = reproduces(all_golden, capsys)
-    assert "repobench-p.jsonl 600 for 300" in notes
-    assert notes.count(".jsonl ") == 3
+    assert found == official_scores()
+    assert "qasper.jsonl 672 for 224 (each 3 times)" in printed.err
+    assert "multifieldqa_en.jsonl 300 for 150" in printed.err
+    assert printed.err.count(".jsonl ") == 2
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "latex", "json", "csv"])
