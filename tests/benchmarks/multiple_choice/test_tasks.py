@@ -146,14 +146,22 @@ def _plain(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_winogrande_keeps_the_sentences_own_spacing(complete: Path) -> None:
-    """Context, gap and continuation are the sentence with the option written in."""
-    questions = load_questions(suite_of("winogrande"), Library(complete))["winogrande"]
-    assert len(questions) == COUNTS["winogrande"]
+def test_winogrande_keeps_the_sentences_own_spacing(real_documents: Path) -> None:
+    assert compare_spacing(real_documents) == 10
+
+
+def test_all_of_winogrande_keeps_the_sentences_own_spacing(complete: Path) -> None:
+    assert compare_spacing(complete) == COUNTS["winogrande"]
+
+
+def compare_spacing(folder: Path) -> int:
+    """Compare context, gap and continuation with the sentence that has the option written in; of how many questions."""
+    questions = load_questions(suite_of("winogrande"), Library(folder, allow_unofficial=True))["winogrande"]
     for question in questions:
         for choice, option in enumerate((question.doc["option1"], question.doc["option2"])):
             whole = question.contexts[choice] + question.gaps[choice] + question.continuations[choice]
             assert whole == question.doc["sentence"].replace("_", option, 1).rstrip()
+    return len(questions)
 
 
 @pytest.mark.parametrize(("rest", "gap"), [("'s coat.", ""), (" coat.", " "), ("  coat. ", "  "), (".", "")])
