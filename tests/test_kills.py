@@ -158,7 +158,7 @@ def command(options: dict[str, Any], output: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Long enough that a signal meets it while it scores."""
-    folder = made_up(tmp_path_factory.mktemp("many documents"), count=300)
+    folder = made_up(tmp_path_factory.mktemp("many documents"), count=150)
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 
 
