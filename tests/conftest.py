@@ -14,7 +14,7 @@ from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
-from tests.documents import first_real, made_up
+from tests.documents import made_up, official
 from tests.tiny import tiny_checkpoint
 
 # On a tiny model threads only wait for each other: four times slower where other processes want the cores too.
@@ -30,10 +30,10 @@ def _no_activity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real documents beside the checkout; it is not part of the project."""
+    """The complete data of which tests/fixtures has parts: a folder beside the checkout, not part of the project."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the shared folder with the real documents is not beside this checkout")
+        pytest.skip("the shared folder with the complete data is not beside this checkout")
     return folder
 
 
@@ -59,9 +59,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_documents(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
-    """A `--data-dir` with the first real documents of each task. Not to be changed."""
-    return first_real(tmp_path_factory.mktemp("real"), shared_data / "zeroshot8", 6)
+def real_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `--data-dir` with official documents of all tasks but OpenBookQA. Not to be changed."""
+    return official(tmp_path_factory.mktemp("real"))
 
 
 @pytest.fixture(scope="session")

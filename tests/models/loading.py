@@ -15,7 +15,7 @@ from evalkit.models.locate import locate
 
 def load_folder(folder: Path, **options: Any) -> LoadedModel:
     located = {key: options.pop(key) for key in ("tokenizer", "allow_pickle", "trust_remote_code") if key in options}
-    return load(locate(str(folder), **located), device="cpu", **options)
+    return load(locate(str(folder), **located), **{"device": "cpu"} | options)
 
 
 def refused(folder: Path, words: str, **options: Any) -> str:

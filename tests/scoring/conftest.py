@@ -92,7 +92,7 @@ def score(
 @torch.inference_mode()
 def by_itself(model: Any, sequence: TokenSequence) -> dict[str, tuple[float, int]]:
     """(log-likelihood, tokens) of each segment from one plain forward pass over one sequence."""
-    tokens = torch.from_numpy(sequence.tokens).long()
+    tokens = torch.from_numpy(sequence.tokens).long().to(model.device)
     logs = model(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
     sums = dict.fromkeys(SEGMENTS, (0.0, 0))
     for at in range(1, len(tokens)):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from evalkit.models.variants.signed import signed_attention
 from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, Unsupported, cut_tiles
 from evalkit.scoring.tree import Ints, Tree, build_tree
+from tests.devices import DEVICES
 
-SIZE, HEADS, GROUPS = 8, 4, 2
+SIZE, HEADS, GROUPS = 16, 4, 2
 
 
 def tree_of(lengths: list[tuple[int, int, int]]) -> Tree:
@@ -65,20 +66,24 @@ def test_tiles_save_most_of_the_pairs() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")  # on a CPU it is not compiled
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["tiles", "flex"])
 @pytest.mark.parametrize("trunk", [0, 30])
 @pytest.mark.parametrize("lengths", [[(60, 4, 10)] * 3, [(200, 1, 70), (1, 2, 1)], [(1, 1, 2)]])
-def test_a_layout_is_attention_under_the_whole_mask(kind: str, trunk: int, lengths: list[tuple[int, int, int]]) -> None:
+def test_a_layout_is_attention_under_the_whole_mask(
+    kind: str, trunk: int, lengths: list[tuple[int, int, int]], device: str
+) -> None:
     tree = tree_of(lengths)
     nodes = len(tree.tokens)
     torch.manual_seed(0)
     query = torch.randn(1, HEADS, nodes, SIZE)
     key, value = torch.randn(2, 1, GROUPS, trunk + nodes, SIZE)
-    found = _layout(kind, tree, trunk).attend(query, key, value, 0.3, None)
+    layout = _layout(kind, tree, trunk, device)
+    found = layout.attend(query.to(device), key.to(device), value.to(device), 0.3, None)
     weights = _logits(query, key, tree, trunk).softmax(-1)
     expected = (weights @ value.repeat_interleave(HEADS // GROUPS, dim=1)).transpose(1, 2)
     # Sums of a few hundred float32 products
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(found.cpu(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("trunk", [0, 30])
@@ -96,10 +101,10 @@ def test_another_product_takes_the_place_of_softmax_attention(trunk: int) -> Non
         _layout("flex", tree, trunk).attend(query, key, value, 0.3, signed_attention)
 
 
-def _layout(kind: str, tree: Tree, trunk: int) -> TreeAttention:
+def _layout(kind: str, tree: Tree, trunk: int, device: str = "cpu") -> TreeAttention:
     if kind == "flex":
-        return FlexLayout(torch.from_numpy(tree.ends), trunk)
-    return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device("cpu"))
+        return FlexLayout(torch.from_numpy(tree.ends).to(device), trunk)
+    return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device(device))
 
 
 def _logits(query: torch.Tensor, key: torch.Tensor, tree: Tree, trunk: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from evalkit.data.subjects import SUBJECTS
 from evalkit.progress import Progress
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
-from tests.documents import TASKS, first_real
+from tests.documents import TASKS
 
 LIMIT = 57
 """Of MMLU a document of each subject."""
@@ -46,21 +46,20 @@ def ours(checkpoint: Path, documents: Path, output: Path) -> Run:
     )  # fmt: skip
 
 
-def test_the_average_is_evalkits(checkpoint: Path, shared_data: Path, tmp_path: Path) -> None:
+def test_the_average_is_evalkits(checkpoint: Path, real_documents: Path, tmp_path: Path) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    documents = first_real(tmp_path / "real", shared_data / "zeroshot8", 6)
     model = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=8)
-    tasks = manager(Library(documents, allow_unofficial=True))
+    tasks = manager(Library(real_documents, allow_unofficial=True))
     theirs = simple_evaluate(model, tasks=["zeroshot8"], limit=LIMIT, task_manager=tasks, bootstrap_iters=2)
     assert theirs["results"]["mmlu_pooled"]["sample_len"] == LIMIT
-    agrees(theirs["results"], ours(checkpoint, documents, tmp_path / "runs"))
+    agrees(theirs["results"], ours(checkpoint, real_documents, tmp_path / "runs"))
 
 
-def test_pooled_prompts_are_the_subjects(shared_data: Path) -> None:
+def test_pooled_prompts_are_the_subjects(real_documents: Path) -> None:
     """The same documents under the same words, a subject in turn, so that a limit takes some of each."""
-    tasks = manager(Library(shared_data / "zeroshot8")).load(["mmlu", "mmlu_pooled"])["tasks"]
+    tasks = manager(Library(real_documents, allow_unofficial=True)).load(["mmlu", "mmlu_pooled"])["tasks"]
     pooled = tasks["mmlu_pooled"]
     assert len(pooled.eval_docs) == sum(len(tasks[f"mmlu_{subject}"].eval_docs) for subject in SUBJECTS)
     assert [doc["subject"] for doc in pooled.eval_docs.select(range(LIMIT))] == list(SUBJECTS)

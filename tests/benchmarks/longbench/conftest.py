@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import unpacked
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +21,18 @@ def longbench_data(shared_data: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden(longbench_data: Path) -> Path:
-    """Public predictions of a real model on LongBench-E, and the official code's scores of them."""
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Public predictions of a real model on eight tasks of LongBench-E, and the official code's scores of them."""
+    return unpacked("predictions", tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="session")
+def all_golden(longbench_data: Path) -> Path:
+    """The same on all thirteen tasks."""
     return longbench_data / "golden_e"
+
+
+@pytest.fixture(scope="session")
+def real_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `--data-dir` with a real row of nine tasks."""
+    return unpacked("longbench", tmp_path_factory.mktemp("rows"))

@@ -12,12 +12,14 @@ import pytest
 
 from evalkit.benchmarks.longbench import data, documents
 from evalkit.benchmarks.longbench.data import blob_hash, load_rows
+from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import hub as hub_module
 from evalkit.data.hub import Hub
 from evalkit.errors import DataError, UsageError
 from tests.benchmarks.longbench.made import record, write
+from tests.fixtures import LONGBENCH_ROWS
 
 HOTPOT = TASKS["hotpotqa"]
 
@@ -38,27 +40,45 @@ def test_official_documents_are_recognised(longbench_data: Path) -> None:
     assert (limited.rows, limited.official, limited.sha) == (found.rows[:3], True, found.sha)
 
 
-def test_line_ends_of_windows_are_the_same_file(longbench_data: Path, tmp_path: Path) -> None:
-    content = (longbench_data / "multi_news.jsonl").read_bytes()
-    (tmp_path / "multi_news.jsonl").write_bytes(content.replace(b"\n", b"\r\n"))
-    assert load(tmp_path, "multi_news", limit=1).official
+@pytest.fixture
+def pinned(real_rows: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A file of hotpotqa's, pinned as if it were the official one."""
+    content = (real_rows / "hotpotqa.jsonl").read_bytes()
+    monkeypatch.setitem(OFFICIAL_BLOBS, "hotpotqa", blob_hash([content]))
+    return content
 
 
-def test_one_changed_byte_is_not_official(longbench_data: Path, tmp_path: Path) -> None:
-    content = (longbench_data / "multi_news.jsonl").read_bytes()
-    (tmp_path / "multi_news.jsonl").write_bytes(content.replace(b"Philadelphia", b"Philadelphie", 1))
-    found = load(tmp_path, "multi_news")
-    assert (found.official, len(found.rows)) == (False, 200)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_line_ends_of_windows_are_the_same_file(pinned: bytes, tmp_path: Path, line_end: bytes) -> None:
+    (tmp_path / "hotpotqa.jsonl").write_bytes(pinned.replace(b"\n", line_end))
+    assert load(tmp_path, limit=1).official
 
 
-def test_an_official_file_under_another_name_is_refused(longbench_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "gov_report.jsonl").write_bytes((longbench_data / "multi_news.jsonl").read_bytes())
-    with pytest.raises(DataError, match="official file of multi_news, where gov_report's was expected"):
+def test_one_changed_byte_is_not_official(pinned: bytes, tmp_path: Path) -> None:
+    changed = pinned.replace(b"Great South Bay", b"Great South Bey", 1)
+    assert changed != pinned
+    (tmp_path / "hotpotqa.jsonl").write_bytes(changed)
+    found = load(tmp_path)
+    assert (found.official, len(found.rows)) == (False, 1)
+
+
+def test_an_official_file_under_another_name_is_refused(pinned: bytes, tmp_path: Path) -> None:
+    (tmp_path / "gov_report.jsonl").write_bytes(pinned)
+    with pytest.raises(DataError, match="official file of hotpotqa, where gov_report's was expected"):
         load(tmp_path, "gov_report")
 
 
+@pytest.mark.parametrize("task", LONGBENCH_ROWS)
+def test_real_rows_load(real_rows: Path, task: str) -> None:
+    found = load(real_rows, task)
+    assert not found.official
+    [row] = found.rows
+    [stored] = map(json.loads, (real_rows / f"{task}.jsonl").read_text(encoding="utf-8").split("\n")[:-1])
+    assert (row.context, row.input, list(row.answers)) == tuple(stored[key] for key in ("context", "input", "answers"))
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_real_rows_of_every_task_load(longbench_data: Path, task: str) -> None:
+def test_more_real_rows_of_every_task_load(longbench_data: Path, task: str) -> None:
     found = load(longbench_data / "minilongbench_en", task)
     assert not found.official
     assert [row.index for row in found.rows] == list(range(len(found.rows)))

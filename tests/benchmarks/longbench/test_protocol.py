@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS, find_task, suite_tasks
 from evalkit.errors import UnknownNameError
+from tests.fixtures import facts
 
 
-def test_tasks_are_the_official_ones(longbench_data: Path) -> None:
-    facts = json.loads((longbench_data / "protocol.json").read_text())
-    assert list(TASKS) == list(facts["tasks"])
+def test_tasks_are_the_official_ones() -> None:
+    official = facts("protocol")
+    assert list(TASKS) == list(official["tasks"])
     for name, task in TASKS.items():
-        fact = facts["tasks"][name]
+        fact = official["tasks"][name]
         assert task.name == name
         assert [task.group, task.metric, task.max_new_tokens, task.documents, task.prompt_sha256] == [
             fact[key] for key in ("group", "metric", "max_new_tokens", "documents", "prompt_sha256")
         ]
-        assert task.chat == (name not in facts["chat_wrapper_skipped"])
-        assert task.first_line_only == (name in facts["first_line_only"])
+        assert task.chat == (name not in official["chat_wrapper_skipped"])
+        assert task.first_line_only == (name in official["first_line_only"])
         assert task.newline_ends == (name == "samsum")
     assert sum(task.documents for task in TASKS.values()) == 3750
     assert set(GROUPS) == {task.group for task in TASKS.values()}
 
 
-def test_e_has_the_tasks_of_the_golden_scores(golden: Path) -> None:
-    assert set(E_TASKS) == set(json.loads((golden / "result.json").read_text()))
+def test_e_has_the_tasks_of_the_official_files() -> None:
+    assert set(E_TASKS) == {name.removesuffix("_e") for name in facts("blobs") if name.endswith("_e")}
     assert [task.name for task in suite_tasks("longbench-e")] == list(E_TASKS)
     assert [task.name for task in suite_tasks("longbench")] == list(TASKS)
 
 
-def test_files_are_pinned_as_published(longbench_data: Path) -> None:
-    manifest = json.loads((longbench_data / "manifest.json").read_text())
-    assert {name: file["git_blob_sha1_LF"] for name, file in manifest.items()} == OFFICIAL_BLOBS
+def test_files_are_pinned_as_published() -> None:
+    assert facts("blobs") == OFFICIAL_BLOBS
     assert {*TASKS, *(f"{name}_e" for name in E_TASKS)} <= set(OFFICIAL_BLOBS)
     assert len(OFFICIAL_BLOBS) == 34
 

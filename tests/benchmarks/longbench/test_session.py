@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -28,7 +29,9 @@ from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
 from evalkit.runs.journal import Journal
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
+from tests.benchmarks.longbench.test_truncation import official
 from tests.benchmarks.multiple_choice.test_evaluation import Lines
+from tests.fixtures import LONGBENCH_ROWS
 from tests.generation.made import by_transformers
 from tests.journals import relocate
 from tests.models.loading import load_folder
@@ -71,23 +74,21 @@ def generated(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory)
     return evaluate_longbench(request(model, rows, tmp_path_factory.mktemp("runs"), token_budget=2000), Lines())
 
 
-def test_every_row_is_what_transformers_generates(generated: Run, model: Path, rows: Path) -> None:
-    table = load_generations(generated)
-    loaded = load_folder(model, dtype="float32")
+def compare_with_transformers(run: Run, asked: LongBenchRequest) -> pd.DataFrame:
+    """Compare every answer with what transformers generates after the same tokens; the table."""
+    table = load_generations(run)
+    loaded = load_folder(Path(asked.model.model), dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    prepared = plan_longbench(request(model, rows, Path("none")), silent)
-    assert list(table["task"].unique()) == ["qasper", "trec", "samsum", "lcc"]
-    for task, found in prepared.rows.items():
+    assert asked.window is not None
+    for task, found in plan_longbench(asked, silent).rows.items():
         own = table[table["task"] == task.name]
         assert list(own["id"]) == [row.id for row in found.rows]
         for row, stored in zip(found.rows, own.itertuples(), strict=True):
             text = prompt(task, row)
             assert stored.prompt_sha256 == hashlib.sha256(text.encode()).hexdigest()
-            ids = loaded.tokenizer(text, return_tensors="np", verbose=False).input_ids[0]
-            assert (stored.tokens_before, stored.truncated) == (len(ids), len(ids) > 600)
-            if len(ids) > 600:
-                halves = [loaded.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:300], ids[-300:])]
-                ids = loaded.tokenizer("".join(halves), return_tensors="np").input_ids[0]
+            ids = np.array(official(loaded.tokenizer, text, asked.window))
+            before = len(loaded.tokenizer(text, verbose=False).input_ids)
+            assert (stored.tokens_before, stored.truncated) == (before, before > asked.window)
             ends = [1, newline] if task.name == "samsum" else [1]
             expected = by_transformers(loaded.model, ids, task.max_new_tokens, ends, task.name == "samsum")
             whole = loaded.tokenizer.decode(expected, skip_special_tokens=True)
@@ -96,6 +97,12 @@ def test_every_row_is_what_transformers_generates(generated: Run, model: Path, r
             assert (stored.ended == "enough") == (len(expected) > stored.new_tokens)
             answers, classes = json.loads(stored.answers), json.loads(stored.all_classes)
             assert stored.score == score_prediction(task, whole, answers, classes)
+    return table
+
+
+def test_every_row_is_what_transformers_generates(generated: Run, model: Path, rows: Path) -> None:
+    table = compare_with_transformers(generated, request(model, rows, Path("none")))
+    assert list(table["task"].unique()) == ["qasper", "trec", "samsum", "lcc"]
     assert {True, False} == set(table["truncated"])
     assert (table["reused"] > 0).any()
 
@@ -302,8 +309,16 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
     assert json.loads(row["answers"]) == ["桥 ✓"]
 
 
+def test_real_rows(model: Path, real_rows: Path, tmp_path: Path) -> None:
+    """A row of nine tasks, most of them far longer than the window."""
+    asked = request(model, real_rows, tmp_path, *LONGBENCH_ROWS, window=400)
+    table = compare_with_transformers(evaluate_longbench(asked, Lines()), asked)
+    assert list(table["task"]) == list(LONGBENCH_ROWS)
+    assert all(table["truncated"])
+
+
 @pytest.mark.slow
-def test_real_rows(model: Path, longbench_data: Path, tmp_path: Path) -> None:
+def test_real_rows_of_every_task(model: Path, longbench_data: Path, tmp_path: Path) -> None:
     """A few of every task; with all sixteen the averages bear their plain names."""
     asked = request(model, longbench_data / "minilongbench_en", tmp_path, *TASKS, limit=1, max_prompt_tokens=400)
     run = evaluate_longbench(asked, Lines())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,8 +51,8 @@ def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
     return next((pieces[:end] for end in range(1, len(pieces)) if enough(pieces[:end])), pieces)
 
 
-@pytest.mark.parametrize("name", CUT)
-def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokenizer: Any) -> None:
+def cut_scores_the_same(name: str, rows: Iterable[dict[str, Any]], tokenizer: Any) -> int:
+    """Compare the scores of whole predictions with those of what is generated of them; how many were cut."""
     task = TASKS[name]
     pattern = stops_of(task, frozenset({1}), tokenizer).pattern
     assert pattern
@@ -62,8 +62,7 @@ def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokeni
     def text_of(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True))
 
-    for line in (golden / f"{name}.jsonl").read_text(encoding="utf-8").rstrip("\n").split("\n"):
-        row = json.loads(line)
+    for row in rows:
         whole = row["pred"]
         by_letter = "".join(cut(list(whole), lambda letters: has_all("".join(letters))))
         ids = tokenizer(whole, add_special_tokens=False).input_ids
@@ -74,8 +73,39 @@ def test_every_golden_prediction_scores_the_same(name: str, golden: Path, tokeni
         }
         assert len(scores) == 1, row
         saved += len(by_token) < len(whole)
+    return saved
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_every_golden_prediction_scores_the_same(name: str, all_golden: Path, tokenizer: Any) -> None:
+    saved = cut_scores_the_same(name, read(all_golden / f"{name}.jsonl"), tokenizer)
     # Llama2-7B-chat began no second line on samsum, where newlines ended its predictions too
     assert (saved > 50) == (name != "samsum")
+
+
+@pytest.mark.parametrize("name", ["trec", "triviaqa", "samsum"])
+def test_a_prediction_that_goes_on_scores_the_same(name: str, golden: Path, tokenizer: Any) -> None:
+    """As a base model does: after its answer come another question and the answer to that one."""
+    rows = read(golden / ("trec.jsonl" if name == "trec" else "2wikimqa.jsonl"))
+    follow = [
+        f"\n{row['pred']}\n\nQuestion: What next?\nAnswer: {rows[-place]['pred']}" for place, row in enumerate(rows)
+    ]
+    on = [row | {"pred": text} for row, text in zip(rows, follow, strict=True)]
+    assert cut_scores_the_same(name, on, tokenizer) == len(rows) == 300
+
+
+@pytest.mark.parametrize("name", ["lcc", "repobench-p"])
+def test_code_that_goes_on_scores_the_same(name: str, tokenizer: Any) -> None:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [
+        {"pred": "".join(lines[place : place + 6]), "answers": [lines[place + 3].rstrip("\n")], "all_classes": None}
+        for place in range(len(lines) - 6)
+    ]
+    assert cut_scores_the_same(name, rows, tokenizer) > 50
+
+
+def read(predictions: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in predictions.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 @given(LINES, LINES)

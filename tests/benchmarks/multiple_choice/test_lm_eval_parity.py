@@ -1,12 +1,12 @@
 """Real weights, real documents, lm-eval's own prompt: the same log-likelihoods and the same decisions as lm-eval.
 
-Fifty documents of each of the eight tasks, SmolLM2-135M-Instruct in float32, template `plain`.
+The documents of tests/fixtures, and fifty of each of the eight tasks where the complete data is at hand;
+SmolLM2-135M-Instruct in float32, template `plain`. On random weights: tests/export/test_lm_eval.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from evalkit.scoring.pack import plan
 
 pytestmark = pytest.mark.slow
 DOCUMENTS = 50
-"""Of each task."""
+"""Of each task, at most."""
 RELATIVE = 1e-4
 SUITE = load_suite("zeroshot8")
 
@@ -59,20 +59,26 @@ def demo() -> LoadedModel:
     return load(locate(str(file)), device="cpu", dtype="float32")
 
 
+@pytest.fixture(scope="module", params=["a few", "complete"])
+def library(request: pytest.FixtureRequest) -> Library:
+    if request.param == "a few":
+        return Library(request.getfixturevalue("real_documents"), allow_unofficial=True)
+    return Library(request.getfixturevalue("shared_data") / "zeroshot8")
+
+
 @pytest.fixture(scope="module")
-def leaves(shared_data: Path) -> dict[str, Any]:
+def leaves(library: Library) -> dict[str, Any]:
     """lm-eval's tasks on the same documents (their identity is checked in test_tasks.py)."""
     from lm_eval.tasks import TaskManager
 
-    library = Library(shared_data / "zeroshot8")
     manager = TaskManager(include_path=str(resource(*TASK_DIR)), include_defaults=False, metadata={"library": library})
     leaves: dict[str, Any] = manager.load(list(SUITE.tasks))["tasks"]
     return leaves
 
 
 @pytest.fixture(scope="module")
-def scored(shared_data: Path, demo: LoadedModel, leaves: dict[str, Any]) -> dict[str, Scored]:
-    questions = load_questions(SUITE, Library(shared_data / "zeroshot8"), DOCUMENTS)
+def scored(library: Library, demo: LoadedModel, leaves: dict[str, Any]) -> dict[str, Scored]:
+    questions = load_questions(SUITE, library, DOCUMENTS)
     return {
         task: Scored(our_scores(demo, asked), *lm_eval_scores(demo, leaves, asked)) for task, asked in questions.items()
     }

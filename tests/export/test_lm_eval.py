@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,21 @@ from evalkit.resources import resource
 from evalkit.runs.folder import Run
 from tests.documents import SUBJECTS
 
-TASKS = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "mmlu", "openbookqa", "piqa", "winogrande")
 LIMIT = 5
-
+PARTS: dict[str, dict[str, Any]] = {
+    "others": {
+        "tasks": ("arc_easy", "arc_challenge", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande"),
+        "limit": LIMIT,
+    },
+    "mmlu": {"tasks": ("mmlu",)},
+    "few-shot": {"tasks": ("mmlu",), "num_fewshot": 5},
+}
+"""What is evaluated twice, with evalkit and with lm-eval: MMLU on all of its documents, the other tasks on a few."""
+each_part = pytest.mark.parametrize(
+    "part",
+    ["others", *(pytest.param(part, marks=pytest.mark.slow) for part in ("mmlu", "few-shot"))],  # 57 subjects, twice
+)
 pytestmark = [
-    # It evaluates everything twice, with us and with lm-eval; the forms themselves are checked in test_evaluation.py
-    pytest.mark.slow,
     # lm-eval's own, all of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -35,27 +46,23 @@ def exported(run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours(checkpoint: Path, real_documents: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """Finished runs with lm-eval's prompt: MMLU on all of its documents, the other tasks on a few."""
-    common: dict[str, Any] = {
-        "data_dir": real_documents,
-        "allow_unofficial_data": True,
-        "output": tmp_path_factory.mktemp("runs"),
-        "template": "plain",
-        "log_samples": True,
-    }
-    quiet = Progress(live=False)
-    others = tuple(task for task in TASKS if task != "mmlu")
-    return {
-        "others": evaluate(str(checkpoint), tasks=others, limit=LIMIT, progress=quiet, **common),
-        "mmlu": evaluate(str(checkpoint), tasks="mmlu", progress=quiet, **common),
-        "few-shot": evaluate(str(checkpoint), tasks="mmlu", num_fewshot=5, progress=quiet, **common),
-    }
+def ours(checkpoint: Path, real_documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """A part's finished run with lm-eval's prompt."""
+    output = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def run(part: str) -> Run:
+        return evaluate(
+            str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, output=output, template="plain",
+            log_samples=True, progress=Progress(live=False), **PARTS[part],
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint: Path, real_documents: Path) -> dict[str, dict[str, Any]]:
-    """lm-eval's output on the same tasks, task files and documents."""
+def theirs(checkpoint: Path, real_documents: Path) -> Callable[[str], dict[str, Any]]:
+    """lm-eval's output on a part's tasks, from the same task files and documents."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -63,17 +70,19 @@ def theirs(checkpoint: Path, real_documents: Path) -> dict[str, dict[str, Any]]:
     library = Library(real_documents, allow_unofficial=True)
     manager = TaskManager(include_path=str(resource("tasks")), include_defaults=False, metadata={"library": library})
     model = HFLM(pretrained=str(checkpoint), device="cpu", batch_size=8)
-    others = [task for task in TASKS if task != "mmlu"]
-    return {
-        "others": simple_evaluate(model, tasks=others, limit=LIMIT, task_manager=manager, bootstrap_iters=2),
-        "mmlu": simple_evaluate(model, tasks=["mmlu"], task_manager=manager, bootstrap_iters=2),
-        "few-shot": simple_evaluate(model, tasks=["mmlu"], num_fewshot=5, task_manager=manager, bootstrap_iters=2),
-    }
+
+    @cache
+    def output(part: str) -> dict[str, Any]:
+        options = PARTS[part] | {"tasks": list(PARTS[part]["tasks"])}
+        found: dict[str, Any] = simple_evaluate(model, task_manager=manager, bootstrap_iters=2, **options)
+        return found
+
+    return output
 
 
-@pytest.mark.parametrize("part", ["others", "mmlu", "few-shot"])
+@each_part
 def test_accuracies_and_errors_are_lm_evals(ours: Any, theirs: Any, part: str) -> None:
-    found, expected = exported(ours[part])["results"], theirs[part]["results"]
+    found, expected = exported(ours(part))["results"], theirs(part)["results"]
     assert found.keys() == expected.keys()
     for task, metrics in expected.items():
         for key, value in metrics.items():
@@ -83,8 +92,9 @@ def test_accuracies_and_errors_are_lm_evals(ours: Any, theirs: Any, part: str) -
         assert found[task]["name"] == task
 
 
+@pytest.mark.slow
 def test_groups_are_pooled_as_lm_eval_pools_them(ours: Any, theirs: Any) -> None:
-    found, expected = exported(ours["mmlu"]), theirs["mmlu"]
+    found, expected = exported(ours("mmlu")), theirs("mmlu")
     assert found["groups"].keys() == expected["groups"].keys() == {"mmlu"}
     for key in ("acc,none", "acc_stderr,none"):
         assert found["groups"]["mmlu"][key] == pytest.approx(expected["groups"]["mmlu"][key], abs=1e-12)
@@ -92,9 +102,9 @@ def test_groups_are_pooled_as_lm_eval_pools_them(ours: Any, theirs: Any) -> None
     assert found["group_subtasks"] == expected["group_subtasks"] == {"mmlu": [f"mmlu_{name}" for name in SUBJECTS]}
 
 
-@pytest.mark.parametrize("part", ["others", "mmlu", "few-shot"])
+@each_part
 def test_what_describes_the_results_is_lm_evals(ours: Any, theirs: Any, part: str) -> None:
-    found, expected = exported(ours[part]), json.loads(json.dumps(theirs[part], default=str))
+    found, expected = exported(ours(part)), json.loads(json.dumps(theirs(part), default=str))
     assert found["n-shot"] == expected["n-shot"]
     assert found["n-samples"] == expected["n-samples"]
     assert found["versions"].items() <= expected["versions"].items()  # without the group's
@@ -123,8 +133,8 @@ def test_what_describes_the_results_is_lm_evals(ours: Any, theirs: Any, part: st
 
 
 def test_samples_are_lm_evals(ours: Any, theirs: Any) -> None:
-    for task, expected in theirs["others"]["samples"].items():
-        [path] = ours["others"].folder.glob(f"lm_eval/samples_{task}_*.jsonl")
+    for task, expected in theirs("others")["samples"].items():
+        [path] = ours("others").folder.glob(f"lm_eval/samples_{task}_*.jsonl")
         found = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
         assert len(found) == len(expected) == LIMIT
         for mine, other in zip(found, expected, strict=True):
