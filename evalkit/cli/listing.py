@@ -11,7 +11,7 @@ from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
 from evalkit.reporting.page import aligned
-from evalkit.scores.rules import RULES
+from evalkit.scores.rules import all_rules
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.markup import plain
 
@@ -50,7 +50,7 @@ def templates() -> str:
 
 def rules() -> str:
     """Scoring rules with their formulas."""
-    return _table([[rule.name, rule.formula, rule.description] for rule in RULES.values()])
+    return _table([[rule.name, rule.formula, rule.description] for rule in all_rules()])
 
 
 def tables() -> str:

@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
+from evalkit.cli.options import EXPORT, FOLDER, RUN, argument, named_run, option, typed_option
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 
 _SOURCES = ("published", "runs", "both")
 _FORMATS = ("terminal", "latex", "markdown", "csv", "html")
-_EXPORTS = ("lm_eval", "hub", "every_eval_ever")
 
 _FORM = option("--format", "form", type=click.Choice(_FORMATS), default="terminal", help="What is written.")
 _STANDALONE = option("--standalone", is_flag=True, help="A whole LaTeX document or HTML page, not the table alone.")
@@ -110,8 +109,8 @@ def integrity(run: str, rule: str | None, tokens: str | None, form: str, standal
 
 @click.command()
 @RUN
-@option("--to", "form", type=click.Choice(_EXPORTS), required=True, help="lm_eval: lm-eval's results file; hub: the "
-        "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
+@option("--to", "form", type=EXPORT, required=True, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
+        "metadata; every_eval_ever: the Every Eval Ever schema; or another package's.")  # fmt: skip
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
 @typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: str, form: str, rule: str | None, output: Path | None) -> None:

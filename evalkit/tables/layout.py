@@ -3,7 +3,8 @@
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
     caption: text in markup (tables/markup.py)
-    suite: zeroshot8            # or longbench: tasks and averages; left out where the numbers come from a CSV alone
+    suite: zeroshot8            # or longbench, or a suite's file, seen from this one: tasks and averages; left out
+                                # where the numbers come from a CSV alone
     data: main_res              # results/published/main_res.csv; or a path ending in .csv, seen from this file
     models: rows                # which axis the runs fill: rows or columns
     corner: "**Model**"         # over the labels
@@ -32,8 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import kinds, suite_averages
-from evalkit.errors import TableError, UnknownNameError
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.inputs.yaml_reading import read_yaml
 from evalkit.resources import resource
 from evalkit.tables.markup import Text, parse
@@ -171,14 +173,14 @@ class _Reader:
         for key in raw:
             if key not in _KEYS:
                 raise TableError(f"layout {self.path}: {UnknownNameError('key', str(key), _KEYS)}")
-        suite = raw.get("suite")
+        suite, averages = self._suite(raw.get("suite"))
         facts = self._mapping(raw.get("facts", {}), "facts")
         layout = TableLayout(
             name=self.path.stem,
             path=self.path,
             caption=self._text(raw.get("caption", ""), "caption"),
-            suite=None if suite is None else str(suite),
-            averages=self._averages(suite),
+            suite=suite,
+            averages=averages,
             data=self._data(str(raw.get("data", self.path.stem))),
             models_are_rows=self._one_of(raw.get("models", "rows"), "models", ("rows", "columns")) == "rows",
             corner=self._text(raw.get("corner", ""), "corner"),
@@ -205,12 +207,17 @@ class _Reader:
                 if item.key not in known:
                     raise TableError(f"layout {self.path}: {UnknownNameError('task', item.key, known)}")
 
-    def _averages(self, name: Any) -> dict[str, tuple[str, ...]]:
-        if name is None:
-            return {}
+    def _suite(self, given: Any) -> tuple[str | None, dict[str, tuple[str, ...]]]:
+        """Its name, and average → tasks."""
+        if given is None:
+            return None, {}
+        name = str(given)
         try:
-            return suite_averages(str(name))
-        except UnknownNameError as error:
+            if name.endswith((".yaml", ".yml")):
+                own = load_suite(str(self.path.parent / name))
+                return own.name, {**own.groups, AVERAGE: own.tasks}
+            return name, suite_averages(name)
+        except UsageError as error:
             if name in kinds():
                 raise TableError(
                     f"layout {self.path}: suite {name} has no averages and no list of tasks; leave 'suite' out and "

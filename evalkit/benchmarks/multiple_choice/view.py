@@ -23,7 +23,7 @@ from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import unofficial
 from evalkit.scores.results import Results, summarise_all
-from evalkit.scores.rules import RULES
+from evalkit.scores.rules import all_rules, find_rule
 
 COLOURS = {
     "special": "magenta",
@@ -86,7 +86,7 @@ def result_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping
         tablefmt="simple",
         colalign=["left"] + ["right"] * (len(keep) - 1),
     )
-    notes = [f"rule {results.rule}: {RULES[results.rule].description}"]
+    notes = [f"rule {results.rule}: {find_rule(results.rule).description}"]
     if shots := manifest["specification"].get("num_fewshot", 0):
         notes.append(f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question")
     if extension := manifest["specification"].get("context_extension"):
@@ -132,7 +132,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         tablefmt="simple",
         colalign=["left"] + ["right"] * (len(headers) - 1),
     )
-    absent = [name for name in RULES if name not in by_rule]
+    absent = [one.name for one in all_rules() if one.name not in by_rule]
     note = f"\nnot scored by this run: {', '.join(absent)}" if absent else ""
     return f"The same scores under every rule (accuracy in %):\n\n{table}{note}"
 
