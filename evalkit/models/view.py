@@ -102,7 +102,7 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> str:
         return text
     readings = [(key, config[key]) for key in KEYS[variant.name]]
     listed = aligned(readings, tablefmt="plain")
-    return f"{text}\n\nas set in config.json; docs/models.md has what else each could be\n{listed}"
+    return f"{text}\n\nas set in config.json; docs/reference/models.md has what else each could be\n{listed}"
 
 
 def _heads(shape: ModelShape) -> str:
