@@ -72,11 +72,11 @@ def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
         UnknownNameError: the run was not scored for that rule.
         RunError: the file is damaged.
     """
-    from evalkit.scores.results import available_rules
-
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
     if name in by_rule:
         return [_metric(run, task) for task in by_rule[name]["tasks"]]
+    from evalkit.scores.results import available_rules  # needs pandas, which stored results do not
+
     if name not in available_rules(run.scores):
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
     return [_metric(run, task) for task in run.results(name).to_json()["tasks"]]
