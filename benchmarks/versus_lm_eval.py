@@ -1,6 +1,6 @@
 """evalkit beside lm-eval's Hugging Face model: one process, one checkpoint, the same documents, task by task in turn.
 
-    python benchmarks/versus_lm_eval.py --limit 100 --out docs/performance
+    python benchmarks/versus_lm_eval.py --limit 100 --out docs/measurements/performance
 
 Both score the same token sequences: under `plain` lm-eval's own requests, under `inst` the paper's sequences, which
 lm-eval is handed whole. lm-eval runs as it comes, at the best of its batch sizes, found on the first task. Times are of

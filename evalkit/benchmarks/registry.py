@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from evalkit.benchmarks.base import Benchmark
-from evalkit.errors import RunError, UnknownNameError, UsageError, first_line
+from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.plugins import added, load_added
 from evalkit.runs.folder import Run
 
 GROUP = "evalkit.benchmarks"
@@ -29,7 +29,7 @@ _OWN = {
 def kinds() -> Iterator[str]:
     """Names of all benchmarks; those of other packages last, and looked for then, since that takes a while."""
     yield from _OWN
-    yield from {entry.name for entry in entry_points(group=GROUP)} - _OWN.keys()
+    yield from added(GROUP).keys() - _OWN.keys()
 
 
 @cache
@@ -44,16 +44,7 @@ def benchmark(kind: str) -> Benchmark:
         module, _, name = _OWN[kind].partition(":")
         found = getattr(import_module(f"evalkit.benchmarks.{module}"), name)
     else:
-        entries = [entry for entry in entry_points(group=GROUP) if entry.name == kind]
-        if not entries:
-            raise UnknownNameError("benchmark", kind, kinds())
-        try:
-            found = entries[0].load()
-        except Exception as error:  # another package's code
-            raise UsageError(
-                f"benchmark '{kind}' ({entries[0].value}) cannot be loaded ({type(error).__name__}: "
-                f"{first_line(error)}); repair or remove the package that brings it"
-            ) from error
+        found = load_added(GROUP, kind, "benchmark", tuple(_OWN))
     made: Benchmark = found()
     return made
 

@@ -12,7 +12,7 @@ from evalkit.errors import DataError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
-from evalkit.scores.rules import RULES
+from evalkit.scores.rules import all_rules
 from evalkit.tables.layout import layout_names, load_layout
 
 
@@ -46,7 +46,7 @@ def templates() -> Table:
 
 def rules() -> Table:
     """Scoring rules with their formulas."""
-    rows = [[rule.name, rule.formula, rule.description] for rule in RULES.values()]
+    rows = [[rule.name, rule.formula, rule.description] for rule in all_rules()]
     return simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from evalkit.cli.completing import completer
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.resources import RUNS
@@ -35,7 +36,8 @@ class Commands(click.Group):
     """A group that offers the nearest command for a mistyped one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+        unknown = args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:  # a shell that completes shows no message
             raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
@@ -102,6 +104,9 @@ class _Path(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         return values.path(_called(param), value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
 
 class _Margin(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -132,15 +137,29 @@ class _Suite(_Text):
         return True
 
 
-TEXT, FOLDER, MARGIN, SUITE = _Text(), _Path(), _Margin(min=0), _Suite()
+class _Export(_Text):
+    """A form that runs are exported in."""
 
-argument = partial(click.argument, type=TEXT)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from evalkit.export import form_names
+
+        if (found := super().convert(value, param, ctx)) not in (known := form_names()):
+            raise UnknownNameError("export", found, known)
+        return found
+
+
+TEXT, FOLDER, MARGIN, SUITE, EXPORT = _Text(), _Path(), _Margin(min=0), _Suite(), _Export()
+
+
+def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
+    """A value that stands on the command line by its place."""
+    return click.argument(name, **{"type": TEXT, "shell_complete": completer(name)} | settings)
 
 
 def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that stands on the command line only."""
     if not settings.get("is_flag"):
-        settings = {"type": TEXT} | settings
+        settings = {"type": TEXT, "shell_complete": completer(_long(names))} | settings
     return click.option(*names, cls=Option, **settings)
 
 

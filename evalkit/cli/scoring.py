@@ -91,7 +91,7 @@ def run(
     evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
-    evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/protocol.md)
+    evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/suites.md)
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """

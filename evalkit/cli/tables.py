@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import FOLDER, RUN, argument, named_run, option, typed_option
+from evalkit.cli.options import EXPORT, FOLDER, RUN, argument, named_run, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Format
 
 _SOURCES = ("published", "runs", "both")
-_EXPORTS = ("lm_eval", "hub", "every_eval_ever")
 
 _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [default: the terminal]")
 
@@ -117,8 +116,8 @@ def integrity(
 
 @click.command()
 @RUN
-@option("--to", "form", type=click.Choice(_EXPORTS), required=True, help="lm_eval: lm-eval's results file; hub: the "
-        "Hugging Face hub's metadata; every_eval_ever: the Every Eval Ever schema.")  # fmt: skip
+@option("--to", "form", type=EXPORT, required=True, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
+        "metadata; every_eval_ever: the Every Eval Ever schema; or another package's.")  # fmt: skip
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
 @typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: str, form: str, rule: str | None, output: Path | None) -> None:

@@ -1,19 +1,34 @@
 """A finished run in the forms that other tools read.
 
 In: a run folder. Out: files. `lm_eval` is written with every run and only copied here; the others are made from
-results.json, without the model, its score table or torch.
+results.json, without the model, its score table or torch. A package adds a form by an entry point of the group
+`evalkit.exports`, whose name is the form's and whose object is an `Export`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from evalkit.atomic import replace_file
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UsageError
+from evalkit.export.content import Content, content_of
+from evalkit.plugins import added, load_added
 from evalkit.runs.folder import Run
 
-FORMS = ("lm_eval", "hub", "every_eval_ever")
+GROUP = "evalkit.exports"
+Export = Callable[[Content], Mapping[str, str]]
+"""What is exported of a run → file name → text."""
+_COPIED = "lm_eval"
+_OWN = {"hub": "evalkit.export.hub", "every_eval_ever": "evalkit.export.every_eval_ever"}
+FORMS = (_COPIED, *_OWN)
+"""evalkit's own."""
+
+
+def form_names() -> list[str]:
+    """evalkit's own forms, then those of other packages."""
+    return [*FORMS, *sorted(added(GROUP).keys() - set(FORMS))]
 
 
 def export_run(run: Run, form: str, rule: str | None = None, output: Path | None = None) -> list[Path]:
@@ -21,29 +36,27 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 
     Raises:
         UnknownNameError: there is no such form, or the run was not scored for that rule.
-        UsageError: the form cannot hold this run.
+        UsageError: the form cannot hold this run, or is of a package that cannot be imported.
         RunError: a file cannot be written.
     """
-    if form not in FORMS:
-        raise UnknownNameError("export", form, FORMS)
     folder = output or run.folder / form
-    if form == "lm_eval":
+    if form == _COPIED:
         if rule is not None:
             raise UsageError("lm-eval's form holds every rule at once; leave out --rule")
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
         if not files:
             raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's form; use every_eval_ever")
     else:
-        files = {name: text.encode() for name, text in _made(run, form, rule).items()}
+        files = {name: text.encode() for name, text in _export(form)(content_of(run, rule)).items()}
     return [_write(folder / name, content) for name, content in files.items()]
 
 
-def _made(run: Run, form: str, rule: str | None) -> Mapping[str, str]:
-    from evalkit.export import every_eval_ever, hub
-    from evalkit.export.content import content_of
-
-    content = content_of(run, rule)
-    return hub.files(content) if form == "hub" else every_eval_ever.files(content)
+def _export(form: str) -> Export:
+    if form not in _OWN:
+        found: Export = load_added(GROUP, form, "export", FORMS)
+        return found
+    own: Export = import_module(_OWN[form]).files
+    return own
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -3,7 +3,7 @@
 In: a run's manifest. Out: its `Trait`s: what determines its scores beside the checkpoint and the content of its
 documents (`benchmarks/alike.py` puts two runs beside each other). Each says whether runs that differ in it are refused
 a common table or group of seeds, since another quantity was measured, or whether the difference is noted, since it
-moves scores by rounding only (docs/tables.md lists them). What cannot change a score is
+moves scores by rounding only (docs/reference/tables.md lists them). What cannot change a score is
 none: the token budget, and how prefixes are shared, which the start-up check compares with the model's own forward
 pass. What a model is itself (its window, its end tokens) is no trait of the measurement either.
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.brief import brief, counted, with_error
-from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
+from evalkit.scores.rules import all_rules, decide, find_rule, missing_segments
 from evalkit.stats.estimates import error_of_average, error_of_share
 
 
@@ -111,7 +111,7 @@ def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str
 
 def available_rules(scores: pd.DataFrame) -> list[str]:
     """The rules that a score table has everything for."""
-    return [name for name, rule in RULES.items() if not missing_segments(rule, scores)]
+    return [rule.name for rule in all_rules() if not missing_segments(rule, scores)]
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:

@@ -3,25 +3,32 @@
 A rule gives every row a score, the higher the better; a document's prediction is the choice with the highest, ties
 going to the first, as in lm-eval. Pure functions of a stored table: no model, no torch.
 
+A package adds a rule by an entry point of the group `evalkit.rules`, whose name is the rule's and whose object is a
+`Rule`.
+
 Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the continuation is c, the end token e.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import RunError, UsageError
+from evalkit.plugins import added, load_added
 from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+GROUP = "evalkit.rules"
 
 
 @dataclass(frozen=True)
@@ -109,15 +116,28 @@ RULES: dict[str, Rule] = {
 }
 
 
+@cache
 def find_rule(name: str) -> Rule:
-    """A rule by name.
+    """A rule by name, evalkit's own or another package's.
 
     Raises:
         UnknownNameError: there is no such rule.
+        UsageError: it is of a package that cannot be imported, or that names something else.
     """
-    if name not in RULES:
-        raise UnknownNameError("rule", name, RULES)
-    return RULES[name]
+    if name in RULES:
+        return RULES[name]
+    found = load_added(GROUP, name, "rule", tuple(RULES))
+    if not isinstance(found, Rule) or found.name != name:
+        raise UsageError(f"entry point '{name}' of {GROUP} is {found!r:.60}; it must name a Rule called '{name}'")
+    return found
+
+
+def all_rules() -> Iterator[Rule]:
+    """evalkit's own rules, then those of other packages that can be loaded, by name."""
+    yield from RULES.values()
+    for name in sorted(added(GROUP).keys() - RULES.keys()):
+        with suppress(UsageError):
+            yield find_rule(name)
 
 
 def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
@@ -157,14 +177,18 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
 
     Args:
         table: a score table; rows of a document stand together, its choices in order.
-        rule: from `RULES`.
+        rule: see `find_rule`.
 
     Raises:
-        UsageError: the table lacks what the rule needs.
+        UsageError: the table lacks what the rule needs, or the rule gives no number for a row.
     """
     if missing := missing_segments(rule, table):
         raise UsageError(_cannot(rule, missing))
     scores = rule.score(table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
+    if np.shape(scores) != (len(table),) or np.isnan(scores).any():
+        raise UsageError(
+            f"rule {rule.name} gives no number for some rows; it must return one for each of {len(table):,}"
+        )
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)
     if not len(starts):
@@ -180,7 +204,7 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 
     Args:
         table: as `choose` takes it.
-        rule: from `RULES`.
+        rule: see `find_rule`.
 
     Returns:
         One row a document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the

@@ -10,7 +10,7 @@ import torch
 from evalkit.compatibility.transformers import attention_of
 
 CPU_TOKENS = 2048
-"""Enough to keep two cores' matrix units full; more only costs memory (measured: docs/performance.md)."""
+"""Enough to keep two cores' matrix units full; more only costs memory (measured: docs/measurements/performance.md)."""
 GPU_TOKENS = 65536
 MIN_TOKENS = 128
 _ROW = 2048

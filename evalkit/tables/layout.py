@@ -3,7 +3,8 @@
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
     caption: text in markup (tables/markup.py)
-    suite: zeroshot8            # or longbench: tasks and averages; left out where the numbers come from a CSV alone
+    suite: zeroshot8            # or longbench, or a suite's file, seen from this one: tasks and averages; left out
+                                # where the numbers come from a CSV alone
     data: main_res              # results/published/main_res.csv; or a path ending in .csv, seen from this file
     models: rows                # which axis the runs fill: rows or columns
     corner: "**Model**"         # over the labels
@@ -34,8 +35,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
+from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import kinds, suite_averages
-from evalkit.errors import TableError, UnknownNameError
+from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.reporting.markup import Text, parse
 from evalkit.resources import resource
@@ -223,12 +225,13 @@ class _LayoutFile(FileSettings):
 
 def _layout(path: Path, content: _LayoutFile) -> TableLayout:
     data = content.data or path.stem
+    suite, averages = _suite(path, content.suite)
     layout = TableLayout(
         name=path.stem,
         path=path,
         caption=content.caption,
-        suite=content.suite,
-        averages=_averages(path, content.suite),
+        suite=suite,
+        averages=averages,
         data=path.parent / data if data.endswith(".csv") else resource("results", "published", f"{data}.csv"),
         models_are_rows=content.models == "rows",
         corner=content.corner,
@@ -243,15 +246,19 @@ def _layout(path: Path, content: _LayoutFile) -> TableLayout:
     return layout
 
 
-def _averages(path: Path, suite: str | None) -> dict[str, tuple[str, ...]]:
-    if suite is None:
-        return {}
+def _suite(path: Path, given: str | None) -> tuple[str | None, dict[str, tuple[str, ...]]]:
+    """The suite's name, and average → tasks; a suite's file lies beside the layout, or where its path says."""
+    if given is None:
+        return None, {}
     try:
-        return suite_averages(suite)
-    except UnknownNameError as error:
-        if suite in kinds():
+        if given.endswith((".yaml", ".yml")):
+            own = load_suite(str(path.parent / given))
+            return own.name, {**own.groups, AVERAGE: own.tasks}
+        return given, suite_averages(given)
+    except UsageError as error:
+        if given in kinds():
             raise TableError(
-                f"layout {path}: suite {suite} has no averages and no list of tasks; leave 'suite' out and give the "
+                f"layout {path}: suite {given} has no averages and no list of tasks; leave 'suite' out and give the "
                 "numbers as a CSV"
             ) from error
         raise TableError(f"layout {path}: {error}") from error

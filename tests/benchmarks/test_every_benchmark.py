@@ -454,7 +454,7 @@ def test_a_run_of_a_benchmark_that_is_not_installed(runs: dict[tuple[str, int], 
     from evalkit.errors import RunError
 
     run = load_run(runs["copying", 0].folder)
-    monkeypatch.setattr("evalkit.benchmarks.registry.entry_points", lambda group: ())
+    monkeypatch.setattr("evalkit.plugins.entry_points", lambda group: ())
     benchmark.cache_clear()
     with pytest.raises(RunError, match="is of benchmark 'copying', which is not installed"):
         benchmark_of(run)

@@ -104,7 +104,7 @@ def test_audit(evalkit: Command) -> None:
 
 
 def test_the_documentation_lists_what_the_audit_finds(evalkit: Command) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "measurements" / "paper_audit.md").read_text(encoding="utf-8")
     assert evalkit("table", "--audit", "--format", "markdown").out in page
 
 

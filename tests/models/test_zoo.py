@@ -96,7 +96,7 @@ def test_pythia_has_eight_signals_only_where_whole_heads_rotate(tmp_path: Path) 
 
 
 def test_the_window_and_rotation_are_the_same_for_all_backbones() -> None:
-    """docs/models.md: not Qwen2's usual 1,000,000."""
+    """docs/reference/models.md: not Qwen2's usual 1,000,000."""
     found = {(m.config["rope_parameters"]["rope_theta"], m.config["max_position_embeddings"]) for m in models()}
     assert found == {(10000.0, 2048)}
 
@@ -119,7 +119,7 @@ def test_vanilla_loads_without_evalkit_where_transformers_reads_its_tokenizer_ri
 
 
 def test_the_documentation_has_the_table() -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
     assert "".join(f"    {line}\n" for line in printed(models_report()).splitlines()) in documented
 
 

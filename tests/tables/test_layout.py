@@ -57,12 +57,21 @@ def test_a_users_own(tmp_path: Path) -> None:
     assert (layout.decimals, layout.models_are_rows, layout.marks) == (1, True, {})
 
 
+def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("groups: {One: [piqa], Two: [sciq, boolq]}", encoding="utf-8")
+    columns = [{"items": {"sciq": "SciQ", "Two": "two", "Average": "all"}}]
+    layout = load_layout(written(tmp_path, suite="mine.yaml", columns=columns))
+    assert layout.suite == "mine"
+    assert layout.averages == {"One": ("piqa",), "Two": ("sciq", "boolq"), "Average": ("piqa", "sciq", "boolq")}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"columns": [{"items": {"arc_esy": "ARCe"}}]}, ["unknown task 'arc_esy'", "did you mean 'arc_easy'"]),
         ({"suite": "zeroshot9"}, ["unknown suite 'zeroshot9'"]),
         ({"suite": "lm_eval"}, ["suite lm_eval", "CSV"]),
+        ({"suite": "nowhere.yaml"}, ["nowhere.yaml cannot be read"]),
         ({"colums": []}, ["unknown key 'colums'", "did you mean 'columns'"]),
         ({"rows": []}, ["'rows' is empty; expected a length of at least 1"]),
         ({"rows": {"mine": "Mine"}}, ["'rows' is keys and values; expected a list"]),

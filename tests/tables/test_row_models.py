@@ -91,7 +91,7 @@ def test_every_model_of_the_paper_has_a_row() -> None:
 
 
 def test_the_documentation_lists_the_rows() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "tables.md").read_text(encoding="utf-8")
     tables: dict[tuple[str, str], list[str]] = {}
     for name, item in ROWS:
         shown = " or ".join(item.models) or f"none: {item.no_model}"

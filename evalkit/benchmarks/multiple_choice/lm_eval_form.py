@@ -15,7 +15,7 @@ import pandas as pd
 
 from evalkit.export.lm_eval import Evaluated
 from evalkit.scores.results import Results, TaskResult, available_rules
-from evalkit.scores.rules import RULES, decide
+from evalkit.scores.rules import decide, find_rule
 from evalkit.stats.estimates import pooled_error
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _by_subtask(
 
 def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
     rules = available_rules(table)
-    correct = {rule: decide(table, RULES[rule])["correct"].to_list() for rule in rules}
+    correct = {rule: decide(table, find_rule(rule))["correct"].to_list() for rule in rules}
     by_doc = dict(iter(table.groupby("doc_id", sort=False)))
     for place, question in enumerate(questions):
         target = _target(question)

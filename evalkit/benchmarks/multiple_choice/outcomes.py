@@ -66,14 +66,20 @@ class ComparableChoices(Comparable):
 def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
     """Accuracies as results.json has them under a rule (the run's own if none is named).
 
+    A rule that it does not have, since a package added it after the run was finished, is applied to the score table.
+
     Raises:
         UnknownNameError: the run was not scored for that rule.
         RunError: the file is damaged.
     """
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
-    if name not in by_rule:
+    if name in by_rule:
+        return [_metric(run, task) for task in by_rule[name]["tasks"]]
+    from evalkit.scores.results import available_rules  # needs pandas, which stored results do not
+
+    if name not in available_rules(run.scores):
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
-    return [_metric(run, task) for task in by_rule[name]["tasks"]]
+    return [_metric(run, task) for task in run.results(name).to_json()["tasks"]]
 
 
 def _metric(run: Run, found: dict[str, Any]) -> Metric:

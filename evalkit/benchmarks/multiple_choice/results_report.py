@@ -22,7 +22,7 @@ from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import unofficial
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
-from evalkit.scores.rules import RULES
+from evalkit.scores.rules import all_rules, find_rule
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -83,7 +83,11 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
     names = [short_label(t.task, manifest.get("short"), manifest.get("labels")) for t in by_rule[rule].tasks]
     title = "The same scores under every rule (accuracy in %):"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
-    return table._replace(notes=tuple(literal(_absent(name, manifest)) for name in RULES if name not in by_rule))
+    return table._replace(
+        notes=tuple(
+            literal(_absent(name, manifest)) for name in (rule.name for rule in all_rules()) if name not in by_rule
+        )
+    )
 
 
 def subtask_table(results: Results, task: str) -> Table:
@@ -101,7 +105,7 @@ def _cells(task: TaskResult, seconds: float) -> list[str]:
 
 
 def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Iterator[str]:
-    yield f"rule {results.rule}: {RULES[results.rule].description}"
+    yield f"rule {results.rule}: {find_rule(results.rule).description}"
     if shots := manifest["specification"].get("num_fewshot", 0):
         yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
     if extension := manifest["specification"].get("context_extension"):

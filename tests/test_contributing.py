@@ -1,0 +1,147 @@
+"""The recipes of docs/contributing.md, done as the page says: its files written, its commands given."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from evalkit.benchmarks.registry import GROUP, benchmark
+from evalkit.cli import main
+from evalkit.scores.rules import find_rule
+from tests.documents import made_up
+from tests.packages import install
+from tests.tiny import tiny_checkpoint
+
+PAGE = (Path(__file__).parents[1] / "docs" / "contributing.md").read_text(encoding="utf-8")
+RECIPES = ("A suite", "A rule", "A benchmark", "An export", "A table")
+"""In the order in which they build on each other."""
+MOST_LINES = 30
+
+
+def section(title: str) -> str:
+    """What stands under a heading."""
+    return re.split(r"^## ", PAGE.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0].strip()
+
+
+def blocks(title: str, *languages: str) -> list[str]:
+    """The code of a section in these languages."""
+    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", section(title), flags=re.MULTILINE | re.DOTALL)
+
+
+def write_files(title: str) -> None:
+    """Write what the section says; a block of a file that exists is added to it."""
+    for block in blocks(title, "python", "toml", "yaml"):
+        first, _, content = block.partition("\n")
+        path = Path(first.removeprefix("# "))
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(content + "\n")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with two checkpoints, in which all recipes are done in turn."""
+    folder = tmp_path_factory.mktemp("mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        patch.setenv("EVALKIT_DATA_DIR", str(made_up(folder / "documents")))
+        patch.setenv("EVALKIT_ALLOW_UNOFFICIAL_DATA", "true")
+        patch.setenv("EVALKIT_CACHE", str(folder / "cache"))
+        for seed, name in enumerate(("base", "tuned")):
+            tiny_checkpoint(folder / name, seed=seed)
+        write_files("A package of your own")
+        benchmark.cache_clear()
+        find_rule.cache_clear()
+        yield folder
+    benchmark.cache_clear()
+    find_rule.cache_clear()
+    for module in [name for name in sys.modules if name.partition(".")[0] == "evalkit_mine"]:
+        del sys.modules[module]
+
+
+@pytest.fixture(scope="module")
+def printed(place: Path) -> dict[str, str]:
+    """Command → what it printed, of all recipes."""
+    found: dict[str, str] = {}
+    for title in RECIPES:
+        write_files(title)
+        project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+        install(place, project["name"], project.get("entry-points", {}))
+        for command in "".join(blocks(title, "sh")).splitlines():
+            found[command] = run(command)
+    return found
+
+
+def run(command: str) -> str:
+    """Give a command of the page; it succeeds."""
+    program, *arguments = command.split()
+    assert program == "evalkit"
+    with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert not left.value.code, (command, out.getvalue())
+    return out.getvalue()
+
+
+def test_each_recipe_is_short() -> None:
+    for title in RECIPES:
+        lines = section(title).splitlines()
+        assert 5 < len(lines) < MOST_LINES, title
+
+
+def test_the_page_names_the_groups_of_entry_points() -> None:
+    assert {f'entry-points."{group}"' in PAGE for group in (GROUP, "evalkit.rules", "evalkit.exports")} == {True}
+
+
+def test_a_suite_runs_and_is_compared(printed: dict[str, str]) -> None:
+    table = printed["evalkit run base --suite my_suite.yaml --limit 100"]
+    assert "OpenBookQA" in table
+    assert "Physical" in table
+    assert "rule acc_norm" in table
+    assert "tuned" in printed["evalkit compare base-my_suite tuned-my_suite"]
+
+
+def test_a_rule_scores_a_finished_run(printed: dict[str, str], place: Path) -> None:
+    shown = printed["evalkit rescore base-my_suite --rule acc_half_norm"]
+    assert "rule acc_half_norm: log-likelihood of the continuation over the square root of its tokens" in shown
+    from evalkit.runs.finding import find_run
+
+    run = find_run("base-my_suite", place / "results" / "runs")
+    scores = run.scores[run.scores["task"] == "piqa"]
+    own = scores.assign(score=scores["ll_continuation"] / scores["n_continuation"] ** 0.5)
+    best = own.loc[own.groupby("doc_id")["score"].idxmax()]
+    [piqa] = [task for task in run.results("acc_half_norm").tasks if task.task == "piqa"]
+    assert piqa.accuracy == pytest.approx((best["choice"] == best["gold"]).mean())
+
+
+def test_a_benchmark_runs_and_is_listed_compared_and_put_into_a_table(printed: dict[str, str], place: Path) -> None:
+    assert "exact match" in printed["evalkit run base --suite capitals"]
+    assert "exact match" in printed["evalkit compare base-capitals tuned-capitals"]
+    assert "capitals" in run("evalkit ls suites")
+    assert "capitals" in run("evalkit ls runs")
+    layout = "suite: capitals\nrows: [{items: {base: Base}}]\ncolumns: [{items: {capitals: Capitals}}]\n"
+    (place / "capitals.yaml").write_text(layout)
+    (place / "capitals_runs.yaml").write_text("rows: {base: base-capitals}\n")
+    assert "Base" in run("evalkit table capitals.yaml --source runs --runs capitals_runs.yaml")
+
+
+def test_an_export_writes_its_file(printed: dict[str, str], place: Path) -> None:
+    [path] = printed["evalkit export base-my_suite --to tsv --rule acc_half_norm"].splitlines()
+    head, *rows = Path(path).read_text().splitlines()
+    assert head == "task\tn\tscore\tstderr"
+    assert [row.partition(" ")[0] for row in rows] == ["piqa", "openbookqa", "hellaswag"]
+    assert (place / "exported" / "scores.tsv").read_text().startswith("task\tn\tscore\tstderr\ncapitals\t4\t")
+
+
+def test_a_table_is_printed_in_latex(printed: dict[str, str]) -> None:
+    [text] = [text for command, text in printed.items() if command.startswith("evalkit table")]
+    assert r"\begin{tabular}" in text
+    assert r"\textsc{Tuned}" in text
+    assert "PIQA" in text

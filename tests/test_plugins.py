@@ -1,0 +1,70 @@
+"""What other packages add, and what is said of packages that are broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.export import export_run, form_names
+from evalkit.runs.folder import Run
+from evalkit.scores.rules import RULES, Rule, all_rules, choose, find_rule
+from tests.packages import install
+
+Add = Callable[[str, str, str], None]
+SHORTEST = Rule("shortest", "the shortest answer", "-characters, highest", lambda t: -t["chars"].to_numpy(float), ())
+NOTHING = Rule("nothing", "no number", "", lambda t: np.full(len(t), np.nan), ())
+TOO_FEW = Rule("too_few", "a number too few", "", lambda t: np.zeros(len(t) - 1), ())
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
+    """Have a package add an object of a module to a group."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    find_rule.cache_clear()
+    yield lambda group, name, what: install(tmp_path, f"package-{name}", {group: {name: what}})
+    find_rule.cache_clear()
+
+
+def test_a_rule_of_another_package_applies_to_a_finished_run(finished: Run, add: Add) -> None:
+    add("evalkit.rules", "shortest", "tests.test_plugins:SHORTEST")
+    assert [rule.name for rule in all_rules()] == [*RULES, "shortest"]
+    table = finished.scores
+    firsts = [int(part["chars"].to_numpy().argmin()) for _, part in table.groupby(["subtask", "doc_id"], sort=False)]
+    assert list(choose(table, find_rule("shortest")).prediction) == firsts
+    assert finished.results("shortest").rule == "shortest"
+
+
+@pytest.mark.parametrize("rule", [NOTHING, TOO_FEW])
+def test_a_rule_must_give_a_number_for_each_row(rule: Rule, finished: Run) -> None:
+    with pytest.raises(UsageError, match=f"rule {rule.name} gives no number for some rows"):
+        choose(finished.scores, rule)
+
+
+def test_a_broken_package_is_named_where_it_is_asked_for_and_left_out_of_lists(finished: Run, add: Add) -> None:
+    add("evalkit.rules", "absent", "no_such_module:rule")
+    add("evalkit.exports", "gone", "no_such_module:files")
+    assert [rule.name for rule in all_rules()] == [*RULES]
+    with pytest.raises(UsageError, match=r"rule 'absent' \(no_such_module:rule\) cannot be loaded \(ModuleNotFoundErr"):
+        find_rule("absent")
+    assert "gone" in form_names()
+    with pytest.raises(UsageError, match=r"export 'gone' \(no_such_module:files\) cannot be loaded"):
+        export_run(finished, "gone")
+
+
+def test_an_entry_point_that_is_no_rule_is_refused(add: Add) -> None:
+    add("evalkit.rules", "frame", "pandas:DataFrame")
+    with pytest.raises(UsageError, match=r"entry point 'frame' of evalkit.rules is <class .* must name a Rule called"):
+        find_rule("frame")
+
+
+def test_an_unknown_name_offers_those_of_packages_too(finished: Run, add: Add) -> None:
+    add("evalkit.rules", "shortest", "tests.test_plugins:SHORTEST")
+    add("evalkit.exports", "tsv", "tests.test_plugins:files")
+    with pytest.raises(UnknownNameError, match="unknown rule 'shortst': did you mean 'shortest'"):
+        find_rule("shortst")
+    with pytest.raises(UnknownNameError, match="unknown export 'tvs': did you mean 'tsv'"):
+        export_run(finished, "tvs")
