@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, specification_id
-from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, open_run
 
@@ -90,11 +90,11 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, 
     batches = range(arguments.batches) if arguments.one == "append" else ()
     with open_run(folder, "run", manifest) as writer:
         baseline, started, busy = resident(), time.perf_counter(), time.process_time()
-        held = writer.held(Measured, key)
+        finished = writer.finished(Measured, key)
         for number in batches:
-            held.append(Entry(TASK, number, 0.1, PLACE), made_up(number, arguments.rows, numbers))
+            finished.append(Entry(TASK, number, 0.1, PLACE), made_up(number, arguments.rows, numbers))
         if arguments.one == "table":
-            finish(held, writer, arguments.batches * arguments.rows)
+            finish(finished, writer, arguments.batches * arguments.rows)
         seconds, busy = time.perf_counter() - started, time.process_time() - busy
     name = TABLE if arguments.one == "table" else JOURNAL
     return seconds, busy, highest() - baseline, (folder / "run" / name).stat().st_size
@@ -115,9 +115,9 @@ def made_up(number: int, rows: int, numbers: np.random.Generator) -> pa.RecordBa
     return pa.record_batch(columns, schema=schema_of(Measured))
 
 
-def finish(held: Held, writer: RunWriter, rows: int) -> None:
+def finish(finished: FinishedRows, writer: RunWriter, rows: int) -> None:
     """Write the table, and see that all rows are there."""
-    writer.save_batches(TABLE, schema_of(Measured), held.batches(TASK))
+    writer.save_batches(TABLE, schema_of(Measured), finished.batches(TASK))
     found = pq.ParquetFile(writer.folder / TABLE).metadata
     if found.num_rows != rows:
         raise SystemExit(f"{found.num_rows} rows; expected {rows}")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
+    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.folder import Run
-    from evalkit.runs.held import Held
     from evalkit.runs.writing import RunWriter
 
 Say = Callable[[str], None]
@@ -144,7 +144,7 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def is_missing(self, plan: Any, held: Held) -> bool:
+    def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         """Whether anything is still to be computed; `(task, *values of the key) in held` says what is there."""
 
     @abstractmethod
@@ -162,7 +162,7 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def batches(self, plan: Any, facts: Any, tokenizer: Any, held: Held, say: Say) -> Planned:
+    def batches(self, plan: Any, facts: Any, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """Plan what the journal does not hold; the same batches whatever it holds, less those that are done.
 
         Raises:
@@ -170,8 +170,8 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def finish(self, plan: Any, held: Held, writer: RunWriter) -> None:
-        """Write tables and results, of what `Held.rows`, `table` or `batches` reads; `RunWriter.save_results` last."""
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
+        """Write tables and results from `FinishedRows.rows`, `table` or `batches`; `RunWriter.save_results` last."""
 
     def serves(self, plan: Any, run: Run) -> bool:
         """Whether a finished run has all that is asked for."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, Say
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.runs.held import Held
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -93,18 +93,18 @@ class GeneratedBenchmark(Benchmark):
             writer: of the run's folder.
         """
 
-    def is_missing(self, plan: Any, held: Held) -> bool:
+    def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         """Whether a document has no answer."""
-        return bool(self._left(plan, held))
+        return bool(self._left(plan, finished))
 
     def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> _Generating:
         """See `Benchmark`."""
         return _Generating(loaded, budget.kept, plan.manifest["context"], say)
 
-    def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
+    def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """See `Benchmark`."""
         room, found = facts.room, []
-        left = self._left(plan, held)
+        left = self._left(plan, finished)
         say(f"the prompts of {len(left)} task{'s' * (len(left) > 1)} are tokenised")
         for task in left:
             asked = self.asked(plan, task, facts, tokenizer)
@@ -112,26 +112,26 @@ class GeneratedBenchmark(Benchmark):
             for batch in room.batches([one.prompt for one in asked]):
                 # What an earlier session left of a batch it left whole, or it was planned otherwise
                 members = [by_index[prompt.index] for prompt in batch]
-                if rest := [one for one in members if (task, one.id) not in held]:
+                if rest := [one for one in members if (task, one.id) not in finished]:
                     work = sum(room.work(one.prompt) for one in rest)
                     # A document is answered once, so its number names the batch in every session
                     found.append(Batch(task, rest[0].prompt.index, tuple(rest), work, len(rest)))
         prompts = [one.prompt for batch in found for one in batch.content]
         return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
 
-    def _left(self, plan: Any, held: Held) -> list[str]:
+    def _left(self, plan: Any, finished: FinishedRows) -> list[str]:
         """Tasks of which a document has no answer."""
-        return [task for task, ids in self.documents(plan).items() if any((task, one) not in held for one in ids)]
+        return [task for task, ids in self.documents(plan).items() if any((task, one) not in finished for one in ids)]
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
         """Raise an `UnknownNameError` where another rule than the benchmark's own is asked for."""
         if rule not in (None, self.kind):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
-    def finish(self, plan: Any, held: Held, writer: RunWriter) -> None:
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """See `Benchmark`."""
         documents = self.documents(plan)
-        self.save(plan, {task: list(_answers(task, ids, held, writer)) for task, ids in documents.items()}, writer)
+        self.save(plan, {task: list(_answers(task, ids, finished, writer)) for task, ids in documents.items()}, writer)
 
 
 class _Generating:
@@ -174,8 +174,8 @@ class _Generating:
         ]
 
 
-def _answers(task: str, ids: Sequence[str], held: Held, writer: RunWriter) -> Iterator[GeneratedAnswer]:
-    found = {answer.id: answer for answer in held.rows(task)}
+def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunWriter) -> Iterator[GeneratedAnswer]:
+    found = {answer.id: answer for answer in finished.rows(task)}
     for one in ids:
         if one not in found:
             # Cannot happen unless somebody has removed lines of the journal while it was read

@@ -14,8 +14,8 @@ from evalkit.benchmarks.base import Benchmark, Budget, Plan
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import benchmark
 from evalkit.progress import Progress
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import Run
-from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, finished_run
 
@@ -41,20 +41,20 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
 
 def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
     with doing("reading the journal"):
-        held = writer.held(kind.row, kind.key)
-        missing = kind.is_missing(plan, held)
+        finished = writer.finished(kind.row, kind.key)
+        missing = kind.is_missing(plan, finished)
     if missing:
-        _compute(kind, plan, held, writer, progress)
-    kind.finish(plan, held, writer)
+        _compute(kind, plan, finished, writer, progress)
+    kind.finish(plan, finished, writer)
 
 
-def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> None:
+def _compute(kind: Benchmark, plan: Plan, finished: FinishedRows, writer: RunWriter, progress: Progress) -> None:
     loaded = load_model(plan, progress.say)
     with doing("preparing prompts and batches"):
-        computer = kind.computer(plan, loaded, _budget(plan, held, writer, progress), progress.say)
+        computer = kind.computer(plan, loaded, _budget(plan, finished, writer, progress), progress.say)
         writer.compute_on(computer.place())
         writer.save_manifest(**computer.about, facts=asdict(computer.facts))
-        planned = kind.batches(plan, computer.facts, loaded.tokenizer, held, progress.say)
+        planned = kind.batches(plan, computer.facts, loaded.tokenizer, finished, progress.say)
     if planned.news:
         progress.say(planned.news)
     progress.start(planned.total, planned.done)
@@ -66,14 +66,14 @@ def _compute(kind: Benchmark, plan: Plan, held: Held, writer: RunWriter, progres
             started = time.perf_counter()
             rows = computer.compute(batch)
             seconds = round(time.perf_counter() - started, 4)
-            held.append(Entry(batch.journal or batch.task, batch.number, seconds, computer.place(batch)), rows)
+            finished.append(Entry(batch.journal or batch.task, batch.number, seconds, computer.place(batch)), rows)
             progress.advance(batch.work, batch.documents)
 
 
-def _budget(plan: Plan, held: Held, writer: RunWriter, progress: Progress) -> Budget:
+def _budget(plan: Plan, finished: FinishedRows, writer: RunWriter, progress: Progress) -> Budget:
     """Most tokens at a time: of a run that goes on, those that it was begun with, so that its batches are the same."""
     asked = plan.request.token_budget
-    begun = writer.manifest if held else {}
+    begun = writer.manifest if finished else {}
     stored: int | None = begun.get("token_budget")
     if stored and asked not in (None, stored):
         progress.say(f"resuming with the token budget that the run was begun with, {stored}")

@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from evalkit.atomic import replace_file, replacing
 from evalkit.errors import RunError
 from evalkit.runs.batch_devices import BatchDevice, devices, places
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
-from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.seal import DIGEST, RUN, digest, json_bytes, sealed
 
@@ -99,23 +99,23 @@ class RunWriter:
                 f"or {WITHOUT_JOURNAL}"
             )
 
-    def held(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> Held:
+    def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
         """What the journal holds, to go on from; what was made of it before passes for a result no longer.
 
         Args:
             row: see `Journal`.
-            key: see `Held`.
+            key: see `FinishedRows`.
 
         Raises:
             RunError: as `Journal.read`, or the results cannot be removed.
         """
-        held = Held(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
-        self._entries = held.entries
+        finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
+        self._entries = finished.entries
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
-        return held
+        return finished
 
     def compute_on(self, place: BatchDevice) -> None:
         """Say so where earlier batches were computed on another kind of device."""

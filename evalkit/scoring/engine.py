@@ -139,7 +139,7 @@ class Engine:
         return found | {"checked": self._checked._asdict()}
 
     def score(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
-        """Scores of a batch's items, of each the sequences in order, every token of `wanted` scored.
+        """Scores of a batch's items, of each the sequences in order, every token of `is_scored` scored.
 
         Raises:
             ScoringError: out of memory on a single item, or a score that is not a number.
@@ -289,8 +289,8 @@ class _TooManyTokens(Exception):
 def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
     """Whether every score of an item is a number."""
     item, members = scored
-    pairs = zip(item.wanted, members, strict=True)
-    return all(bool(np.isfinite(scores.logprobs[1:][wanted[1:]]).all()) for wanted, scores in pairs)
+    pairs = zip(item.is_scored, members, strict=True)
+    return all(bool(np.isfinite(scores.logprobs[1:][mask[1:]]).all()) for mask, scores in pairs)
 
 
 def _rounded_up(length: int) -> int:

@@ -39,8 +39,8 @@ class SequenceSet:
     """Sets of one group are likely to begin alike, as an MMLU subject's do."""
     sequences: tuple[Ints, ...]
     """Token ids, each [length]."""
-    wanted: tuple[NDArray[np.bool_], ...]
-    """For each sequence, [length] which of its tokens are to be scored."""
+    is_scored: tuple[NDArray[np.bool_], ...]
+    """For each sequence, [length] whether each token is to be scored."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TreeBatch:
     def tree(self) -> Tree:
         """All sequences after the trunk; its paths are in the order of the items and of their sequences."""
         sequences = [sequence for item in self.items for sequence in item.sequences]
-        return build_tree(sequences, [wanted for item in self.items for wanted in item.wanted], len(self.trunk))
+        return build_tree(sequences, [mask for item in self.items for mask in item.is_scored], len(self.trunk))
 
 
 @dataclass(frozen=True)

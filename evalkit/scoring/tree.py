@@ -66,12 +66,12 @@ def trunk_length(sequences: Sequence[Ints]) -> int:
     return max(0, min(common_prefix(first, last), min(len(s) for s in sequences) - 2))
 
 
-def build_tree(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Tree:
+def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Tree:
     """Lay sequences out as one tree.
 
     Args:
         sequences: token ids, each [length]; they agree on their first `trunk` tokens.
-        wanted: for each sequence, [length] which of its tokens are to be scored.
+        is_scored: for each sequence, [length] whether each token is to be scored.
         trunk: length of the prefix that is not in the tree.
 
     Returns:
@@ -103,14 +103,14 @@ def build_tree(sequences: Sequence[Ints], wanted: Sequence[NDArray[np.bool_]], t
         scored = np.full(len(sequence) - first, -1, dtype=np.int32)
         old = min(max(shared - first, 0), len(path), len(scored))
         scored[:old] = path[:old]
-        want = wanted[i][first:]
-        new = np.flatnonzero(want & (scored < 0))
+        selected = is_scored[i][first:]
+        new = np.flatnonzero(selected & (scored < 0))
         scored[new] = np.arange(pairs, pairs + len(new), dtype=np.int32)
         before = np.concatenate(([TRUNK], parents)).astype(np.int32) if trunk else parents
         pair_nodes.append(before[new])
         pair_targets.append(sequence[first:][new])
         pairs += len(new)
-        paths[i] = np.where(want, scored, -1).astype(np.int32)
+        paths[i] = np.where(selected, scored, -1).astype(np.int32)
         previous, path = sequence, scored
     ends[parents] = nodes
     return Tree(

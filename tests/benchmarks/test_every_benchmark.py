@@ -32,8 +32,8 @@ from evalkit.comparison.sides import Side
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.export import export_run
 from evalkit.progress import Progress
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
-from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.tables.measured import accuracies
 from tests.benchmarks.longbench.made import record, write
@@ -283,21 +283,22 @@ def test_a_batch_can_be_computed_elsewhere(
     computer = served_by.computer(one, loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say)
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
-    held = Held(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)
-    planned = served_by.batches(one, facts, loaded.tokenizer, held, Silent().say)
+    finished = FinishedRows(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    planned = served_by.batches(one, facts, loaded.tokenizer, finished, Silent().say)
     pickled = [pickle.dumps(batch) for batch in planned.batches]
     assert len(pickled) > 2
     for batch in map(pickle.loads, pickled[::-1]):
-        held.append(
+        finished.append(
             Entry(batch.journal or batch.task, batch.number, 0.0, computer.place(batch)), computer.compute(batch)
         )
-    assert not served_by.is_missing(one, held)
+    assert not served_by.is_missing(one, finished)
     run = runs[kind, 0]
-    stored = Held(Journal(run.folder / JOURNAL, run.manifest["id"], served_by.row, pytest.fail), served_by.key)
-    tasks = {entry.task for entry in held.entries}
+    stored = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], served_by.row, pytest.fail), served_by.key)
+    tasks = {entry.task for entry in finished.entries}
     assert tasks == {entry.task for entry in stored.entries}
     # Read in the order of the batches' numbers, whatever the order that they were computed in
-    assert [without_times(held.rows(task)) for task in tasks] == [without_times(stored.rows(task)) for task in tasks]
+    for task in tasks:
+        assert without_times(finished.rows(task)) == without_times(stored.rows(task))
 
 
 def without_times(rows: Iterable[Any]) -> list[Any]:

@@ -21,9 +21,9 @@ from evalkit.models.load import LoadedModel
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
-from evalkit.runs.held import Held
 from evalkit.runs.writing import RunWriter
 
 NORMS = "norms"
@@ -132,26 +132,26 @@ class Norms(Benchmark):
     key = ("document",)
     results_form = NormsResults
 
-    def is_missing(self, plan: NormsPlan, held: Held) -> bool:
+    def is_missing(self, plan: NormsPlan, finished: FinishedRows) -> bool:
         """Whether a text was not read."""
-        return any((NORMS, number) not in held for number in range(len(plan.texts)))
+        return any((NORMS, number) not in finished for number in range(len(plan.texts)))
 
     def computer(self, plan: NormsPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
         """See `Benchmark`."""
         return Reading(loaded)
 
-    def batches(self, plan: NormsPlan, facts: NoFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
+    def batches(self, plan: NormsPlan, facts: NoFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """A text each."""
-        left = [number for number in range(len(plan.texts)) if (NORMS, number) not in held]
+        left = [number for number in range(len(plan.texts)) if (NORMS, number) not in finished]
         found = (Batch(NORMS, number, tokenizer(plan.texts[number]).input_ids, 1.0, 1) for number in left)
         return Planned(found, len(plan.texts), len(plan.texts) - len(left))
 
-    def finish(self, plan: NormsPlan, held: Held, writer: RunWriter) -> None:
+    def finish(self, plan: NormsPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """A document's score is the share of its states that are longer than their mean."""
         scores: list[float] = []
 
         def states() -> Iterator[pa.RecordBatch]:
-            for batch in held.batches(NORMS):
+            for batch in finished.batches(NORMS):
                 norms = batch["norm"].to_numpy()
                 scores.append(float((norms > norms.mean()).mean()))
                 yield batch

@@ -100,8 +100,8 @@ def ragged(number: int) -> list[SequenceSet]:
         choices = tuple(
             np.concatenate((stem, dice.integers(1, 500, dice.integers(20, 45)))).astype(np.int32) for _ in range(4)
         )
-        wanted = tuple(np.arange(len(choice)) >= len(stem) for choice in choices)
-        items.append(SequenceSet(index, f"document {index}", "", choices, wanted))
+        mask = tuple(np.arange(len(choice)) >= len(stem) for choice in choices)
+        items.append(SequenceSet(index, f"document {index}", "", choices, mask))
     return items
 
 
@@ -110,9 +110,9 @@ def log_likelihoods(engine: Engine, batch: TreeBatch) -> np.ndarray:
     found = sorted(engine.score(batch), key=lambda pair: pair[0].index)
     return np.array(
         [
-            scores.logprobs[wanted].sum(dtype=np.float64)
+            scores.logprobs[mask].sum(dtype=np.float64)
             for item, members in found
-            for wanted, scores in zip(item.wanted, members, strict=True)
+            for mask, scores in zip(item.is_scored, members, strict=True)
         ]
     )
 
@@ -152,5 +152,5 @@ def test_a_batch_that_memory_does_not_hold_is_halved_and_scored_alike(
     for item, ours in zip(batch.items[::7], found.reshape(number, 4)[[i.index for i in batch.items[::7]]], strict=True):
         with torch.inference_mode():
             alone = [forward.score_alone(tokens).logprobs for tokens in item.sequences]
-        sums = [one[wanted].sum(dtype=np.float64) for one, wanted in zip(alone, item.wanted, strict=True)]
+        sums = [one[mask].sum(dtype=np.float64) for one, mask in zip(alone, item.is_scored, strict=True)]
         np.testing.assert_allclose(ours, sums, rtol=RELATIVE)

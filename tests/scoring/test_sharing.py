@@ -79,9 +79,9 @@ def largest_difference(engine: Engine, model: Any) -> float:
     alone = Forward(model)
     for batch in plan(items(), engine.budget):
         for item, members in engine.score(batch):
-            for sequence, wanted, scores in zip(item.sequences, item.wanted, members, strict=True):
-                expected = float(alone.score_alone(sequence).logprobs[wanted].sum())
-                gaps.append(abs(float(scores.logprobs[wanted].sum()) - expected) / max(1.0, abs(expected)))
+            for sequence, mask, scores in zip(item.sequences, item.is_scored, members, strict=True):
+                expected = float(alone.score_alone(sequence).logprobs[mask].sum())
+                gaps.append(abs(float(scores.logprobs[mask].sum()) - expected) / max(1.0, abs(expected)))
     return max(gaps)
 
 

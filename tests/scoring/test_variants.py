@@ -24,8 +24,8 @@ def items() -> list[SequenceSet]:
             np.concatenate((context, rng.integers(0, VOCABULARY, int(rng.integers(1, 9))))).astype(np.int32)
             for _ in range(4)
         )
-        wanted = tuple(np.arange(len(s)) >= len(context) for s in sequences)
-        made.append(SequenceSet(index, f"question {index}", "task", sequences, wanted))
+        mask = tuple(np.arange(len(s)) >= len(context) for s in sequences)
+        made.append(SequenceSet(index, f"question {index}", "task", sequences, mask))
     return made
 
 
@@ -40,6 +40,6 @@ def test_shared_scores_are_those_of_each_sequence_by_itself(family: str, variant
     assert any(len(batch.trunk) for batch in batches) and len(batches) > 1
     for batch in batches:
         for item, members in engine.score(batch):
-            for sequence, wanted, scores in zip(item.sequences, item.wanted, members, strict=True):
-                alone = engine._forward.score_alone(sequence).logprobs[wanted]
-                assert abs(scores.logprobs[wanted].sum() - alone.sum()) <= RELATIVE * abs(alone.sum())
+            for sequence, mask, scores in zip(item.sequences, item.is_scored, members, strict=True):
+                alone = engine._forward.score_alone(sequence).logprobs[mask]
+                assert abs(scores.logprobs[mask].sum() - alone.sum()) <= RELATIVE * abs(alone.sum())

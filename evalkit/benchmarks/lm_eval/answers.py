@@ -8,19 +8,19 @@ from typing import Any
 from lm_eval.api.model import LM
 
 from evalkit.benchmarks.lm_eval.requests import RequestKey, RequestRow, digest_of, places
-from evalkit.runs.held import Held
+from evalkit.runs.finished_rows import FinishedRows
 
 
 class Answers(LM):  # type: ignore[misc]
     """The model that lm-eval's `evaluate` is given.
 
     Args:
-        held: all answers of the run.
+        finished: all answers of the run.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, finished: FinishedRows) -> None:
         super().__init__()
-        self._held = held
+        self._held = finished
         self._task = ""
         self._rows: dict[tuple[Any, ...], RequestRow] = {}
         """Of one task of the journal at a time, since lm-eval asks task by task."""

@@ -26,7 +26,7 @@ from evalkit.benchmarks.lm_eval.requests import (
 from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
 from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
-from evalkit.runs.held import Held
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
 
@@ -69,7 +69,12 @@ class ToGenerate:
 
 
 def batches_of(
-    asked: dict[str, list[LMEvalRequest]], facts: RequestFacts, tokenizer: Any, held: Held, budget: int | None, say: Say
+    asked: dict[str, list[LMEvalRequest]],
+    facts: RequestFacts,
+    tokenizer: Any,
+    finished: FinishedRows,
+    budget: int | None,
+    say: Say,
 ) -> Batches:
     """The batches of all requests that are not answered.
 
@@ -77,18 +82,18 @@ def batches_of(
         asked: see `asked_of`.
         facts: of the model.
         tokenizer: of the model.
-        held: what the journal holds.
+        finished: what the journal holds.
         budget: that the user gave, if any.
         say: told once of continuations that were encoded by themselves.
     """
     encoding = Encoding(tokenizer, facts.prefix_id, facts.prefix_text, facts.window)
     for members in asked.values():
-        if not unanswered(held, members):
+        if not unanswered(finished, members):
             continue
         if members[0].place.kind == "generate_until":
-            yield from _to_generate(members, facts, encoding, held)
+            yield from _to_generate(members, facts, encoding, finished)
         else:
-            yield from _to_score(members, facts, encoding, held, budget, say)
+            yield from _to_score(members, facts, encoding, finished, budget, say)
 
 
 def wanted_of(
@@ -112,7 +117,12 @@ def wanted_of(
 
 
 def _to_score(
-    members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, held: Held, budget: int | None, say: Say
+    members: Sequence[LMEvalRequest],
+    facts: RequestFacts,
+    encoding: Encoding,
+    finished: FinishedRows,
+    budget: int | None,
+    say: Say,
 ) -> Iterator[Batch]:
     """What is missing of a task, and with it what shares its batches."""
     task, journal = members[0].place.task, members[0].place.journal
@@ -120,7 +130,7 @@ def _to_score(
     scored = {_whole(place) for place, _, _ in found}
     if empty := [one for one in members if one.place not in scored]:
         rows = [_row(one.place, one.digest, 0)._replace(likelihood=0.0) for one in empty]
-        if unanswered(held, empty):
+        if unanswered(finished, empty):
             yield Batch(task, EMPTY, rows, *_extent(empty), journal)
     items, numbers = items_of([wanted for _, wanted, _ in found])
     if items and facts.shares and budget == facts.token_budget:
@@ -128,7 +138,9 @@ def _to_score(
     work = {one.place: work_of(one.request) for one in members}
 
     def done(batch: pack.TreeBatch) -> bool:
-        return all(key_of(found[n][0], found[n][2].digest) in held for item in batch.items for n in numbers[item.index])
+        return all(
+            key_of(found[n][0], found[n][2].digest) in finished for item in batch.items for n in numbers[item.index]
+        )
 
     for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
@@ -136,7 +148,7 @@ def _to_score(
             (place, row)
             for item in batch.items
             for place, _, row in (found[n] for n in numbers[item.index])
-            if key_of(place, row.digest) not in held
+            if key_of(place, row.digest) not in finished
         ]
         amount = sum(work[_whole(place)] / max(row.parts, 1) for place, row in fresh)
         documents = len({place.doc_id for place, _ in fresh})
@@ -144,13 +156,13 @@ def _to_score(
 
 
 def _to_generate(
-    members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, held: Held
+    members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, finished: FinishedRows
 ) -> Iterator[Batch]:
     """Prompts that begin alike or are of like length, as many as memory holds."""
     task, journal = members[0].place.task, members[0].place.journal
     assert facts.texts is not None
     prompts = prompts_of([(one.place, one.request.args) for one in members], encoding, facts.texts)
-    left = {one.place for one in unanswered(held, members)}
+    left = {one.place for one in unanswered(finished, members)}
     for number, batch in enumerate(facts.texts.capacity.batches(prompts)):
         asked = [members[prompt.index] for prompt in batch]
         if fresh := [one for one in asked if one.place in left]:

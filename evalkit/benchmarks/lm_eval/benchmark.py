@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
-    from evalkit.runs.held import Held
+    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 
@@ -80,9 +80,9 @@ class LMEval(Benchmark):
 
         return plan_tasks(request, say)
 
-    def is_missing(self, plan: TaskPlan, held: Held) -> bool:
+    def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
         """Whether a request has no answer."""
-        return any(unanswered(held, members) for members in plan.asked.values())
+        return any(unanswered(finished, members) for members in plan.asked.values())
 
     def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
         """See `Benchmark`."""
@@ -90,19 +90,19 @@ class LMEval(Benchmark):
 
         return Answering(plan, loaded, budget, say)
 
-    def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
+    def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.batches import batches_of
 
-        left = [one for members in plan.asked.values() for one in unanswered(held, members)]
+        left = [one for members in plan.asked.values() for one in unanswered(finished, members)]
         total = sum(work_of(one.request) for members in plan.asked.values() for one in members)
         return Planned(
-            batches_of(plan.asked, facts, tokenizer, held, plan.request.token_budget, say),
+            batches_of(plan.asked, facts, tokenizer, finished, plan.request.token_budget, say),
             total,
             total - sum(work_of(one.request) for one in left),
         )
 
-    def finish(self, plan: TaskPlan, held: Held, writer: RunWriter) -> None:
+    def finish(self, plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Have lm-eval measure every task, and write what comes out."""
         import lm_eval.evaluator
 
@@ -110,7 +110,7 @@ class LMEval(Benchmark):
         from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
         from evalkit.benchmarks.lm_eval.results import write_results
 
-        request, tasks, answers = plan.request, plan.tasks, Answers(held)
+        request, tasks, answers = plan.request, plan.tasks, Answers(finished)
         with quiet_lm_eval(writer.say):
             try:
                 _ = plan.requests

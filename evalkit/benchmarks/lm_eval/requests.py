@@ -11,7 +11,7 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from evalkit.runs.held import Held, Key
+from evalkit.runs.finished_rows import FinishedRows, Key
 
 _PER_TEXT = 2000
 """Work of generating one text, in characters that are scored."""
@@ -91,16 +91,16 @@ def digest_of(request: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def unanswered(held: Held, asked: Sequence[LMEvalRequest]) -> list[LMEvalRequest]:
+def unanswered(finished: FinishedRows, asked: Sequence[LMEvalRequest]) -> list[LMEvalRequest]:
     """Those requests of a task of which the journal does not have all parts of the answer."""
     windows: dict[tuple[Any, ...], int] = {}
     if asked and asked[0].place.kind == "loglikelihood_rolling":
         journal = asked[0].place.journal
-        windows = {(journal, *(getattr(row, name) for name in KEY)): row.parts for row in held.rows(journal)}
+        windows = {(journal, *(getattr(row, name) for name in KEY)): row.parts for row in finished.rows(journal)}
 
     def is_held(place: RequestKey, digest: str) -> bool:
         parts = max(1, windows.get(key_of(place, digest), 1))
-        return all(key_of(place._replace(part=place.part + part), digest) in held for part in range(parts))
+        return all(key_of(place._replace(part=place.part + part), digest) in finished for part in range(parts))
 
     return [one for one in asked if not is_held(one.place, one.digest)]
 

@@ -60,7 +60,7 @@ def score_all(engine: Engine, wanted: Sequence[Wanted], asked: int | None = None
 def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet, list[tuple[float, bool]]]]:
     """(log-likelihood in nats, summed in float64; whether greedy decoding gives it) of an item's continuations."""
     for item, sequences in engine.score(batch):
-        pairs = zip(item.wanted, sequences, strict=True)
+        pairs = zip(item.is_scored, sequences, strict=True)
         yield (
             item,
             [(float(s.logprobs[w].astype(np.float64).sum()), bool(s.greedy[w].all())) for w, s in pairs],

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
-    from evalkit.runs.held import Held
+    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
 
 
@@ -83,11 +83,11 @@ class MultipleChoice(Benchmark):
         suite = asked_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
-    def is_missing(self, plan: ChoicePlan, held: Held) -> bool:
+    def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         """Whether a document has no scores."""
         from evalkit.benchmarks.multiple_choice.scoring import key_of
 
-        return any(key_of(question) not in held for question in chain(*plan.questions.values()))
+        return any(key_of(question) not in finished for question in chain(*plan.questions.values()))
 
     def computer(self, plan: ChoicePlan, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         """See `Benchmark`."""
@@ -95,27 +95,29 @@ class MultipleChoice(Benchmark):
 
         return Scoring(plan, loaded, budget.scored, say)
 
-    def batches(self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held, say: Say) -> Planned:
+    def batches(
+        self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
+    ) -> Planned:
         """See `Benchmark`."""
         from evalkit.benchmarks.multiple_choice.scoring import batches_of, key_of, work_of
 
         work = {key_of(question): work_of(question) for question in chain(*plan.questions.values())}
         return Planned(
-            batches_of(plan, facts, tokenizer, held, say),
+            batches_of(plan, facts, tokenizer, finished, say),
             sum(work.values()),
-            sum(size for key, size in work.items() if key in held),
+            sum(size for key, size in work.items() if key in finished),
         )
 
-    def finish(self, plan: ChoicePlan, held: Held, writer: RunWriter) -> None:
+    def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """See `Benchmark`."""
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
-        scores = _table(plan, held, writer)
+        scores = _table(plan, finished, writer)
         writer.save_table(SCORES, scores)
         manifest = writer.manifest
-        seconds = dict.fromkeys(plan.suite.tasks, 0.0) | held.seconds
+        seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
         found = summarise_all(scores, manifest)
         total, samples = sum(seconds.values()), plan.request.log_samples
         write_lm_eval(writer, evaluated(scores, found, plan.questions, manifest, total, samples))
@@ -183,11 +185,11 @@ class MultipleChoice(Benchmark):
         return None if documents is None else TASKS[documents].hub
 
 
-def _table(plan: ChoicePlan, held: Held, writer: RunWriter) -> pd.DataFrame:
+def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
     """The journal's rows as the score table, in the order of the documents."""
     import pandas as pd
 
-    parts = [_task_table(members, held.table(task), writer) for task, members in plan.questions.items()]
+    parts = [_task_table(members, finished.table(task), writer) for task, members in plan.questions.items()]
     return pd.concat(parts, ignore_index=True)
 
 

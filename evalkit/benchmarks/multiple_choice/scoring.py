@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.held import Held, Key
+    from evalkit.runs.finished_rows import FinishedRows, Key
 
 _CANDIDATES = 2
 """Questions of each task that the start-up check may choose from."""
@@ -82,7 +82,7 @@ class Scoring:
         ]
 
 
-def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held, say: Say) -> Batches:
+def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     prompter, scored, stop = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan), Event()
 
     def encode(task: str) -> _Encoded:
@@ -94,7 +94,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held
             pack.refuse_small_budget(items, facts.token_budget)
         return encoded, pack.plan(items, facts.token_budget)
 
-    tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in held for one in members)]
+    tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
     with _Ahead(encode, tasks, stop) as ahead:
         if plan.request.token_budget is not None:
             # Which may be too small for a later task: a run that has begun keeps its budget
@@ -103,7 +103,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, held: Held
             encoded, packed = ahead.take(task)
 
             def done(batch: pack.TreeBatch, encoded: list[EncodedQuestion] = encoded) -> bool:
-                return all(key_of(encoded[item.index].question) in held for item in batch.items)
+                return all(key_of(encoded[item.index].question) in finished for item in batch.items)
 
             for number, batch in in_turn(packed, done):
                 members = {item.index: encoded[item.index] for item in batch.items}

@@ -19,7 +19,7 @@ Key = tuple[Hashable, ...]
 """The journal's task, and values of the key's columns."""
 
 
-class Held:
+class FinishedRows:
     """Finished batches of a run.
 
     Args:

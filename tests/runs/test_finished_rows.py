@@ -18,8 +18,8 @@ from evalkit.errors import RunError
 from evalkit.runs import writing
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import record_batch, schema_of
+from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
-from evalkit.runs.held import Held
 from evalkit.runs.journal import Entry, Journal
 from evalkit.runs.seal import digest
 from evalkit.runs.writing import RunWriter, open_run
@@ -43,8 +43,8 @@ def rows(document: str, value: float, parts: int = 2) -> list[Row]:
     return [Row(document, part, value + part) for part in range(parts)]
 
 
-def held(path: Path) -> Held:
-    return Held(Journal(path, "0123456789ab", Row, pytest.fail), ("document",))
+def finished(path: Path) -> FinishedRows:
+    return FinishedRows(Journal(path, "0123456789ab", Row, pytest.fail), ("document",))
 
 
 def entry(number: int, task: str = "piqa") -> Entry:
@@ -57,11 +57,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_keys_are_known_at_once_and_after_reading(path: Path) -> None:
-    found = held(path)
+    found = finished(path)
     assert not found
     found.append(entry(0), [*rows("a", 1), *rows("b", 2)])
     found.append(entry(0, "boolq"), rows("a", 3))
-    for one in (found, held(path)):
+    for one in (found, finished(path)):
         assert one
         assert ("piqa", "a") in one
         assert ("piqa", "b") in one
@@ -75,33 +75,33 @@ def test_keys_are_known_at_once_and_after_reading(path: Path) -> None:
 
 def test_rows_come_in_the_order_of_the_batches(path: Path) -> None:
     """Where a damaged line was computed again, its batch stands last in the file."""
-    found = held(path)
+    found = finished(path)
     for number in (2, 0, 1):
         found.append(entry(number), rows(f"d{number}", number))
-    for one in (found, held(path)):
+    for one in (found, finished(path)):
         assert [row.document for row in one.rows("piqa")] == ["d0", "d0", "d1", "d1", "d2", "d2"]
         assert one.table("piqa").to_pylist() == [row._asdict() for row in one.rows("piqa")]
 
 
 def test_of_two_batches_with_a_key_the_first_in_the_file_counts(path: Path) -> None:
     """As a run leaves them that lost its manifest, and with it its token budget: the batches overlap."""
-    found = held(path)
+    found = finished(path)
     found.append(entry(1), [*rows("b", 1), *rows("c", 1)])
     found.append(entry(0), [*rows("a", 2), *rows("b", 2)])
     found.append(entry(0), rows("a", 3, parts=3))
-    for one in (found, held(path)):
+    for one in (found, finished(path)):
         assert list(one.rows("piqa")) == [*rows("a", 2), *rows("b", 1), *rows("c", 1)]
         assert all(batch.num_rows for batch in one.batches("piqa"))
 
 
 def test_a_batch_of_arrow_columns_is_kept_as_it_is(path: Path) -> None:
     batch = record_batch(rows("a", 0.1, parts=500), Row)
-    held(path).append(entry(0), pa.Table.from_batches([batch.slice(0, 200), batch.slice(200)]))
-    assert held(path).table("piqa").to_batches() == [batch]
+    finished(path).append(entry(0), pa.Table.from_batches([batch.slice(0, 200), batch.slice(200)]))
+    assert finished(path).table("piqa").to_batches() == [batch]
 
 
 def test_a_computer_that_returns_nan_is_said_in_a_line(path: Path) -> None:
-    found = held(path)
+    found = finished(path)
     found.append(entry(0), rows("a", 1))
     kept = path.read_bytes()
     with pytest.raises(RunError, match=r"^batch 3 of piqa cannot be kept: 'value' holds NaN or infinity; expected fin"):
@@ -123,7 +123,7 @@ def writer(tmp_path: Path) -> Iterator[RunWriter]:
 
 def test_a_table_is_written_piece_by_piece(writer: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_GROUP", 1000)
-    found = writer.held(Row, ("document",))
+    found = writer.finished(Row, ("document",))
     for number in range(20):
         found.append(entry(number), rows(str(number), number / 7, parts=30))
     writer.save_batches("states.parquet", schema_of(Row), found.batches("piqa"))
@@ -147,7 +147,7 @@ def test_a_table_without_rows_has_its_columns(writer: RunWriter) -> None:
 
 def test_a_table_that_breaks_off_leaves_nothing(writer: RunWriter) -> None:
     """The journal changes while its rows are read; what was there before stays."""
-    found = writer.held(Row, ("document",))
+    found = writer.finished(Row, ("document",))
     for number in range(3):
         found.append(entry(number), rows(str(number), number))
     writer.save_batches("states.parquet", schema_of(Row), found.batches("piqa"))
@@ -175,7 +175,7 @@ def test_three_hundred_thousand_rows_need_little_memory() -> None:
 
 def test_a_finished_run_is_listed_without_arrow(tmp_path: Path) -> None:
     with open_run(tmp_path, "run", MANIFEST) as writer:
-        writer.held(Row, ("document",)).append(entry(0), rows("a", 1))
+        writer.finished(Row, ("document",)).append(entry(0), rows("a", 1))
         writer.save_results(RESULT)
     script = (
         "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\n"
