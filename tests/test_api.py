@@ -196,7 +196,7 @@ def test_what_users_hold_is_shown_in_a_line(finished: evalkit.Run, checkpoint: P
         assert len(repr(one)) < 120
         assert "\n" not in repr(one)
         assert repr(one).endswith(")")
-    assert repr(finished).startswith(f"Run(zeroshot8, {finished.manifest['model']}"[:40])
+    assert repr(finished).startswith(f"Run(zeroshot8, {finished.manifest['model']}"[:30])
     assert "8 tasks, finished" in repr(finished)
     assert repr(results.tasks[0]).startswith("TaskResult(winogrande, ")
     assert repr(loaded) == "LoadedModel(tiny, LlamaForCausalLM, 139.6K parameters, float32 on cpu)"

@@ -65,4 +65,4 @@ def save_figure(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, drawn.getvalue())
     except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror or error}); choose another place") from error
+        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -256,7 +256,7 @@ def test_a_picture_that_cannot_be_written(compare: Compare, make: Make) -> None:
     Path("file").touch()
     outcome = compare(make("org/a"), make("org/b"), "--plot", "file/forest.png")
     assert outcome.code == 1
-    assert outcome.err.startswith("evalkit: file/forest.png cannot be written (")
+    assert outcome.err.startswith("evalkit: file/forest.png cannot be written: ")
 
 
 def test_a_name_with_a_terminals_orders(compare: Compare, make: Make) -> None:

@@ -84,7 +84,7 @@ def commands(inputs: dict[str, Path]) -> dict[str, Command]:
         return [_samples(run, name) for name in ("made_last_word", "made_answers")]
 
     def longbench(model: Path, runs: Path) -> Numbers:
-        asked = longbench_request(model, inputs["longbench"], runs, "lcc", window=300)
+        asked = longbench_request(model, inputs["longbench"], runs, "lcc", max_prompt_tokens=300)
         return load_generations(evaluate_longbench(asked, Silent(live=False)))["prediction"].tolist()
 
     def needle(model: Path, runs: Path) -> Numbers:

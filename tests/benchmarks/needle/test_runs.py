@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_when_the_picture_is_drawn(needle: Command, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as during:
-        during.setattr("evalkit.benchmarks.longbench.plots.replace_file", full)
+        during.setattr("evalkit.reporting.figures.replace_file", full)
         outcome = needle()
         complains(outcome, 1, "heatmap.png cannot be written: No space left on device; the results are saved")
         assert outcome.err.count("heatmap.png") == 1
