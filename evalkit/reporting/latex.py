@@ -18,7 +18,9 @@ _WIDE = 9
 """Columns from which a table spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
 _MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
-"""A hyphen that is meant as a minus."""
+"""A hyphen that is meant as a minus in a cell."""
+_NEGATIVE = re.compile(r"(?<![^ ])-(?=\d)")
+"""The same in a sentence."""
 
 
 class _Column(NamedTuple):
@@ -169,7 +171,7 @@ def _text(text: Text) -> str:
 def _span(span: Span) -> str:
     if span.superscript:
         return rf"\textsuperscript{{{in_latex(span.text)}}}"
-    written = rf"${span.text}$" if span.math else in_latex(span.text)
+    written = rf"${span.text}$" if span.math else in_latex(_NEGATIVE.sub("−", span.text))
     for on, command in ((span.small_caps, "textsc"), (span.italic, "textit"), (span.bold, "textbf")):
         if on:
             written = rf"\{command}{{{written}}}"

@@ -5,13 +5,14 @@ In: a `Report`. Out: text, by `render`. All commands print through here, so that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from evalkit.errors import UsageError
 from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
 from evalkit.reporting.escape import PACKAGES, in_markdown
+from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Table
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
@@ -110,10 +111,17 @@ def _latex(parts: Sequence[Report], standalone: bool) -> str:
     for part in parts:
         above = (*part.verdict, *part.facts)
         blocks += [latex_comments(above)] if above else []
-        blocks += map(latex_table, part.tables)
+        blocks += [latex_table(table) for table in _captioned(part)]
         blocks += [latex_comments(part.notes)] if part.notes else []
     body = "\n\n".join(blocks)
     return latex_document(body) if standalone else f"% needs {PACKAGES}\n{body}"
+
+
+def _captioned(part: Report) -> Iterator[Table]:
+    """Its tables; the first has the verdict as its caption where it has none of its own."""
+    for place, table in enumerate(part.tables):
+        needs_one = not place and not table.caption
+        yield table._replace(caption=literal(" ".join(part.verdict))) if needs_one else table
 
 
 def _html(parts: Sequence[Report], standalone: bool) -> str:

@@ -18,6 +18,8 @@ table.evalkit tbody.ruled tr.title { border-bottom: 1px solid; }
 table.evalkit tbody:last-of-type { border-bottom: 2px solid; }
 table.evalkit th, table.evalkit td { padding: .15em .7em; text-align: center; white-space: nowrap; }
 table.evalkit th { font-weight: normal; }
+table.evalkit.right td, table.evalkit.right th { text-align: right; }
+table.evalkit.right td.fact, table.evalkit.right th.fact { text-align: left; white-space: normal; }
 table.evalkit th.group { border-bottom: 1px solid; font-weight: bold; }
 table.evalkit th.corner, table.evalkit th[scope=row], table.evalkit tr.title th { text-align: left; }
 table.evalkit tbody.ruled tr.title th { text-align: center; }
@@ -37,7 +39,8 @@ def html_table(table: Table) -> str:
     notes = "".join(f'<tr><td colspan="{table.width}">{_text(note)}</td></tr>\n' for note in table.notes)
     foot = f"<tfoot>\n{notes}</tfoot>\n" if notes else ""
     caption = f"<caption>{_text(table.caption)}</caption>\n" if table.caption else ""
-    begin = f'<table class="evalkit" id="{html.escape(table.name)}">\n'
+    kind = "evalkit" if table.by_point else "evalkit right"
+    begin = f'<table class="{kind}" id="{html.escape(table.name)}">\n'
     return f"{begin}{caption}<thead>\n{head}</thead>\n{bodies}{foot}</table>"
 
 
@@ -59,7 +62,7 @@ def _heading(table: Table) -> str:
     grouped = any(group.title for group in table.columns)
     span = ' rowspan="2"' if grouped else ""
     first = f'<th class="corner"{span}>{_text(table.corner)}</th>'
-    first += "".join(f'<th scope="col"{span}>{_text(fact)}</th>' for fact in table.facts)
+    first += "".join(f'<th scope="col" class="fact"{span}>{_text(fact)}</th>' for fact in table.facts)
     labels = "".join(f'<th scope="col">{_text(label)}</th>' for group in table.columns for label in group.labels)
     if not grouped:
         return f"<tr>{first}{labels}</tr>\n"
@@ -79,7 +82,7 @@ def _section(section: Section, width: int) -> str:
 
 def _line(line: Line) -> str:
     indent = ' class="indent"' if line.indent else ""
-    facts = "".join(f"<td>{_text(fact)}</td>" for fact in line.facts)
+    facts = "".join(f'<td class="fact">{_text(fact)}</td>' for fact in line.facts)
     cells = "".join(f"<td>{_cell(cell)}</td>" for cell in line.cells)
     return f'<tr><th scope="row"{indent}>{_text(line.label)}</th>{facts}{cells}</tr>\n'
 
