@@ -21,7 +21,7 @@ from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, asked_of
 from evalkit.benchmarks.multiple_choice.suites import refuse_twice
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.request import numerics, provenance
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
@@ -113,7 +113,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
         "template": asdict(load_template("plain")),
         "include_path": str(request.include_path) if request.include_path else None,
-        **circumstances(request.model, checkpoint),
+        **provenance(request.model, checkpoint),
     }
     return TaskPlan(request, checkpoint, tasks, manifest)
 

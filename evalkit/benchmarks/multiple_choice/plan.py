@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
-from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.request import numerics, provenance
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
@@ -100,7 +100,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         **found,
         **({"labels": suite.labels, "short": suite.short} if suite.own else {}),
         "template": asdict(template),
-        **circumstances(request.model, checkpoint),
+        **provenance(request.model, checkpoint),
     }
     return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest)
 

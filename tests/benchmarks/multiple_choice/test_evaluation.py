@@ -194,7 +194,7 @@ def test_a_resumed_run_keeps_its_batches(small: Evaluate, tmp_path: Path) -> Non
     (whole.folder / "results.json").unlink()
     progress = Lines()
     resumed = small(token_budget=4096, progress=progress)
-    assert "resuming with the token budget that the run was begun with, 110" in progress.said
+    assert "resuming with the token budget that the run was started with, 110" in progress.said
     assert any("1 damaged line(s) dropped" in line for line in progress.said)
     fresh = small(output=tmp_path / "fresh")
     pd.testing.assert_frame_equal(resumed.scores, fresh.scores, check_exact=True)
