@@ -367,7 +367,7 @@ def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words:
 
 def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"holds no documents of arc_easy, piqa; expected files named <task>.jsonl"):
+    with pytest.raises(DataError, match=r"has no documents of arc_easy, piqa; expected files named <task>.jsonl"):
         small(data_dir=tmp_path / "empty")
     beneath = tmp_path / "downloads" / "documents"
     beneath.parent.mkdir()
@@ -379,9 +379,7 @@ def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_
 def test_a_document_that_cannot_fit_is_told(small: Evaluate, documents: Path, tmp_path: Path) -> None:
     """Of the last task, with the first ones fitting."""
     model = tiny_checkpoint(tmp_path / "narrow", window=64)
-    with pytest.raises(
-        ScoringError, match=r"tokens remain when its context is cut, more than the model's window of 64"
-    ):
+    with pytest.raises(ScoringError, match=r"tokens remain without its context, more than the context window of 64"):
         small(model, tasks=None)
 
 
