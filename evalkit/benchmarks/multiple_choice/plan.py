@@ -182,8 +182,8 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
     names = {suite.documents.get(task, task) for task in suite.pinned}
     if request.data_dir is not None and not names:
         raise UsageError(
-            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of {', '.join(suite.tasks)} is one; "
-            "name the documents in the task file"
+            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
+            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
         )
     if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
         hint = did_you_mean(
