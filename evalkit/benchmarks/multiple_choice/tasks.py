@@ -144,7 +144,7 @@ def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
 def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
     """Return subject → number of its documents when a task is limited to `limit` documents.
 
-    One document of each subject is taken in turn, in order, until there are `limit`.
+    The subjects give one document each, cyclically and in order, until there are `limit`.
     """
     if limit is None or limit >= sum(sizes.values()):
         return dict(sizes)
