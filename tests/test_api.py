@@ -81,14 +81,18 @@ def test_every_argument_is_explained() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"settings": {"limit": 5}}, UsageError, "settings: limit is an argument of evaluate itself"),
+        ({"settings": {"limit": 5}}, UsageError, "settings: limit is an argument of evaluate; pass limit="),
         ({"settings": {"lengths": [5]}}, UsageError, "lengths: suite zeroshot8 has no settings of its own"),
         (
             {"suite": "needle", "settings": {"length": [5]}},
             UnknownNameError,
             "unknown setting of suite needle 'length': did you mean 'lengths'",
         ),
-        ({"suite": "needle", "template": "plain"}, UsageError, "template: suite needle has no such argument; settings"),
+        (
+            {"suite": "needle", "template": "plain"},
+            UsageError,
+            "template: suite needle has no such argument; its settings",
+        ),
         ({"suite": "needles"}, UnknownNameError, "unknown suite 'needles': did you mean 'needle'"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.benchmarks.request import circumstances
+from evalkit.benchmarks.request import provenance
 from evalkit.models.spec import ModelSpec
 
 ROOT = Path(__file__).parents[1]
@@ -77,4 +77,4 @@ def test_versions_are_this_projects(foreign: Path, monkeypatch: pytest.MonkeyPat
     assert said == f"evalkit, version {evalkit.__version__}\n"
     monkeypatch.syspath_prepend(str(foreign))
     checkpoint: Any = SimpleNamespace(revision=None, kind="hub", folder=foreign, gguf=None)
-    assert circumstances(ModelSpec("model"), checkpoint)["versions"]["evalkit"] == evalkit.__version__
+    assert provenance(ModelSpec("model"), checkpoint)["versions"]["evalkit"] == evalkit.__version__

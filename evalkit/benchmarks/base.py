@@ -1,13 +1,13 @@
-"""What a benchmark is: the protocol that `session.py` runs and that a folder of this package implements.
+"""The benchmark protocol: `session.py` runs it, and each subpackage implements it.
 
-    a plan        what was asked, found to be possible; made without torch
-    a computer    the loaded model, and the facts about it that planning needs
-    batches       made of a plan, these facts and a tokenizer: no weights are needed
-    rows          of a batch, by the computer; what the journal keeps
-    results       tables and results.json, of all rows, read back from the journal
+    plan        the validated request; made without torch
+    computer    the loaded model, and the facts about it that planning needs
+    batches     made from the plan, these facts and a tokenizer, without weights
+    rows        computed from a batch; stored in the journal
+    results     tables and results.json, computed from all rows of the journal
 
-Batches, facts and rows can be pickled, and a batch's rows depend on plan, batch and model alone, not on what was
-computed before it.
+Batches, facts and rows can be pickled. The rows of a batch depend only on the plan, the batch and the model, not on
+earlier batches.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 Row = tuple[Any, ...]
-"""Of the journal: a `NamedTuple` of numbers, texts, truth values and None."""
+"""A journal row: a `NamedTuple` of numbers, strings, booleans and None."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What goes through the model at once."""
+    """The documents that go through the model together."""
 
     task: str
     number: int
-    """With `journal`, what it is called in every session."""
+    """Together with `journal`, identifies the batch in every session."""
     content: Any
-    """What its benchmark's computer takes."""
+    """Input of the benchmark's computer."""
     work: float
-    """How long it takes, in the unit of `Planned`."""
+    """Expected cost, in the unit of `Planned`."""
     documents: int
     journal: str = ""
-    """What the journal calls the task, where not by its name."""
+    """Name of the task in the journal; empty: `task`."""
 
 
 Batches = Generator[Batch, None, None]
@@ -63,142 +63,142 @@ Batches = Generator[Batch, None, None]
 
 @dataclass(frozen=True)
 class Planned:
-    """The batches that are left of a run, in their order."""
+    """The remaining batches of a run, in order."""
 
     batches: Batches
-    """May be made while they are computed."""
+    """May be generated while earlier ones are computed."""
     total: float
-    """Work of the run, or of what is left of it where more would have to be tokenised to know."""
+    """Work of the whole run, or of its remainder if the whole is unknown without tokenising more."""
     done: float
-    """Of `total`, what the journal holds."""
-    news: str = ""
-    """What there is to do, in a line for the user."""
+    """The part of `total` that is in the journal."""
+    message: str = ""
+    """Summary of the remaining work in one line, shown to the user."""
 
 
 class Budget(NamedTuple):
-    """Most tokens at a time; None: what fits."""
+    """Maximum number of tokens at a time; None: as many as fit into memory."""
 
     scored: int | None = None
-    """That go through the model."""
+    """Tokens in one forward pass."""
     kept: int | None = None
-    """Whose keys and values are kept while text is generated."""
+    """Tokens whose keys and values are cached during generation."""
 
 
 class Plan(Protocol):
-    """A run, before it is computed."""
+    """A validated run that is not computed yet."""
 
     @property
     def request(self) -> Request:
-        """What was asked: the model, folders, and the benchmark's own settings."""
+        """The model, the folders and the benchmark's settings."""
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is measured."""
+        """The evaluated checkpoint."""
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Of the run, before anything is known of the loaded model."""
+        """The run's manifest, without the keys that need the loaded model."""
 
     @property
     def folder(self) -> Path:
-        """The run's, whether it exists yet or not."""
+        """The run folder, which may not exist yet."""
 
 
 class Computer(Protocol):
     """A loaded model, ready for one benchmark's batches."""
 
     facts: Any
-    """What planning needs to know of the model; a dataclass of plain data."""
+    """Properties of the model that planning needs; a dataclass of plain data."""
     about: dict[str, Any]
-    """What the manifest says of the loaded model."""
+    """Manifest entries about the loaded model."""
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """Where a batch is computed; of none, where most are."""
+        """Return the device that computes a batch; without a batch, the device of most batches."""
 
     def compute(self, batch: Batch) -> Rows:
-        """The rows of a batch: `Row`s or, where they are many, an Arrow table of their `runs.columns.schema_of`."""
+        """Compute a batch: `Row`s or, for many rows, an Arrow table with the schema of `runs.columns.schema_of`."""
 
 
 class Benchmark(ABC):
-    """One kind of run. It has no state: whatever it needs of a run is in the plan."""
+    """One kind of run. It has no state: everything about a run is in its plan."""
 
     kind: ClassVar[str]
-    """Its name in manifests and in the registry."""
+    """Name in manifests and in the registry."""
     row: ClassVar[type[Row]]
-    """Of the journal."""
+    """Type of the journal's rows."""
     key: ClassVar[tuple[str, ...]]
-    """Columns of `row` that say what it is of, such as a document. All rows of a key are in one batch."""
+    """Columns of `row` that identify its subject, such as a document. All rows with one key are in one batch."""
     results_form: ClassVar[type[Stored]] = StoredResults
-    """What its results.json must hold to be read, beside what all have."""
+    """Schema of its results.json, beyond the keys that every benchmark has."""
 
     @abstractmethod
     def request(self) -> type[Request]:
-        """What it can be asked: its settings are the fields, see `request.request_of`."""
+        """Return the request type, whose fields are the settings; see `request.request_of`."""
 
     @abstractmethod
     def plan(self, request: Any, say: Say) -> Plan:
-        """Find out what a run is, and refuse what cannot be.
+        """Validate a request and make the plan of its run.
 
         Raises:
-            EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
+            EvalkitError: the request, the checkpoint or the documents are invalid.
         """
 
     @abstractmethod
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Whether anything is still to be computed; `(task, *values of the key) in held` says what is there."""
+        """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
 
     @abstractmethod
     def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
-        """Make a loaded model ready.
+        """Prepare a loaded model for the run's batches.
 
         Args:
-            plan: of the run.
-            loaded: its model.
-            budget: most tokens at a time.
-            say: called with what the user should know.
+            plan: the run's plan.
+            loaded: the run's model.
+            budget: maximum number of tokens at a time.
+            say: called with messages for the user.
 
         Raises:
-            EvalkitError: it cannot do what the plan asks.
+            EvalkitError: the model cannot compute the plan.
         """
 
     @abstractmethod
     def batches(self, plan: Any, facts: Any, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """Plan what the journal does not hold; the same batches whatever it holds, less those that are done.
+        """Plan all batches, independently of the journal, and leave out those that it already has.
 
         Raises:
-            EvalkitError: a document that cannot be computed; also while the batches are taken.
+            EvalkitError: a document cannot be computed; may also be raised while the batches are iterated.
         """
 
     @abstractmethod
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        """Write tables and results from `FinishedRows.rows`, `table` or `batches`; `RunWriter.save_results` last."""
+        """Write tables from `FinishedRows.rows`, `table` or `batches`; call `RunWriter.save_results` last."""
 
     def serves(self, plan: Any, run: Run) -> bool:
-        """Whether a finished run has all that is asked for."""
+        """Return whether a finished run has everything that the plan requests."""
         return run.complete
 
     @abstractmethod
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """A finished run's numbers; of a task that has several, the most important first.
+        """Return the metrics of a finished run; the most important metric of a task comes first.
 
         Args:
-            run: of this benchmark.
-            rule: by which answers are chosen; None: the run's own. Generated answers have none.
+            run: a run of this benchmark.
+            rule: the scoring rule; None: the run's own. Generated answers have none.
 
         Raises:
-            UnknownNameError: the run was not scored for that rule.
+            UnknownNameError: the run has no scores for that rule.
         """
 
     @abstractmethod
     def comparable(self, run: Run) -> Comparable:
-        """A finished run's documents and their scores.
+        """Return the documents of a finished run with their scores.
 
         Raises:
-            EvalkitError: it has none that could be paired, or a table is damaged.
+            EvalkitError: the run has no scores of single documents, or a table is damaged.
         """
 
     def headline(self, run: Run) -> tuple[float | None, str]:
-        """What a finished run is sorted by in lists, and what is printed of it: its last average."""
+        """Return a finished run's sort key in lists and its printed form: the last average."""
         if not run.stored["averages"]:
             return None, "finished"
         average = run.stored["averages"][-1]
@@ -208,45 +208,45 @@ class Benchmark(ABC):
         return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """A finished run as it is printed.
+        """Return the printed report of a finished run.
 
         Args:
-            run: of this benchmark.
+            run: a run of this benchmark.
             rule: see `metrics`.
-            detail: whether parts of tasks are shown too, where it has them.
+            detail: whether to include the subtasks of tasks that have them.
         """
         from evalkit.benchmarks.results_report import metrics_report
 
         return metrics_report(run, self.metrics(run, rule))
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
-        """The first prompts of each task as the model is fed them, for a terminal.
+        """Yield the first prompts of each task as the model reads them, formatted for a terminal.
 
         Raises:
-            UsageError: they cannot be shown.
+            UsageError: the benchmark cannot show its prompts.
         """
-        raise UsageError(f"--show-prompts: prompts of {self.kind} are not shown; leave it out")
+        raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
 
     def suites(self) -> Mapping[str, str]:
-        """Names under which `evalkit run --suite` finds it → what is run, in a line."""
+        """Return suite name, as in `evalkit run --suite` → description in one line."""
         return dict.fromkeys(self.averages() or (self.kind,), "")
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Suite → average → its tasks, for tables; the last average is "Average", over all of the suite's tasks."""
+        """Return suite → average → its tasks, for tables; the last average is "Average", over all tasks."""
         return {}
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
-        """The suite whose tables a run fills, and which of its tasks stand in another one's column."""
+        """Return the suite whose tables a run fills, and task → the task of that suite whose column it fills."""
         return run.suite, {}
 
     def label(self, run: Run, task: str) -> Label:
-        """How a task, or an average, is printed."""
+        """Return the printed label of a task or an average."""
         return Label(task, task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Where the documents of a task are published; None where that is not known.
+        """Return the published dataset of a task's documents; None if it is unknown.
 
         Raises:
-            UsageError: runs of this kind are exported in a form of their own; says which.
+            UsageError: runs of this kind are exported in another format, which the message names.
         """
         return None

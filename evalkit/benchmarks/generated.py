@@ -1,7 +1,7 @@
-"""What benchmarks have in common whose answers are generated: prompts → batches → answers.
+"""Base class of benchmarks with generated answers: prompts → batches → answers.
 
-A benchmark of this kind says which documents there are, how each is asked, and what is made of the answers. Prompts
-that begin alike go through the model together, and a batch is as large as memory allows.
+A subclass defines the documents, their prompts and the scores of the answers. Prompts with a common prefix are batched
+together, and a batch is as large as memory allows.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 
 class GeneratedAnswer(NamedTuple):
-    """What the journal keeps of a document."""
+    """The journal's row of a document."""
 
     id: str
-    """Of the document, unique in its task."""
+    """Document id, unique in its task."""
     prompt_sha256: str
-    """Of the whole prompt, before it was cut."""
+    """Hash of the whole prompt, before truncation."""
     tokens_before: int
-    """Of the whole prompt."""
+    """Length of the whole prompt, in tokens."""
     tokens: int
-    """Of the prompt that the model saw."""
+    """Length of the prompt after truncation, in tokens."""
     truncated: bool
     reused: int
-    """Tokens of it whose keys and values were another prompt's."""
+    """Prompt tokens whose keys and values were shared with another prompt."""
     text: str
-    """What was generated, special tokens apart; ends where nothing more is read."""
+    """Generated text without special tokens, up to the stopping criterion."""
     new_tokens: int
     ended: str
-    """"end" token, "enough" read, or "length"."""
+    """Stopping criterion: "end" (an end token), "enough" (a stop text or pattern) or "length"."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A document as it is put to the model."""
+    """A document with the prompt that is sent to the model."""
 
     id: str
-    """See `GeneratedAnswer`, as the next three."""
+    """See `GeneratedAnswer`, like the fields after `prompt`."""
     prompt: Prompt
     """Its `index` names the document in the journal."""
     prompt_sha256: str
@@ -61,81 +61,83 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class GeneratingFacts:
-    """What planning needs to know of a model that generates."""
+    """Properties of a generating model that planning needs."""
 
     ends: tuple[int, ...]
     """Token ids that end a text."""
     room: Room
-    """What memory holds, and how long it takes."""
+    """Memory available for generation, and cost estimates."""
 
 
 class GeneratedBenchmark(Benchmark):
-    """A benchmark whose answers are generated."""
+    """Base class of benchmarks with generated answers."""
 
     row = GeneratedAnswer
     key = ("id",)
 
     @abstractmethod
     def documents(self, plan: Any) -> Mapping[str, Sequence[str]]:
-        """Task → ids of its documents, in their order."""
+        """Return task → ids of its documents, in order."""
 
     @abstractmethod
-    def asked(self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any) -> Sequence[GenerationRequest]:
-        """A task's documents as they are put to the model, in their order."""
+    def generation_requests(
+        self, plan: Any, task: str, facts: GeneratingFacts, tokenizer: Any
+    ) -> Sequence[GenerationRequest]:
+        """Return the generation requests of a task's documents, in order."""
 
     @abstractmethod
     def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Write tables and results.
 
         Args:
-            plan: of the run.
-            answers: task → one for each document, in their order.
-            writer: of the run's folder.
+            plan: the run's plan.
+            answers: task → one answer for each document, in order.
+            writer: writes into the run folder.
         """
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
-        """Whether a document has no answer."""
-        return bool(self._left(plan, finished))
+        """Return whether a document has no answer."""
+        return bool(self._unfinished_tasks(plan, finished))
 
-    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> _Generating:
-        """See `Benchmark`."""
-        return _Generating(loaded, budget.kept, plan.manifest["context"], say)
+    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> _GenerationComputer:
+        """Prepare a loaded model for generation."""
+        return _GenerationComputer(loaded, budget.kept, plan.manifest["context"], say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
-        """See `Benchmark`."""
+        """Batch the prompts of the tasks that lack an answer."""
         room, found = facts.room, []
-        left = self._left(plan, finished)
-        say(f"the prompts of {len(left)} task{'s' * (len(left) > 1)} are tokenised")
-        for task in left:
-            asked = self.asked(plan, task, facts, tokenizer)
-            by_index = {one.prompt.index: one for one in asked}
-            for batch in room.batches([one.prompt for one in asked]):
-                # What an earlier session left of a batch it left whole, or it was planned otherwise
+        unfinished = self._unfinished_tasks(plan, finished)
+        say(f"tokenising the prompts of {len(unfinished)} task{'s' * (len(unfinished) > 1)}")
+        for task in unfinished:
+            requests = self.generation_requests(plan, task, facts, tokenizer)
+            by_index = {one.prompt.index: one for one in requests}
+            for batch in room.batches([one.prompt for one in requests]):
+                # A batch is partly finished only if an earlier session planned it differently
                 members = [by_index[prompt.index] for prompt in batch]
                 if rest := [one for one in members if (task, one.id) not in finished]:
                     work = sum(room.work(one.prompt) for one in rest)
-                    # A document is answered once, so its number names the batch in every session
+                    # A document is answered once, so its number identifies the batch in every session
                     found.append(Batch(task, rest[0].prompt.index, tuple(rest), work, len(rest)))
         prompts = [one.prompt for batch in found for one in batch.content]
         return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
 
-    def _left(self, plan: Any, finished: FinishedRows) -> list[str]:
-        """Tasks of which a document has no answer."""
+    def _unfinished_tasks(self, plan: Any, finished: FinishedRows) -> list[str]:
+        """Return the tasks that have a document without an answer."""
         return [task for task, ids in self.documents(plan).items() if any((task, one) not in finished for one in ids)]
 
     def refuse_rule(self, run: Run, rule: str | None) -> None:
-        """Raise an `UnknownNameError` where another rule than the benchmark's own is asked for."""
+        """Raise an `UnknownNameError` for any rule but the benchmark's own."""
         if rule not in (None, self.kind):
             raise UnknownNameError(f"rule of run {run.folder}", rule, (self.kind,))
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
-        """See `Benchmark`."""
+        """Collect the answers of all documents and save them."""
         documents = self.documents(plan)
         self.save(plan, {task: list(_answers(task, ids, finished, writer)) for task, ids in documents.items()}, writer)
 
 
-class _Generating:
-    """A model that generates."""
+class _GenerationComputer:
+    """Computer of benchmarks with generated answers."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
         from evalkit.generation.generator import generator_of
@@ -151,11 +153,11 @@ class _Generating:
         self._place = place_of(loaded.device, loaded.attention)
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """See `Computer`."""
+        """Return the model's device."""
         return self._place
 
     def compute(self, batch: Batch) -> list[GeneratedAnswer]:
-        """See `Computer`."""
+        """Generate the answers of a batch."""
         found = self._generator.generate([one.prompt for one in batch.content], self._say)
         return [
             GeneratedAnswer(
@@ -178,9 +180,9 @@ def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunW
     found = {answer.id: answer for answer in finished.rows(task)}
     for one in ids:
         if one not in found:
-            # Cannot happen unless somebody has removed lines of the journal while it was read
+            # Happens only if lines of the journal were removed while it was read
             raise RunError(
-                f"the journal of {writer.folder} does not hold {task} document {one}; delete the folder and run the "
+                f"the journal of {writer.folder} lacks {task} document {one}; delete the folder and run the "
                 "command again"
             )
         yield found[one]

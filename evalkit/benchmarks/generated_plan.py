@@ -1,4 +1,7 @@
-"""What runs that generate have in common without torch: the model's context, their manifest, what to say of them."""
+"""Plans of benchmarks with generated answers: context window, manifest and report notes. No torch.
+
+In: a `ModelSpec`, its checkpoint and the settings. Out: the run folder, the manifest, and lines about a finished run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalkit.benchmarks.request import Request, circumstances
+from evalkit.benchmarks.request import Request, provenance
 from evalkit.errors import UsageError
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window, refuse_generation
 from evalkit.models.context_settings import config_of
@@ -20,7 +23,7 @@ from evalkit.runs.traits import max_prompt_tokens
 
 
 class GeneratedPlan:
-    """What plans have in common of runs whose texts are generated."""
+    """Base class of the plans of benchmarks with generated answers."""
 
     request: Request
     checkpoint: Checkpoint
@@ -28,19 +31,21 @@ class GeneratedPlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, whether it exists yet or not."""
+        """The run folder, which may not exist yet."""
         suite, template = self.manifest["specification"]["suite"], self.manifest["template"]["name"]
         return run_folder(self.request.output, self.checkpoint, suite, template, self.manifest)
 
 
 def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
-    """Tokens that the model takes at once while it generates: the stretched window, or the checkpoint's own.
+    """Return the context window for generation, in tokens: the extended window, or the checkpoint's own.
 
     Args:
-        what: the command that generates, for the message.
+        model: the model and its context extension.
+        checkpoint: its checkpoint.
+        what: the command that generates, named in the message.
 
     Raises:
-        UsageError: its window is unknown, or stretched in a way that cannot generate.
+        UsageError: the window is unknown or implausible, or its extension does not support generation.
     """
     extension = model.extension(checkpoint)
     if extension is not None:
@@ -49,12 +54,12 @@ def context_of(model: ModelSpec, checkpoint: Checkpoint, what: str) -> int:
     _, window = configured_window(config_of(checkpoint, silent))
     if window is None:
         raise UsageError(
-            f"{checkpoint.given}: its config tells no context window; give --context with --context-original"
+            f"{checkpoint.given}: its config has no context window; give --context with --context-original"
         )
     if window > MOST_TOKENS:
         raise UsageError(
-            f"{checkpoint.given}: its config tells a context window of {window:,} tokens, past the {MOST_TOKENS:,} "
-            "that float32 tells apart; give the real one as --context and --context-original"
+            f"{checkpoint.given}: its config has a context window of {window:,} tokens, above the {MOST_TOKENS:,} "
+            "positions that float32 can distinguish; give the real one as --context and --context-original"
         )
     return window
 
@@ -68,17 +73,19 @@ def generated_manifest(
     chat: bool,
     documents: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest of a run whose texts are generated.
+    """Return the manifest of a run with generated answers.
 
     Args:
-        kind: the benchmark, which stands for a rule too.
-        context: tokens that the model takes at once, see `context_of`.
-        specification: all that determines the texts, but for the chat template and the device.
+        kind: the benchmark, also stored as the rule.
+        model: the model and how it is loaded.
+        checkpoint: its checkpoint.
+        context: the context window in tokens, see `context_of`.
+        specification: everything that determines the texts, except the chat template, the device and the end tokens.
         chat: whether prompts go into the chat template.
-        documents: of each task the source, whether it is official, and how many.
+        documents: task → source, whether it is official, and number of documents.
     """
-    # The device too: a last bit may change a text
-    specification = {**specification, "chat": chat, "device": model.device, "end": _named_ends(checkpoint)}
+    # The device is included, since rounding differences may change a text
+    specification = {**specification, "chat": chat, "device": model.device, "end": _end_tokens(checkpoint)}
     return {
         "id": specification_id(specification),
         "kind": kind,
@@ -89,12 +96,12 @@ def generated_manifest(
         "template": {"name": "chat" if chat else "plain"},
         "documents": documents,
         "context": context,
-        **circumstances(model, checkpoint),
+        **provenance(model, checkpoint),
     }
 
 
 def about_run(run: Run) -> tuple[str, ...]:
-    """What the reader of a run's results should know of it, in lines: checkpoint, precision, prompts, context."""
+    """Return the notes below a run's results: checkpoint, precision, prompts and context."""
     manifest, specification = run.manifest, run.manifest["specification"]
     parts = [str(manifest["model"]), specification["dtype"], f"{run.template} prompts"]
     if (most := max_prompt_tokens(specification)) is not None:
@@ -103,7 +110,7 @@ def about_run(run: Run) -> tuple[str, ...]:
     return (", ".join(parts), *([Extension(**extension).describe()] if extension else []), *mixture(manifest))
 
 
-def _named_ends(checkpoint: Checkpoint) -> Any:
-    """What a checkpoint's generation config says that ends a text; of a GGUF file, whose content counts, nothing."""
+def _end_tokens(checkpoint: Checkpoint) -> Any:
+    """Return the end tokens of a checkpoint's generation config; None for GGUF files, whose content is hashed."""
     settings = None if checkpoint.gguf is not None else generation_settings(checkpoint.folder)
     return (settings or {}).get("eos_token_id")

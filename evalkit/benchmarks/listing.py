@@ -1,6 +1,6 @@
-"""The runs of a folder as a list: of which checkpoint, how measured, when, and what came out.
+"""List of the runs of a folder: checkpoint, settings, date and result.
 
-In: a folder of runs. Out: a `Report`; JSON and CSV have everything. No torch.
+In: a folder of runs. Out: a `Report`, whose JSON and CSV have all fields. No torch.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ _ID_SHOWN = 7
 
 @dataclass(frozen=True)
 class ListedRun:
-    """What is listed of a run. Of a damaged one only the folder is known, and why."""
+    """A run in the list. A damaged run has only its folder, its state and a note with the reason."""
 
     folder: str
     state: str
     """finished, interrupted, begun or damaged."""
     id: str = ""
     created: str = ""
-    """When it was begun; ISO 8601."""
+    """Start time; ISO 8601."""
     model: str = ""
-    """Its checkpoint as it was named."""
+    """Checkpoint as named by the user."""
     path: str | None = None
-    """Where that lies; None of a checkpoint of the hub."""
+    """Path of the checkpoint; None if it is from the hub or in memory."""
     revision: str | None = None
     suite: str = ""
     template: str = ""
     num_fewshot: int | None = None
     dtype: str = ""
     context: str = ""
-    """Tokens and method of an extension; empty for a model's own window."""
+    """Tokens and method of a context extension; empty without one."""
     limit: int | None = None
     rule: str = ""
     score: float | None = None
-    """What a finished run is sorted by: its last average, a fraction; of lm-eval's tasks the first metric."""
+    """Sort key of a finished run: its last average, a fraction; for lm-eval's tasks the first metric."""
     result: str = ""
-    """The same in words, with its standard error."""
+    """Printed form of the score, with its standard error."""
     devices: tuple[str, ...] = ()
-    """Kinds that a finished run was computed on."""
+    """Kinds of devices that computed a finished run."""
     journal: bool = True
-    """Whether its journal is there, without which no table can be made again."""
+    """Whether the journal exists; no table can be recomputed without it."""
     notes: tuple[str, ...] = ()
-    """What is wrong or odd about it."""
+    """Errors and warnings."""
 
     @property
-    def place(self) -> str:
-        """Its checkpoint for a reader: a path from here, or a name."""
+    def checkpoint(self) -> str:
+        """Printed checkpoint: a path, relative to the current folder if it lies below it, or a name."""
         if not self.model:
             return Path(self.folder).name
         if self.path is None:
@@ -69,19 +69,18 @@ class ListedRun:
 
     @property
     def settings(self) -> str:
-        """What is otherwise than by default: examples, documents, context."""
+        """Settings that are not the default: examples, limit, context."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
         return ", ".join(filter(None, (shots, f"limit {self.limit:,}" if self.limit else "", self.context)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
-    """The runs under a folder.
+    """Return the runs under a folder.
 
     Args:
         root: folder of runs.
-        sort: by date (the newest last), name (the folder's), model (the checkpoint's, by step) or score (the best
-            first).
-        text: only runs of which each word of it is found somewhere in their description, whatever its case.
+        sort: by date (newest last), name (of the folder), model (of the checkpoint, by step) or score (best first).
+        text: only runs whose description contains each word of it; case is ignored.
 
     Raises:
         RunError: the folder cannot be read.
@@ -92,19 +91,19 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
     orders: dict[str, Any] = {
         "date": lambda run: run.created,
         "name": lambda run: run.folder,
-        "model": lambda run: _by_number(run.place),
+        "model": lambda run: _by_number(run.checkpoint),
         "score": lambda run: float("inf") if run.score is None else -run.score,
     }
     return sorted(chosen, key=orders[sort])
 
 
 def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report:
-    """A line for each run, and beneath them what is wrong with any.
+    """Return a report with one line for each run, and notes on errors and warnings below.
 
     Args:
-        runs: what is listed.
-        root: the folder that they were looked for in.
-        text: what they were filtered by.
+        runs: the listed runs.
+        root: the folder that was searched.
+        text: the filter.
     """
     headers = ["id", "date", "suite", "dtype", "settings", "result", "checkpoint"]
     rows = [
@@ -115,17 +114,17 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
             run.dtype,
             run.settings,
             run.result or run.state,
-            run.place,
+            run.checkpoint,
         ]
         for run in runs
     ]
-    # A column that is empty throughout only takes room
+    # Empty columns are dropped to save width
     keep = [column for column in range(len(headers)) if any(row[column] for row in rows)]
     kept_headers, kept_rows = [headers[c] for c in keep], [[row[c] for c in keep] for row in rows]
     none = f"none in {root}" + (f" with {text}" if text.strip() else "")
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
     if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:
-        notes.append(f"kept without a journal, so that nothing of them can be made anew: {', '.join(kept)}")
+        notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
     content = [asdict(run) for run in runs]
     return Report(
         (simple_table("runs", kept_headers, kept_rows, texts=len(keep)),) if runs else (),
@@ -175,7 +174,7 @@ def _damaged(folder: Path, why: str) -> ListedRun:
 
 
 def _described(run: ListedRun) -> str:
-    """All that a filter looks at, in lower case."""
+    """Return the text that a filter searches, in lower case."""
     about = (
         run.state,
         run.id,
@@ -192,5 +191,5 @@ def _described(run: ListedRun) -> str:
 
 
 def _by_number(text: str) -> list[tuple[int, str]]:
-    """Steps in their order: checkpoint-500 before checkpoint-1000."""
+    """Return a sort key with numeric order: checkpoint-500 before checkpoint-1000."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -1,4 +1,4 @@
-"""The model of a run, loaded."""
+"""Loading of a run's model: a plan → a loaded model whose identity is checked."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def load_model(plan: Plan, say: Say) -> LoadedModel:
-    """Load the model of a run and say what was loaded.
+    """Load the model of a run and report what was loaded.
 
     Raises:
-        CheckpointError: it cannot be loaded, or its files have changed since the run's id was made of them.
+        CheckpointError: it cannot be loaded, or its files have changed since the run's id was computed.
     """
     from evalkit.models.identity import check_identity
 

@@ -1,7 +1,7 @@
-"""What readers ask of a finished run, whatever its benchmark: its metrics, and a score of each document.
+"""Results of a finished run of any benchmark: its metrics, and the scores of single documents.
 
 Tables, lists and exports read `Metric`s; `evalkit compare` pairs `Comparable`s. Neither torch nor transformers is
-imported, and pandas only where documents are read.
+imported; pandas is imported only when documents are read.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ class Metric:
     n: int
     """Documents."""
     value: float | None
-    """None where there is nothing to measure."""
+    """None if there is nothing to measure."""
     stderr: float | None
-    """Standard error of the mean over documents, where it is known."""
+    """Standard error of the mean over documents, if known."""
     higher_is_better: bool | None = True
-    """None where neither is."""
+    """None if neither direction is better."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
-    """Least and largest possible value; None where there are none."""
+    """Smallest and largest possible value; None if unbounded."""
     layer: int | None = None
-    """Of the model, counted from 0; None where the number is of the whole model."""
+    """Layer of the model, counted from 0; None for the whole model."""
     chance: float | None = None
-    """What a guess reaches."""
+    """Expected value of random guessing."""
     truncated: int | None = None
-    """Documents that were cut to fit the window, where that is known."""
+    """Number of documents truncated to the context window, if known."""
     official: bool | None = None
-    """Whether the documents are the published ones; None where none are published."""
+    """Whether the documents are the published ones; None if none are published."""
 
     @property
     def whole(self) -> float | None:
-        """What is 100 % of it: 1 of shares, 100 of percentages; None where the number is in a unit of its own."""
+        """The value of 100 %: 1 for fractions, 100 for percentages; None for other units."""
         return self.bounds[1] if self.bounds in ((0.0, 1.0), (0.0, 100.0)) else None
 
 
 class Label(NamedTuple):
-    """How a task is printed."""
+    """Printed names of a task."""
 
     full: str
     short: str
-    """In narrow tables."""
+    """Name in narrow tables."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How documents are scored under a rule."""
+    """Score of single documents under a rule: description, bounds and direction."""
 
     words: str
-    """In a line, for a reader; with the unit where that is not a share."""
+    """Description in one line, with the unit if the score is not a fraction."""
     graded: bool
-    """Whether scores lie anywhere within the bounds; else an answer is right (1) or wrong (0)."""
+    """Whether a score can be any value within the bounds; otherwise it is 1 (right) or 0 (wrong)."""
     name: str = "score"
-    """What is measured, as `Metric` has it: rules whose measures have one name are several ways to measure it."""
+    """What is measured, as in `Metric`; rules whose measures share a name are alternative ways to measure it."""
     bounds: tuple[float, float] | None = (0.0, 1.0)
-    """Least and largest possible score; None where there are none. Shares, from 0 to 1, are printed in percent."""
+    """Smallest and largest possible score; None if unbounded. Fractions, from 0 to 1, are printed in percent."""
     higher_is_better: bool | None = True
-    """None where neither is."""
+    """None if neither direction is better."""
     layers: tuple[int, ...] = ()
-    """The model's layers that have a score each of every document; empty where a document has one score."""
+    """Layers that each score every document; empty if a document has one score."""
 
     @property
     def is_share(self) -> bool:
@@ -87,25 +87,25 @@ class Measure:
 
     @property
     def span(self) -> float:
-        """How far two scores can lie apart."""
+        """The largest possible difference of two scores."""
         return self.bounds[1] - self.bounds[0] if self.bounds else inf
 
 
 class Comparable(ABC):
-    """A run's documents and their scores. It is made of the manifest; tables are read when they are asked for.
+    """Documents and scores of a run, for paired comparison. Tables are read on first use.
 
     Args:
-        run: finished.
+        run: a finished run.
     """
 
     checked: Sequence[str]
-    """Columns of `documents` that are equal where documents are."""
+    """Columns of `documents` that must be equal for two documents to be the same."""
     groups: Mapping[str, Sequence[str]]
     """Average → its tasks."""
     group_sizes: Mapping[str, int]
-    """Average → how many tasks it has when none is left out."""
+    """Average → number of its tasks in the full suite."""
     lacking: ClassVar[str] = "no scores of its documents"
-    """Why a task that was measured has no documents here."""
+    """Reason, for messages, why a measured task has no documents here."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -113,37 +113,37 @@ class Comparable(ABC):
     @property
     @abstractmethod
     def documents(self) -> pd.DataFrame:
-        """One row a document: task, subtask, doc_id, cluster (`CLUSTER`) and what is `checked`."""
+        """One row for each document: task, subtask, doc_id, cluster (`CLUSTER`) and the `checked` columns."""
 
     @property
     @abstractmethod
     def rules(self) -> Sequence[str]:
-        """The rules that the run can answer."""
+        """The rules that the run has scores for."""
 
     @abstractmethod
     def by_rule(self, rule: str) -> Floats:
-        """[documents] scores, or [documents, layers]. Raises `UsageError` where the run cannot answer the rule."""
+        """Return scores, [documents] or [documents, layers]. Raises `UsageError` if the run has none for the rule."""
 
     @abstractmethod
     def measure(self, rule: str) -> Measure:
-        """How documents are scored under a rule."""
+        """Return how documents are scored under a rule."""
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """What must be equal for documents of a task to be the same: what it is → its value, empty where not known."""
+        """Return what must be equal for a task's documents to be the same: name → value, empty if unknown."""
         return {"documents": str(self.run.manifest["specification"]["documents"].get(task, ""))}
 
 
 class GradedAnswers(Comparable):
-    """Answers that their tasks score themselves, and whatever else is measured of them.
+    """Answers scored by their benchmark's own metric, and by further measures.
 
     Args:
-        run: finished.
-        load: reads the table, a row for each answer: task, id, `source` (equal for documents of one source), what is
-            checked, and its scores: in column `score` by the benchmark's own measure, in columns of their rules' names
-            by others ("RULE LAYER" where each layer has one).
-        checked: columns that are equal where documents are.
+        run: a finished run.
+        load: reads the table, one row for each answer: task, id, `source` (equal for documents of one source), the
+            checked columns, and the scores. Column `score` has the benchmark's own measure; other measures have a
+            column named after their rule ("RULE LAYER" for a score of each layer).
+        checked: see `Comparable`.
         groups: average → its tasks.
-        measures: by rule, the benchmark's own under its name first.
+        measures: rule → measure; the benchmark's own, under its name, comes first.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class GradedAnswers(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """See `Comparable`."""
+        """One row for each document, see `Comparable`."""
         table = self._table
         found = table[["task", *self.checked]].assign(subtask=table["task"], doc_id=table["id"])
         found[CLUSTER] = found.groupby([table["task"], table["source"]], sort=False)["doc_id"].transform("first")
@@ -174,28 +174,28 @@ class GradedAnswers(Comparable):
 
     @property
     def rules(self) -> Sequence[str]:
-        """The tasks' own metrics, under the benchmark's name, and other measures."""
+        """Names of the measures; the tasks' own metrics have the benchmark's name."""
         return tuple(self._measures)
 
     def by_rule(self, rule: str) -> Floats:
-        """See `Comparable`."""
+        """Return the scores of a measure, [documents] or [documents, layers]."""
         name, layers = "score" if rule == self.run.kind else rule, self.measure(rule).layers
         columns = [f"{name} {layer}" for layer in layers] or [name]
         if absent := [column for column in columns if column not in self._table]:
             raise RunError(
-                f"run {self.run.folder} has no '{absent[0]}' of its documents: it was made before these were measured; "
-                "give its command again in a new --output"
+                f"run {self.run.folder} has no '{absent[0]}' of its documents: an earlier version made it; "
+                "run its command again with a new --output"
             )
         scores: Floats = self._table[columns if layers else name].to_numpy(float)
         return scores
 
     def measure(self, rule: str) -> Measure:
-        """See `Comparable`."""
+        """Return the measure of a rule."""
         if rule in self._measures:
             return self._measures[rule]
         if len(self._measures) > 1:
             raise UnknownNameError(f"measure of run {self.run.folder.name}", rule, self._measures)
         raise UsageError(
-            f"run {self.run.folder.name} is of {self.run.kind}, whose tasks are scored by metrics of their own: "
+            f"run {self.run.folder.name} is of {self.run.kind}, whose tasks have their own metrics; "
             f"leave out --rule {rule}"
         )

@@ -1,7 +1,7 @@
-"""The short way to a benchmark: prompts, references, and a score of each answer. See docs/contributing.md.
+"""Simple benchmarks: prompts, references, and a function that scores an answer. See docs/contributing.md.
 
-In: documents of a prompt and a reference each. Out: a run with a text of the model for each prompt, and the mean of
-their scores. Its settings are those of every run and `limit`; what needs more is a `GeneratedBenchmark` of its own.
+In: documents, each a prompt and a reference. Out: a run with a generated answer for each prompt, and the mean score of
+each task. The settings are those of every run, and `limit`; for more settings, subclass `GeneratedBenchmark`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class _PromptedTask(StoredTask):
 
 
 class _PromptedResults(Stored):
-    """What results.json has beside what all have."""
+    """Schema of results.json, beyond the keys that every benchmark has."""
 
     tasks: list[_PromptedTask]
 
 
 class PromptDocument(NamedTuple):
-    """What is asked, and what the answer is scored against."""
+    """A prompt, and the reference that its answer is compared with."""
 
     prompt: str
     reference: str
@@ -54,52 +54,52 @@ class PromptDocument(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptedRequest(Request):
-    """What a user can ask of a benchmark of prompts."""
+    """Settings of a run of a `PromptedBenchmark`."""
 
     limit: int | None = None
-    """Most documents of each task; None: all."""
+    """Maximum number of documents of each task; None: all."""
 
 
 @dataclass(frozen=True)
 class PromptedPlan(GeneratedPlan):
-    """A request with everything found that does not need torch."""
+    """A validated request with its documents and manifest, made without torch."""
 
     request: PromptedRequest
     checkpoint: Checkpoint
     tasks: Mapping[str, Sequence[PromptDocument]]
-    """Up to the limit."""
+    """Task → its documents, up to the limit."""
     manifest: dict[str, Any]
 
 
 class PromptedBenchmark(GeneratedBenchmark):
-    """A benchmark of prompts; `kind` is also the name of its suite."""
+    """Base class of simple benchmarks; `kind` is also the name of the suite."""
 
     results_form = _PromptedResults
     description: ClassVar[str]
-    """What is asked, in a line."""
+    """Description of the suite in one line."""
     metric: ClassVar[str] = "score"
-    """Name of what is measured, such as "exact match"."""
+    """Name of the metric, such as "exact match"."""
     max_new_tokens: ClassVar[int] = 32
-    """Of an answer."""
+    """Maximum length of an answer, in tokens."""
     until: ClassVar[tuple[str, ...]] = ("\n",)
-    """Texts that end an answer; it is scored without them."""
+    """Texts that end an answer and are not part of it."""
     version: ClassVar[int] = 1
-    """To be raised when `score` changes, so that runs of both do not pass for the same."""
+    """Increase it when `score` changes, so that runs before and after have different ids."""
 
     @abstractmethod
     def tasks(self) -> Mapping[str, Sequence[PromptDocument]]:
-        """Task → its documents, the same at every call."""
+        """Return task → its documents, the same at every call."""
 
     @abstractmethod
     def score(self, answer: str, reference: str) -> float:
-        """Score an answer, from 0 to 1, the higher the better."""
+        """Score an answer from 0 to 1; higher is better."""
 
     def request(self) -> type[PromptedRequest]:
-        """See `PromptedRequest`."""
+        """Return `PromptedRequest`."""
         return PromptedRequest
 
     def plan(self, request: PromptedRequest, say: Say) -> PromptedPlan:
-        """See `Benchmark`."""
+        """Collect the documents and make the plan."""
         every = {task: list(documents) for task, documents in self.tasks().items()}
         tasks = {task: documents[: request.limit] for task, documents in every.items()}
         if empty := [task for task, documents in tasks.items() if not documents]:
@@ -120,11 +120,13 @@ class PromptedBenchmark(GeneratedBenchmark):
         return PromptedPlan(request, checkpoint, tasks, manifest)
 
     def documents(self, plan: PromptedPlan) -> dict[str, list[str]]:
-        """See `GeneratedBenchmark`: a document's number is its id."""
+        """Return task → document ids, which are the documents' numbers."""
         return {task: [str(number) for number in range(len(found))] for task, found in plan.tasks.items()}
 
-    def asked(self, plan: PromptedPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
-        """See `GeneratedBenchmark`."""
+    def generation_requests(
+        self, plan: PromptedPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+    ) -> list[GenerationRequest]:
+        """Tokenise the prompts of a task."""
         import numpy as np
 
         from evalkit.generation.prompts import Prompt, Stops
@@ -134,8 +136,8 @@ class PromptedBenchmark(GeneratedBenchmark):
             tokens = np.array(tokenizer(document.prompt, verbose=False).input_ids, np.int64)
             if not 0 < len(tokens) <= (most := plan.manifest["context"] - self.max_new_tokens):
                 raise ScoringError(
-                    f"{task} document {number}: its prompt has {len(tokens):,} tokens; expected 1 to {most:,}, which "
-                    f"leaves {self.max_new_tokens} of the model's {plan.manifest['context']:,} for an answer"
+                    f"{task} document {number}: its prompt has {len(tokens):,} tokens; expected 1 to {most:,}, since "
+                    f"{self.max_new_tokens} of the context window of {plan.manifest['context']:,} are for the answer"
                 )
             sha = hashlib.sha256(document.prompt.encode("utf-8", "surrogatepass")).hexdigest()
             prompt = Prompt(number, tokens, self.max_new_tokens, stops)
@@ -143,7 +145,7 @@ class PromptedBenchmark(GeneratedBenchmark):
         return found
 
     def save(self, plan: PromptedPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """See `GeneratedBenchmark`."""
+        """Score the answers, and write the table and the results."""
         import pandas as pd
 
         tables = [self._scored(task, documents, answers[task]) for task, documents in plan.tasks.items()]
@@ -175,12 +177,12 @@ class PromptedBenchmark(GeneratedBenchmark):
         return pd.DataFrame(rows)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """See `Benchmark`."""
+        """Return the mean score of each task."""
         self.refuse_rule(run, rule)
         return [Metric(one["task"], self.metric, one["n"], one["score"], one["stderr"]) for one in run.stored["tasks"]]
 
     def comparable(self, run: Run) -> Comparable:
-        """See `Benchmark`: each document by itself."""
+        """Return the documents with their scores; documents are independent."""
         columns = ("task", "id", "source", "prompt", "reference", "score")
         tasks = [one["task"] for one in run.stored["tasks"]]
         measure = Measure(f"{self.metric} in %", True, self.metric)
@@ -189,11 +191,11 @@ class PromptedBenchmark(GeneratedBenchmark):
         )
 
     def suites(self) -> dict[str, str]:
-        """See `Benchmark`: one."""
+        """Return the one suite, named after `kind`."""
         return {self.kind: self.description}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """See `Benchmark`: over all tasks."""
+        """Return the one average, over all tasks."""
         return {self.kind: {"Average": tuple(self.tasks())}}
 
 
@@ -202,5 +204,5 @@ def _hash(documents: Sequence[PromptDocument]) -> str:
 
 
 def _before(text: str, until: Sequence[str]) -> str:
-    """The text up to what ends it."""
+    """Return the text before the first occurrence of a text that ends it."""
     return text[: min((text.find(one) for one in until if one in text), default=len(text))]

@@ -1,7 +1,8 @@
-"""Which benchmarks there are: evalkit's own, and those of installed packages.
+"""Registry of benchmarks: evalkit's own, and those of installed packages.
 
-A package adds one by an entry point of the group `evalkit.benchmarks`, whose name is the kind and whose object is a
-`Benchmark` class. Nothing of it is imported before one of its runs is made or read.
+In: a kind, a suite or a run. Out: its `Benchmark`. A package registers a benchmark by an entry point of the group
+`evalkit.benchmarks`, whose name is the kind and whose object is a `Benchmark` class. A benchmark is imported on first
+use.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _OWN = {
 
 
 def kinds() -> Iterator[str]:
-    """Names of all benchmarks; those of other packages last, and looked for then, since that takes a while."""
+    """Yield the names of all benchmarks; those of other packages last, since searching for them is slow."""
     yield from _OWN
     yield from added(GROUP).keys() - _OWN.keys()
 
 
 @cache
 def benchmark(kind: str) -> Benchmark:
-    """The benchmark of a kind.
+    """Return the benchmark of a kind.
 
     Raises:
-        UnknownNameError: there is none of that name.
-        UsageError: it is of a package that cannot be imported.
+        UnknownNameError: there is no such kind.
+        UsageError: the benchmark's package cannot be imported.
     """
     if kind in _OWN:
         module, _, name = _OWN[kind].partition(":")
@@ -50,7 +51,7 @@ def benchmark(kind: str) -> Benchmark:
 
 
 def kind_of_suite(suite: str | None) -> str:
-    """The benchmark that runs a suite: of any benchmark by its name, or a user's YAML file; None: the default one.
+    """Return the kind of benchmark that runs a suite: a suite's name or a YAML file; None: the default suite.
 
     Raises:
         UnknownNameError: no benchmark has such a suite.
@@ -66,7 +67,7 @@ def kind_of_suite(suite: str | None) -> str:
 
 
 def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
-    """Average → its tasks, of a suite of any benchmark.
+    """Return average → its tasks, for a suite of any benchmark.
 
     Raises:
         UnknownNameError: no benchmark has such a suite.
@@ -81,17 +82,17 @@ def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
 
 
 def _loadable() -> Iterator[Benchmark]:
-    """All benchmarks but those of packages that cannot be imported, which need not be meant."""
+    """Yield all benchmarks; skip those that cannot be imported, since another one may have the suite."""
     for kind in kinds():
         with suppress(UsageError):
             yield benchmark(kind)
 
 
 def benchmark_of(run: Run) -> Benchmark:
-    """The benchmark that made a run.
+    """Return the benchmark that made a run.
 
     Raises:
-        RunError: it is of a package that is not installed, or its results are not of the benchmark's form.
+        RunError: its package is not installed, or results.json does not have the benchmark's schema.
     """
     try:
         found = benchmark(run.kind)

@@ -1,8 +1,8 @@
-"""What every run is asked, and what of it makes its specification.
+"""Requests: the settings of a run, and the parts of its specification that all benchmarks share.
 
-In: a model and settings, as the command line or `evalkit.evaluate` gives them. Out: a `Request`, of which each
-benchmark has its own kind; what determines the numbers of a run, and what its manifest tells beside that. Nothing here
-needs torch, so a run that is already finished is found at once.
+In: a model and settings, as the command line or `evalkit.evaluate` gives them. Out: a `Request`, which each benchmark
+subclasses; the specification entries that determine a run's numbers; the provenance in its manifest. Nothing here needs
+torch, so a finished run is found at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from evalkit.reporting.escape import printable
 from evalkit.resources import RUNS
 
 SCORING_VERSION = 3
-"""Raised whenever a change of evalkit changes a score: part of every run's specification."""
+"""Increased with every change of evalkit that changes a score; part of every run's specification."""
 
 _NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")
 """Libraries whose version can change a score."""
@@ -34,29 +34,29 @@ _NUMERICS = ("lm-eval", "torch", "transformers", "tokenizers")
 
 @dataclass(frozen=True)
 class Request:
-    """What every run is asked; a benchmark's own settings are fields of its own kind of request."""
+    """Settings of every run; a benchmark adds its own settings in a subclass."""
 
     model: ModelSpec
     output: Path = RUNS
-    """Folder of run folders."""
+    """Parent folder of the run folders."""
     token_budget: int | None = field(default=None, metadata={WORD: "auto"})
-    """Most tokens of a batch; None: what fits."""
+    """Maximum number of tokens in a batch; None: as many as fit into memory."""
 
 
-Asked = TypeVar("Asked", bound=Request)
+RequestType = TypeVar("RequestType", bound=Request)
 
 
-def request_of(kind: type[Asked], model: str | Path | ModelSpec, options: Mapping[str, Any]) -> Asked:
-    """A request from keyword arguments, with paths, numbers and lists in the forms people write them.
+def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: Mapping[str, Any]) -> RequestType:
+    """Build a request from keyword arguments; paths, numbers and lists may be strings.
 
     Args:
-        kind: of request.
-        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or what says how it is loaded too.
-        options: the other fields of this kind of request and, unless the model has them, of `ModelSpec`; None stands
-            for the default.
+        kind: the request type.
+        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or a `ModelSpec`.
+        options: the other fields of the request type and, unless `model` is a `ModelSpec`, of `ModelSpec`; None: the
+            default.
 
     Raises:
-        UsageError: an option that does not exist, or a value that it cannot have.
+        UsageError: an option does not exist, or its value is invalid.
     """
     if isinstance(model, ModelSpec):
         refuse_unknown(options, kind)
@@ -67,8 +67,8 @@ def request_of(kind: type[Asked], model: str | Path | ModelSpec, options: Mappin
     return kind(spec, **fitted(kind, {name: value for name, value in options.items() if name not in of_model}))
 
 
-def circumstances(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What every manifest tells beside the specification: by whom, when, where and with what it was made."""
+def provenance(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the provenance in every manifest: model, date, command, hardware and versions."""
     return {
         "model": model.named,
         "path": _path_of(checkpoint),
@@ -84,16 +84,19 @@ def circumstances(model: ModelSpec, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _path_of(checkpoint: Checkpoint) -> str | None:
-    """Where a checkpoint of the user's own lies, from wherever it was named; None of one from the hub, or in memory."""
+    """Return the absolute path of a local checkpoint; None if it is from the hub or in memory."""
     path = {"folder": checkpoint.folder, "gguf": checkpoint.gguf}.get(checkpoint.kind)
     return None if path is None else str(values.path("--model", path.resolve()))
 
 
 def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: Say = silent) -> dict[str, Any]:
-    """What determines the numbers of any run, whatever its tasks are.
+    """Return the specification entries that determine the numbers of every run.
 
     Args:
-        limit: most documents of each task.
+        model: the model and how it is loaded.
+        checkpoint: its checkpoint.
+        limit: maximum number of documents of each task.
+        say: called with messages for the user.
     """
     prints, extension = fingerprint(checkpoint), model.extension(checkpoint, say)
     return {

@@ -1,4 +1,4 @@
-"""A finished run as a `Report`, where its benchmark has none of its own: a line for each metric."""
+"""Default report of a finished run: its metrics → a `Report` with one line for each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
 LOWER_IS_BETTER = " ↓"
-"""What marks the metric's name, explained by `LOWER_NOTE`."""
+"""Mark after the metric's name, explained by `LOWER_NOTE`."""
 LOWER_NOTE = "↓: lower is better"
 
 
 def run_content(run: Run, **more: Any) -> dict[str, Any]:
-    """What JSON holds of a run: results.json, with the run's id and folder, and more keys."""
+    """Return the JSON content of a run: results.json with the run's id, its folder and further keys."""
     return {"run": run.manifest["id"], "folder": str(run.folder)} | more | dict(run.stored)
 
 
 def metrics_report(run: Run, metrics: Sequence[Metric]) -> Report:
-    """A line for each metric."""
+    """Return a report with one line for each metric."""
     headers = ["task", "metric", "n", "value", "± SE"]
     table = simple_table(run.suite, headers, list(map(_cells, metrics)), texts=2)
     notes = [*mixture(run.manifest), *([LOWER_NOTE] if any(m.higher_is_better is False for m in metrics) else [])]

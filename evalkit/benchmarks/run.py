@@ -1,4 +1,4 @@
-"""From what a user asks to a finished run."""
+"""Evaluation: a model, a suite and settings → a finished run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHARED = {*ModelSpec.__dataclass_fields__, *SuiteRequest.__dataclass_fields__}
-"""Settings that have a parameter of their own in `evaluate`, an option on the command line."""
+"""Settings that are parameters of `evaluate` and options on the command line."""
 
 
 def evaluate(
@@ -56,50 +56,50 @@ def evaluate(
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Run:
-    """Evaluate a checkpoint or a model in memory; resume, or just open the run, if it was begun or finished before.
+    """Evaluate a checkpoint or a model in memory; resume an interrupted run, and open a finished one.
 
     Args:
         model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or a `transformers.PreTrainedModel`, which is
-            evaluated where it is and as it is, and is left as it was.
-        suite: of any benchmark (`evalkit ls suites`), or a YAML file; None: zeroshot8, or lm_eval if a task is not in
-            it.
-        tasks: only these tasks of the suite, in a list or with commas between them; all of them by default. Of suite
-            lm_eval its tasks, groups or tags.
-        include_path: folder of lm-eval task files of your own, which can run Python code beside them.
-        template: how prompts are written: "inst", "plain", "chat", or a YAML file; None: inst, or lm-eval's own prompts
-            for its tasks.
-        rule: how the answer is chosen (`evalkit ls rules`); None: "ppl" where the template scores whole sequences, else
+            evaluated in place and left unchanged.
+        suite: a suite's name (`evalkit ls suites`), or a YAML file; None: zeroshot8, or lm_eval if a task is not in
+            zeroshot8.
+        tasks: tasks of the suite, a list or comma-separated; empty: all. For suite lm_eval: tasks, groups or tags.
+        include_path: folder of your own lm-eval task files, which can run Python code next to them.
+        template: how prompts are written: "inst", "plain", "chat", or a YAML file; None: inst, or lm-eval's
+            prompts for suite lm_eval.
+        rule: how an answer is chosen (`evalkit ls rules`); None: "ppl" if the template scores whole sequences, else
             "acc".
-        limit: most documents of each task; None: all.
-        num_fewshot: solved examples before each question; None: 0, or what an lm-eval task says.
-        data_dir: folder of <task>.jsonl files, looked into before all other sources of documents.
-        log_samples: whether lm-eval's per-document sample files are written too.
-        allow_unofficial_data: whether documents are accepted that are not the pinned ones; such results are marked.
-        settings: of the suite's benchmark alone, such as {"lengths": [1000, 2000]} of suite needle; on the command line
-            --set KEY=VALUE.
-        output: folder of run folders.
-        token_budget: most tokens of a batch; None or "auto": what fits into memory. No score depends on it.
-        name: what a model in memory is called in its run and in tables, such as "step 1000"; None: its class.
+        limit: maximum number of documents of each task; None: all.
+        num_fewshot: solved examples before each question; None: 0, or an lm-eval task's default.
+        data_dir: folder of <task>.jsonl files, searched before all other sources of documents.
+        log_samples: whether to write lm-eval's per-document sample files.
+        allow_unofficial_data: whether to accept documents that are not the pinned ones; their results are marked.
+        settings: further settings of the suite's benchmark, such as {"lengths": [1000, 2000]} for suite needle; on the
+            command line --set KEY=VALUE.
+        output: parent folder of the run folders.
+        token_budget: maximum number of tokens in a batch; None or "auto": as many as fit into memory. Scores do not
+            depend on it.
+        name: name of a model in memory in its run and in tables, such as "step 1000"; None: its class.
         revision: branch, tag or commit of a hub model.
-        tokenizer: another folder or hub name to take the tokenizer from; of a model in memory its tokenizer, which is
-            not changed.
+        tokenizer: folder or hub name of another tokenizer; for a model in memory its tokenizer, which is not
+            changed.
         device: "auto" (a CUDA device if there is one, else the CPU), "cpu", "cuda", "cuda:1", …
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: the implementation: "auto" (sdpa, or eager for an architecture without it), "sdpa" or "eager".
-        context: tokens that the model is to take at once, by stretching its context; "none": as many as it was trained
-            on; None: the same, but for LongBench the paper's 8,192 where it was trained on fewer.
+        context: context window in tokens, by context extension; "none": the window that the model was trained on;
+            None: the same, except for LongBench: the paper's 8,192 if the model was trained on fewer.
         context_method: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none".
-        context_original: tokens of the window that it was trained on; None: what the checkpoint says.
-        context_config: all of this and more in a YAML file, or the name of one that evalkit ships.
-        allow_pickle: whether pickled weights are read, which can run code.
-        trust_remote_code: whether the checkpoint's own Python files may run.
-        progress: where news and progress go; None: standard error.
+        context_original: context window that the model was trained on, in tokens; None: the checkpoint's.
+        context_config: YAML file with all context settings, or the name of one that evalkit ships.
+        allow_pickle: whether to read pickled weights, which can run code.
+        trust_remote_code: whether to run the checkpoint's own Python files.
+        progress: receives messages and progress; None: standard error.
 
     Returns:
         The finished run.
 
     Raises:
-        EvalkitError: whatever is wrong, in one line.
+        EvalkitError: the evaluation is impossible or fails; the message is one line.
     """
     arguments = {
         "suite": suite,
@@ -128,15 +128,13 @@ def evaluate(
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
     }
-    options = _asked(arguments, settings or {})
+    options = _given_options(arguments, settings or {})
     with progress or Progress() as shown:
         if isinstance(model, (str, Path)):
             if name is not None:
-                raise UsageError(
-                    f"name {name}: names a model in memory; a checkpoint is called by its path or hub name"
-                )
+                raise UsageError(f"name {name}: names a model in memory; a checkpoint is named by its path or hub name")
             return run_plan(planned(model, options | loading, shown.say), shown)
-        # Torch is needed by now, whatever is asked
+        # Imported here: a model in memory needs torch anyway, a finished run of a checkpoint does not
         from evalkit.models.live import live_model
 
         with live_model(model, name, **loading) as spec:
@@ -144,31 +142,31 @@ def evaluate(
 
 
 def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say) -> Plan:
-    """The run that is asked for, of whatever benchmark has the suite.
+    """Plan a run with the benchmark that has the suite.
 
     Args:
-        model: as `request_of` takes it.
-        options: the fields of the benchmark's request and, unless the model has them, of `ModelSpec`.
-        say: called with what the user should know.
+        model: see `request_of`.
+        options: the fields of the benchmark's request and, unless `model` is a `ModelSpec`, of `ModelSpec`.
+        say: called with messages for the user.
 
     Raises:
-        EvalkitError: whatever is wrong with the options, the checkpoint or the documents.
+        EvalkitError: the options, the checkpoint or the documents are invalid.
     """
-    served = _benchmark_of(options.get("suite"))
-    asked = served.request()
-    given = {name: value for name, value in options.items() if name != "suite" or name in asked.__dataclass_fields__}
-    return served.plan(request_of(asked, model, given), say)
+    chosen = _benchmark_of(options.get("suite"))
+    kind = chosen.request()
+    given = {name: value for name, value in options.items() if name != "suite" or name in kind.__dataclass_fields__}
+    return chosen.plan(request_of(kind, model, given), say)
 
 
 def _benchmark_of(suite: str | Path | None) -> Benchmark:
     return benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
 
 
-def _asked(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are no defaults, with the settings of the suite's benchmark alone.
+def _given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that differ from their defaults, merged with the benchmark's settings.
 
     Raises:
-        UsageError: one that the benchmark does not have, or that stands in the wrong place.
+        UsageError: the benchmark has no such argument or setting, or an argument of `evaluate` is given as a setting.
     """
     suite = arguments["suite"]
     known = _benchmark_of(suite).request().__dataclass_fields__.keys() | {"suite"}
@@ -177,11 +175,11 @@ def _asked(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
     }
     own = sorted(known - _SHARED)
     if foreign := sorted(given.keys() - known):
-        more = f"; settings of its own are {', '.join(own)}" if own else ""
+        more = f"; its settings are {', '.join(own)}" if own else ""
         raise UsageError(f"{foreign[0]}: suite {suite} has no such argument{more}")
     for name in settings:
         if name in _SHARED:
-            raise UsageError(f"settings: {name} is an argument of evaluate itself: give {name}=… beside settings")
+            raise UsageError(f"settings: {name} is an argument of evaluate; pass {name}=…, not in settings")
         if not own:
             raise UsageError(f"settings: {name}: suite {suite or 'zeroshot8'} has no settings of its own")
         if name not in own:

@@ -1,6 +1,7 @@
-"""The life of a run, whatever its benchmark: open the folder, read the journal, compute what is missing, finish.
+"""Execution of a run's plan: open the folder, read the journal, compute the missing batches, write the results.
 
-Each batch is in the journal before the next begins, so a process that is killed loses the one that it was at.
+In: a plan of any benchmark. Out: a finished run. Each batch is in the journal before the next one starts, so a killed
+process loses only its current batch.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from evalkit.runs.writing import RunWriter, finished_run
 
 
 def run_plan(plan: Plan, progress: Progress) -> Run:
-    """Compute what is missing of a run, write its results and open it.
+    """Compute the missing batches of a run, write its results and open it.
 
     Raises:
-        EvalkitError: whatever is wrong, in one line.
+        EvalkitError: the run cannot be computed or saved; the message is one line.
     """
-    served_by = benchmark(plan.manifest["kind"])
+    chosen = benchmark(plan.manifest["kind"])
     run = finished_run(
         plan.folder,
         plan.manifest,
-        lambda run: served_by.serves(plan, run),
-        lambda writer: _complete(served_by, plan, writer, progress),
+        lambda run: chosen.serves(plan, run),
+        lambda writer: _complete(chosen, plan, writer, progress),
         progress.say,
         plan.request.model.device,
     )
-    run.refuse_other_form(served_by.results_form)
+    run.refuse_other_form(chosen.results_form)
     return run
 
 
@@ -55,8 +56,8 @@ def _compute(kind: Benchmark, plan: Plan, finished: FinishedRows, writer: RunWri
         writer.compute_on(computer.place())
         writer.save_manifest(**computer.about, facts=asdict(computer.facts))
         planned = kind.batches(plan, computer.facts, loaded.tokenizer, finished, progress.say)
-    if planned.news:
-        progress.say(planned.news)
+    if planned.message:
+        progress.say(planned.message)
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:
@@ -71,11 +72,11 @@ def _compute(kind: Benchmark, plan: Plan, finished: FinishedRows, writer: RunWri
 
 
 def _budget(plan: Plan, finished: FinishedRows, writer: RunWriter, progress: Progress) -> Budget:
-    """Most tokens at a time: of a run that goes on, those that it was begun with, so that its batches are the same."""
-    asked = plan.request.token_budget
-    begun = writer.manifest if finished else {}
-    stored: int | None = begun.get("token_budget")
-    if stored and asked not in (None, stored):
-        progress.say(f"resuming with the token budget that the run was begun with, {stored}")
-    # Of runs that only generate, the budget is that of keys and values
-    return Budget(stored or asked, begun.get("kept_tokens") or stored or asked)
+    """Return the token budget; a resumed run keeps the one it was started with, so that its batches are the same."""
+    requested = plan.request.token_budget
+    manifest = writer.manifest if finished else {}
+    stored: int | None = manifest.get("token_budget")
+    if stored and requested not in (None, stored):
+        progress.say(f"resuming with the token budget that the run was started with, {stored}")
+    # For runs that only generate, the token budget is that of keys and values
+    return Budget(stored or requested, manifest.get("kept_tokens") or stored or requested)

@@ -1,4 +1,4 @@
-"""What a user can ask of a run over tasks: of a suite, or of lm-eval's tasks by their own prompts and metrics."""
+"""Settings of a run over tasks: a multiple-choice suite, or lm-eval's tasks with their own prompts and metrics."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from evalkit.inputs.fields import LEAST
 
 @dataclass(frozen=True)
 class SuiteRequest(Request):
-    """What a user can ask of such a run."""
+    """Settings of a run of a suite or of lm-eval's tasks."""
 
     suite: str | None = None
-    """A suite's name or YAML file, or "lm_eval" for lm-eval's own tasks; None: zeroshot8 if it has all `tasks`, else
+    """A suite's name or YAML file, or "lm_eval" for lm-eval's tasks; None: zeroshot8 if it has all `tasks`, else
     lm_eval."""
     tasks: tuple[str, ...] = ()
-    """Only these tasks of the suite, all where empty; of lm_eval its tasks, groups or tags."""
+    """Tasks of the suite; empty: all. For lm_eval: tasks, groups or tags."""
     include_path: Path | None = None
-    """Folder of the user's own lm-eval task files, which may run Python code that lies beside them."""
+    """Folder of the user's lm-eval task files, which can run Python code next to them."""
     template: str | None = None
-    """A template's name, or the path of a YAML file of the same form; None: inst, or plain for lm-eval's tasks."""
+    """A template's name, or the path of a template file; None: inst, or plain for lm-eval's tasks."""
     rule: str | None = None
-    """The rule of the result; None: `ppl` where the template scores whole sequences, else `acc`."""
+    """The scoring rule; None: `ppl` if the template scores whole sequences, else `acc`."""
     limit: int | None = None
-    """Most documents of each task; None for all."""
+    """Maximum number of documents of each task; None: all."""
     num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
-    """How many solved examples stand before each question; None: none, or what an lm-eval task says itself."""
+    """Number of solved examples before each question; None: 0, or an lm-eval task's default."""
     data_dir: Path | None = None
-    """Folder of `<task>.jsonl` files that comes before the hub."""
+    """Folder of `<task>.jsonl` files, searched before all other sources."""
     allow_unofficial_data: bool = False
-    """Whether documents may be others than the pinned ones; marked then."""
+    """Whether to accept documents that are not the pinned ones; their results are marked."""
     log_samples: bool = False
-    """Whether lm-eval's per-document sample files are written too."""
+    """Whether to write lm-eval's per-document sample files."""

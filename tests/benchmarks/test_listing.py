@@ -56,7 +56,7 @@ def test_what_is_shown_fits_a_terminal(runs: Path) -> None:
     first = [line for line in lines[:end] if line[0] != " "]
     assert [line.split()[1] for line in first] == [f"2026-11-0{day}" for day in (1, 2, 3, 4)]
     assert max(map(len, [header, *lines[:end]])) <= 100
-    assert lines[end + 1].startswith("kept without a journal, so that nothing of them can be made anew: ")
+    assert lines[end + 1].startswith("stored without a journal, so their tables cannot be recomputed: ")
     assert "8,192 by yarn" in first[0]
     assert "41.0 ± 1.2" in first[1]
     assert "zeroshot8 plain" in first[2]

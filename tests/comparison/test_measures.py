@@ -174,7 +174,7 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
 def test_a_table_without_the_measure_is_refused(tmp_path: Path) -> None:
     """Such as an earlier version of the package wrote."""
     a, b = (load_run(make_copying(tmp_path, {SURPLUS: drawn(1)}, model=f"org/{name}")) for name in "ab")
-    with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*give its command again"):
+    with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*run its command again"):
         compared(a, b, LEAD)
 
 

@@ -84,7 +84,7 @@ def test_weights_that_the_config_names(folder: Path) -> None:
 def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
     """A needle test would make texts of that length."""
     edit_config(folder, max_position_embeddings=10**12)
-    with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, past the 16,777,216"):
+    with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, above the 16,777,216"):
         context_of(ModelSpec(str(folder)), locate(str(folder)), "evalkit needle")
     refused(folder, "has max_position_embeddings 1,000,000,000,000, past the 16,777,216 tokens .*--context-original")
     settings = ContextSettings(256, original=256)

@@ -102,7 +102,9 @@ class Copying(GeneratedBenchmark):
         """The lists' numbers."""
         return {COPYING: [str(number) for number in range(len(plan.texts))]}
 
-    def asked(self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
+    def generation_requests(
+        self, plan: CopyingPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+    ) -> list[GenerationRequest]:
         """The list, and half of it again."""
         found = []
         for number, text in enumerate(plan.texts):

@@ -20,7 +20,7 @@ from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.needle.results_report import needle_report
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.request import circumstances, request_of
+from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import EvalkitError, RunError, UsageError
@@ -233,7 +233,7 @@ def test_a_run_may_be_kept_without_its_journal(again: Callable[..., Run], tmp_pa
     assert found.complete
     [listed] = list_found(folder.parent)
     assert (listed.state, listed.journal) == ("finished", False)
-    said = f"kept without a journal, so that nothing of them can be made anew: {listed.id[:7]}"
+    said = f"stored without a journal, so their tables cannot be recomputed: {listed.id[:7]}"
     assert printed(runs_report([listed], folder.parent)).splitlines()[-1] == said
 
 
@@ -406,7 +406,7 @@ def test_a_command_that_utf8_cannot_hold_is_written_and_read(
 ) -> None:
     """A command line of other bytes, as Python hands it over."""
     monkeypatch.setattr("sys.argv", ["evalkit", "caf\udce9"])
-    about = circumstances(ModelSpec("tiny"), locate(str(checkpoint)))
+    about = provenance(ModelSpec("tiny"), locate(str(checkpoint)))
     with open_run(tmp_path, "odd", read(own_run, MANIFEST) | about):
         pass
     assert load_run(tmp_path / "odd").manifest["command"] == ["evalkit", "caf\\udce9"]
@@ -418,4 +418,4 @@ def test_a_folder_that_utf8_cannot_hold_is_refused_before_it_is_written(
     """From inside of it, the name given is fine and the path is not."""
     monkeypatch.chdir(shutil.copytree(checkpoint, tmp_path / "caf\udce9"))
     with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; a file or folder of such a name"):
-        circumstances(ModelSpec("."), locate("."))
+        provenance(ModelSpec("."), locate("."))

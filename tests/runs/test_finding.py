@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.listing import list_found, runs_report
-from evalkit.benchmarks.request import circumstances
+from evalkit.benchmarks.request import provenance
 from evalkit.benchmarks.run import planned
 from evalkit.comparison.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
@@ -111,7 +111,7 @@ def test_revisions_of_a_hub_model_are_told_apart(make: Make, checkpoint: Path) -
     """By what was asked for, in whichever way, and by the commit that it stood for."""
     hub = replace(locate(str(checkpoint)), kind="hub", revision="0a1b2c")
     asked = [ModelSpec("org/name", revision="step1000"), ModelSpec("org/name@step2000"), ModelSpec("org/name")]
-    about = [circumstances(model, hub) for model in asked]
+    about = [provenance(model, hub) for model in asked]
     assert [one["model"] for one in about] == ["org/name@step1000", "org/name@step2000", "org/name"]
     runs = [
         make(one["model"], seed=seed, manifest={"revision": f"{seed}a1b"})

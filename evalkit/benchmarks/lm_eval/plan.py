@@ -19,9 +19,9 @@ from evalkit.activity import doing
 from evalkit.benchmarks.lm_eval.catalogue import SERVED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, asked_of
-from evalkit.benchmarks.multiple_choice.suites import refuse_twice
+from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.request import numerics, provenance
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
@@ -113,7 +113,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
         "template": asdict(load_template("plain")),
         "include_path": str(request.include_path) if request.include_path else None,
-        **circumstances(request.model, checkpoint),
+        **provenance(request.model, checkpoint),
     }
     return TaskPlan(request, checkpoint, tasks, manifest)
 
@@ -162,7 +162,7 @@ def check_first_request(task: Any) -> None:
 def _check_request(request: SuiteRequest) -> None:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
-    refuse_twice(request.tasks)
+    refuse_duplicate_tasks(request.tasks)
 
 
 def set_seeds() -> None:

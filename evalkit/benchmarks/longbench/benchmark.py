@@ -77,7 +77,9 @@ class LongBench(GeneratedBenchmark):
         """See `GeneratedBenchmark`."""
         return {task.name: [row.id for row in found.rows] for task, found in plan.rows.items()}
 
-    def asked(self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
+    def generation_requests(
+        self, plan: LongBenchPlan, task: str, facts: GeneratingFacts, tokenizer: Any
+    ) -> list[GenerationRequest]:
         """See `GeneratedBenchmark`."""
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         [(protocol, found)] = [one for one in plan.rows.items() if one[0].name == task]

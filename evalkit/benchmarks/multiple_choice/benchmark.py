@@ -1,8 +1,10 @@
-"""Suites of multiple-choice tasks: every choice of a document is scored, and a rule chooses among them.
+"""Suites of multiple-choice tasks: every choice of a document is scored, and a rule predicts one of them.
 
-scores.parquet   the score table, from which every rule decides
+In: a `SuiteRequest`. Out: a run folder with
+
+scores.parquet   the score table, which every rule reads
 results.json     accuracies under every rule
-lm_eval/         the same in lm-eval's form
+lm_eval/         the same in lm-eval's format
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class _ChoiceResults(Stored):
 
 
 class MultipleChoice(Benchmark):
-    """See the module."""
+    """Benchmark of suites of multiple-choice tasks."""
 
     kind = "multiple_choice"
     row = ScoreRow
@@ -70,27 +72,27 @@ class MultipleChoice(Benchmark):
     results_form = _ChoiceResults
 
     def request(self) -> type[SuiteRequest]:
-        """See `Benchmark`."""
+        """Return `SuiteRequest`."""
         from evalkit.benchmarks.suite_request import SuiteRequest
 
         return SuiteRequest
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
-        """See `Benchmark`: of lm-eval's tasks where no suite has them (`asked_suite`)."""
+        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`)."""
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
-        from evalkit.benchmarks.multiple_choice.plan import asked_suite, plan_suite
+        from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
-        suite = asked_suite(request, say)
+        suite = resolve_suite(request, say)
         return plan_tasks(request, say) if suite is None else plan_suite(request, suite, say)
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
-        """Whether a document has no scores."""
+        """Return whether a document has no scores."""
         from evalkit.benchmarks.multiple_choice.scoring import key_of
 
         return any(key_of(question) not in finished for question in chain(*plan.questions.values()))
 
     def computer(self, plan: ChoicePlan, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
-        """See `Benchmark`."""
+        """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
         return Scoring(plan, loaded, budget.scored, say)
@@ -98,7 +100,7 @@ class MultipleChoice(Benchmark):
     def batches(
         self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
-        """See `Benchmark`."""
+        """Plan the batches of the documents that have no scores."""
         from evalkit.benchmarks.multiple_choice.scoring import batches_of, key_of, work_of
 
         work = {key_of(question): work_of(question) for question in chain(*plan.questions.values())}
@@ -109,7 +111,7 @@ class MultipleChoice(Benchmark):
         )
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
-        """See `Benchmark`."""
+        """Write the score table, lm-eval's files and the results under every rule."""
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
@@ -129,25 +131,25 @@ class MultipleChoice(Benchmark):
         writer.save_results(content)
 
     def serves(self, plan: ChoicePlan, run: Run) -> bool:
-        """Whether a finished run has the sample files, if they are asked for."""
+        """Return whether a finished run has the sample files, if these are requested."""
         return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """See `Benchmark`."""
+        """Return the accuracies of the tasks under a rule."""
         return stored_metrics(run, rule)
 
     def comparable(self, run: Run) -> ComparableChoices:
-        """See `Benchmark`."""
+        """Return the documents, and by rule which of them are right."""
         return ComparableChoices(run)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `Benchmark`: the table, beneath it what every rule makes of the same scores."""
+        """Return the accuracy table, and the accuracies under every rule below it."""
         from evalkit.benchmarks.multiple_choice.results_report import choices_report
 
         return choices_report(run, rule, detail)
 
     def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
-        """See `Benchmark`: each question with its segments in colour."""
+        """Yield the first questions of each task with their segments in colour."""
         from evalkit.benchmarks.loading import load_model
         from evalkit.benchmarks.multiple_choice.prompt_text import prompt_text
         from evalkit.benchmarks.multiple_choice.prompts import Prompter
@@ -160,25 +162,25 @@ class MultipleChoice(Benchmark):
                 yield prompt_text(encoded, loaded.tokenizer)
 
     def suites(self) -> dict[str, str]:
-        """See `Benchmark`: those that evalkit ships."""
+        """Return the names and descriptions of the suites that evalkit ships."""
         return {suite.name: suite.description for suite in shipped_suites().values()}
 
     def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """See `Benchmark`."""
+        """Return the averages of the suites that evalkit ships."""
         suites = shipped_suites().values()
         return {suite.name: {**suite.groups, "Average": suite.tasks} for suite in suites}
 
     def fills(self, run: Run) -> tuple[str, dict[str, str]]:
-        """See `Benchmark`."""
+        """Return the suite whose tables the run fills, and which task fills another task's column."""
         suite = shipped_suites().get(run.suite)
         return (suite.fills, suite.stands_for) if suite and suite.fills else (run.suite, {})
 
     def label(self, run: Run, task: str) -> Label:
-        """As the run's own suite has it, or evalkit's suites."""
+        """Return a task's labels: from the run's own suite, else from evalkit's suites."""
         return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """See `Benchmark`."""
+        """Return the hub dataset of a pinned task; None for other tasks."""
         from evalkit.data import TASKS
 
         documents = pinned_tasks().get(task)
@@ -186,7 +188,7 @@ class MultipleChoice(Benchmark):
 
 
 def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
-    """The journal's rows as the score table, in the order of the documents."""
+    """Return the score table: the journal's rows in the order of the documents."""
     import pandas as pd
 
     parts = [_task_table(members, finished.table(task), writer) for task, members in plan.questions.items()]
@@ -194,17 +196,17 @@ def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.Da
 
 
 def _task_table(questions: Sequence[Question], rows: pa.Table, writer: RunWriter) -> pd.DataFrame:
-    """The same of one task."""
+    """Return the score table of one task."""
     order = {(question.subtask, question.doc_id): place for place, question in enumerate(questions)}
     documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
-    # Rows of a document stay in their order
+    # The sort keeps the order of a document's rows
     places = sorted((order[one], number) for number, one in enumerate(documents) if one in order)
     table = rows.take([number for _, number in places])
     found = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
     if found != [(place, choice) for place, one in enumerate(questions) for choice in range(len(one.contexts))]:
-        # Cannot happen unless somebody has removed lines of the journal while it was read
+        # Happens only if lines of the journal were removed while it was read
         raise RunError(
-            f"the journal of {writer.folder} does not hold the choices of every document; "
+            f"the journal of {writer.folder} lacks choices of some documents; "
             "delete the folder and run the command again"
         )
     scores: pd.DataFrame = table.to_pandas()

@@ -1,7 +1,7 @@
-"""A suite's results in the entries of lm-eval's `evaluate`, and its documents as lines of lm-eval's sample files.
+"""Results of a suite in lm-eval's format: the entries of its `evaluate`, and the lines of its sample files.
 
-`acc` and `acc_norm` are computed as lm-eval does from the same log-likelihoods; the other rules stand beside them under
-their own names.
+In: the score table, its results by rule, the questions and the manifest. Out: an `Evaluated`. `acc` and `acc_norm` are
+computed as in lm-eval, from the same log-likelihoods; the other rules are added under their own names.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def evaluated(
     seconds: float,
     samples: bool,
 ) -> Evaluated:
-    """What lm-eval's form is made of.
+    """Convert a suite's results to lm-eval's format.
 
     Args:
         scores: the score table.
-        found: its results by rule.
-        questions: by task, in the table's order.
-        manifest: the run's.
-        seconds: of all tasks.
-        samples: also every document with its choices and scores.
+        found: rule → its results.
+        questions: task → its questions, in the table's order.
+        manifest: the run's manifest.
+        seconds: total time of all tasks.
+        samples: whether to include every document with its choices and scores.
     """
     leaves = {question.subtask: question.leaf for members in questions.values() for question in members}
     loaded = manifest.get("loaded", {})
@@ -83,7 +83,7 @@ def _entries(found: Mapping[str, Results], leaves: Mapping[str, LeafTask], shots
 
 
 def _metric(rule: str) -> str:
-    """A rule's name among lm-eval's metrics; the perplexity rules' accuracy must not pass for a perplexity."""
+    """Return a rule's metric name in lm-eval, with a prefix that shows accuracies of perplexity rules as accuracies."""
     return {"pmi": "acc_mutual_info"}.get(rule, rule if rule.startswith("acc") else f"acc_{rule}")
 
 
@@ -96,7 +96,7 @@ def _metrics(name: str, by_rule: Mapping[str, TaskResult]) -> dict[str, Any]:
 
 
 def _pooled(results: Mapping[str, Any], group: str, members: Sequence[str], rules: Sequence[str]) -> dict[str, Any]:
-    """The group's own line with lm-eval's standard error."""
+    """Return the group's metrics with lm-eval's pooled standard error."""
     sizes = [results[name]["sample_len"] for name in members]
     keys = [f"{_metric(rule)}_stderr,none" for rule in rules]
     own: dict[str, Any] = results[group]
@@ -131,7 +131,7 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
             "doc": question.doc,
             "target": target,
             "arguments": arguments,
-            # lm-eval writes (log-likelihood, greedy?) pairs as text; greediness is not known here
+            # lm-eval writes (log-likelihood, greedy?) pairs as text; evalkit does not compute greediness
             "resps": [[[str(value), "None"]] for value in likelihoods],
             "filtered_resps": [[str(value), "None"] for value in likelihoods],
             "filter": "none",
@@ -144,7 +144,7 @@ def _samples(table: pd.DataFrame, questions: Sequence[Question]) -> Iterator[dic
 
 
 def _target(question: Question) -> str:
-    """lm-eval's target: the gold index, or, where the options stand in the contexts, what follows them."""
+    """Return lm-eval's target: the gold index, or the continuation if the options are in the contexts."""
     shared = len(set(question.contexts)) > 1
     return question.continuations[0] if shared else str(question.gold)
 

@@ -1,4 +1,4 @@
-"""A run with a score table, of which each rule makes right and wrong answers."""
+"""Results of a finished multiple-choice run: its score table and results.json → metrics, and right or wrong answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ComparableChoices(Comparable):
-    """A run's documents and, by rule, which of them it gets right."""
+    """Documents of a multiple-choice run and, by rule, which of them are right."""
 
     checked = ("gold", "choices")
 
@@ -30,24 +30,24 @@ class ComparableChoices(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """In the score table's order."""
+        """One row for each document, in the score table's order."""
         scores = self.run.scores
         columns = ["task", "subtask", "doc_id", "choices", "gold", CLUSTER]
         return scores.loc[scores["choice"] == 0, columns].reset_index(drop=True)
 
     @cached_property
     def rules(self) -> Sequence[str]:
-        """See `Comparable`."""
+        """The rules that the run has scores for."""
         from evalkit.scores.results import available_rules
 
         return available_rules(self.run.scores)
 
     def by_rule(self, rule: str) -> Floats:
-        """1 where the rule chooses the right answer, else 0."""
+        """Return [documents] 1 where the rule predicts the gold choice, else 0."""
         return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
-        """See `Comparable`."""
+        """Return accuracy under the rule."""
         from evalkit.scores.rules import find_rule
 
         return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, "accuracy")
@@ -64,13 +64,13 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
-    """Accuracies as results.json has them under a rule (the run's own if none is named).
+    """Return the accuracies that results.json stores under a rule; None: the run's own rule.
 
-    A rule that it does not have, since a package added it after the run was finished, is applied to the score table.
+    A rule that a package added after the run was finished is not stored; it is applied to the score table.
 
     Raises:
-        UnknownNameError: the run was not scored for that rule.
-        RunError: the file is damaged.
+        UnknownNameError: the run has no scores for that rule.
+        RunError: results.json or the score table is damaged.
     """
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
     if name in by_rule:

@@ -1,7 +1,7 @@
-"""What was asked of a suite, made into what the run is.
+"""Plan of a multiple-choice run.
 
-In: a `SuiteRequest`. Out: a `ChoicePlan` with its manifest. Nothing here needs torch, so a run that is already
-finished is found at once.
+In: a `SuiteRequest`. Out: a `ChoicePlan` with its manifest. Nothing here needs torch, so a finished run is found at
+once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
-from evalkit.benchmarks.request import circumstances, numerics
+from evalkit.benchmarks.request import numerics, provenance
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
@@ -37,7 +37,7 @@ DEFAULT_SUITE = "zeroshot8"
 
 @dataclass(frozen=True)
 class ChoicePlan:
-    """A request with everything found that does not need torch."""
+    """A validated request with its suite, documents and manifest, made without torch."""
 
     request: SuiteRequest
     suite: Suite
@@ -46,12 +46,12 @@ class ChoicePlan:
     checkpoint: Checkpoint
     library: Library
     others: Mapping[str, TaskSet]
-    """Tasks of the suite that are not pinned, as lm-eval has loaded them."""
+    """The suite's tasks that are not pinned, as loaded by lm-eval."""
     manifest: dict[str, Any]
 
     @property
     def unconditional(self) -> bool:
-        """Whether choices are also scored without their context."""
+        """Whether to score choices without their context too."""
         return bool(self.manifest["specification"]["unconditional"])
 
     @cached_property
@@ -64,20 +64,20 @@ class ChoicePlan:
 
     @property
     def folder(self) -> Path:
-        """The run's folder, whether it exists yet or not."""
+        """The run folder, which may not exist yet."""
         return run_folder(self.request.output, self.checkpoint, self.suite.name, self.template.name, self.manifest)
 
 
 def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
-    """Find out what a run is, and refuse what cannot be.
+    """Validate a request for a suite and make its plan.
 
     Args:
-        request: whose template, rule and number of examples win over the suite's.
-        suite: see `asked_suite`.
-        say: called with what the user should know.
+        request: its template, rule and number of examples override the suite's.
+        suite: see `resolve_suite`.
+        say: called with messages for the user.
 
     Raises:
-        EvalkitError: whatever is wrong with the request, the checkpoint or the documents.
+        EvalkitError: the request, the checkpoint or the documents are invalid.
     """
     shots = suite.num_fewshot if request.num_fewshot is None else request.num_fewshot
     suite = with_fewshot(suite, shots)
@@ -86,7 +86,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     checkpoint = request.model.locate(say)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
     _check_data_dir(request, suite, library)
-    _refuse_shadowed(suite)
+    _refuse_shadowing_tasks(suite)
     with doing("reading documents"):
         others = _load_others(suite, library, say)
         specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
@@ -98,28 +98,28 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         "groups": {group: list(tasks) for group, tasks in suite.groups.items()},
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         **found,
-        **({"labels": suite.labels, "short": suite.short} if suite.own else {}),
+        **({"labels": suite.labels, "short": suite.short} if suite.user_defined else {}),
         "template": asdict(template),
-        **circumstances(request.model, checkpoint),
+        **provenance(request.model, checkpoint),
     }
     return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest)
 
 
-def asked_suite(request: SuiteRequest, say: Say) -> Suite | None:
-    """The suite that a request is of; None where it is for lm-eval's tasks by their own prompts and metrics.
+def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
+    """Return the suite of a request; None if the request is for lm-eval's tasks with their own prompts and metrics.
 
-    Tasks outside of the default suite are lm-eval's, unless a template or a rule is asked for: these make a suite of
-    them. What the user did not say is said.
+    Tasks outside the default suite are run as lm-eval's tasks, unless a template or a rule is given: then they form a
+    suite. `say` is called if the user has not chosen between the two.
 
     Raises:
-        UsageError: a folder of task files beside a suite, which has its own.
+        UsageError: the options contradict each other.
     """
     chooses = request.template not in (None, "plain") or request.rule is not None
     if request.suite not in (None, LM_EVAL):
         if request.include_path is not None:
             raise UsageError(
-                f"--include-path adds lm-eval tasks; suite {request.suite} has its own: leave out --suite, or name the "
-                "folder in a suite file of yours (task_files)"
+                f"--include-path adds lm-eval tasks, but suite {request.suite} has its own; leave out --suite, or name "
+                "the folder in your own suite file (task_files)"
             )
         return choose_tasks(load_suite(str(request.suite)), request.tasks)
     default = load_suite(DEFAULT_SUITE)
@@ -127,10 +127,10 @@ def asked_suite(request: SuiteRequest, say: Say) -> Suite | None:
     if request.suite is None and not others and request.include_path is None:
         return choose_tasks(default, request.tasks)
     if chooses and request.suite == LM_EVAL:
-        asked = f"--template {request.template}" if request.rule is None else f"--rule {request.rule}"
+        option = f"--template {request.template}" if request.rule is None else f"--rule {request.rule}"
         raise UsageError(
-            f"{asked}: --suite lm_eval runs tasks by their own prompts and metrics; leave out --suite, and tasks with "
-            "choices are run under evalkit's"
+            f"{option}: --suite lm_eval runs tasks with their own prompts and metrics; leave out --suite to run "
+            "multiple-choice tasks with evalkit's"
         )
     if chooses:
         if not request.tasks:
@@ -139,14 +139,14 @@ def asked_suite(request: SuiteRequest, say: Say) -> Suite | None:
     if request.suite is None:
         why = f"{', '.join(others)}: not in suite {DEFAULT_SUITE}" if others else "--include-path"
         say(
-            f"{why}, so this is a run of lm-eval's tasks, with its prompts and metrics; --template inst or --rule make "
-            "it one of choices under evalkit's"
+            f"{why}, so this runs lm-eval's tasks with their prompts and metrics; give --template inst or --rule to "
+            "run multiple-choice tasks with evalkit's"
         )
     return None
 
 
 def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:
-    """The tasks that evalkit has not pinned, each by itself, refused where they have no choices."""
+    """Load the tasks that are not pinned, one by one; raise a `UsageError` for tasks that are not multiple choice."""
     if not suite.others:
         return {}
     from evalkit.benchmarks.lm_eval.catalogue import load_tasks
@@ -159,13 +159,13 @@ def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]
         found[task] = load_tasks((task,), suite.task_files, suite.num_fewshot, library, say)
         refuse_without_choices(task, found[task].tasks)
         for leaf in found[task].tasks.values():
-            # With the examples, its specification has their content
+            # The specification includes the content of the examples only if their number is set
             leaf.set_config(key="num_fewshot", value=suite.num_fewshot)
     return found
 
 
-def _refuse_shadowed(suite: Suite) -> None:
-    """Raise a `UsageError` where the user's folder has a task of a name that evalkit has pinned."""
+def _refuse_shadowing_tasks(suite: Suite) -> None:
+    """Raise a `UsageError` if a task in the user's folder has the name of a pinned task."""
     if suite.task_files is None:
         return
     from evalkit.benchmarks.lm_eval.catalogue import names_in
@@ -173,38 +173,38 @@ def _refuse_shadowed(suite: Suite) -> None:
     defined = names_in(suite.task_files)
     if clash := [task for task in suite.pinned if task in defined]:
         raise UsageError(
-            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; give yours another name"
+            f"task {clash[0]} is in {suite.task_files} and among evalkit's own tasks; rename the task in your folder"
         )
 
 
 def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> None:
-    """A folder that holds none of the documents was meant to hold some."""
+    """Raise an error if --data-dir has no documents of the suite, which is a mistake."""
     names = {suite.documents.get(task, task) for task in suite.pinned}
     if request.data_dir is not None and not names:
         raise UsageError(
-            f"--data-dir {request.data_dir}: serves evalkit's own tasks, and none of these is one "
-            f"({', '.join(suite.tasks)}); a task file names its documents itself"
+            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
+            f"({', '.join(suite.tasks)}); leave it out, since a task file names its own documents"
         )
     if request.data_dir is not None and all(library.where(name).source != "data-dir" for name in names):
         hint = did_you_mean(
             request.data_dir.expanduser(), lambda folder: sum(find(folder, name) is not None for name in names)
         )
         raise DataError(
-            f"--data-dir {request.data_dir} holds no documents of {', '.join(sorted(names))}; "
+            f"--data-dir {request.data_dir} has no documents of {', '.join(sorted(names))}; "
             f"expected files named <task>.jsonl{hint}"
         )
 
 
-def _rule_of(asked: str | None, template: Template) -> Rule:
-    """The rule asked for, or the template's: the paper's where whole sequences are scored, else lm-eval's."""
+def _rule_of(requested: str | None, template: Template) -> Rule:
+    """Return the requested rule; default: the paper's if the template scores whole sequences, else lm-eval's."""
     whole = set(template.score) == set(SEGMENTS)
-    rule = find_rule(asked or ("ppl" if whole else "acc"))
+    rule = find_rule(requested or ("ppl" if whole else "acc"))
     absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
-    # A template without an end token or an instruction has nothing to score there
+    # A segment that the template does not have, such as an end token, needs no score
     present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())
-    if lacking := [s for s in absent if template.chat or s in present]:
+    if unscored := [s for s in absent if template.chat or s in present]:
         raise UsageError(
-            f"rule {rule.name} needs the log-likelihood of {', '.join(lacking)}, "
+            f"rule {rule.name} needs the log-likelihood of {', '.join(unscored)}, "
             f"which template {template.name} does not score; use --template inst or another rule"
         )
     return rule
@@ -220,7 +220,7 @@ def _specification(
     others: Mapping[str, TaskSet],
     say: Say,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that determines the numbers, and where each task's documents and few-shot examples came from."""
+    """Return the specification, and the sources of each task's documents and few-shot examples."""
     found = {"documents": {task: library.load(suite.documents.get(task, task)) for task in suite.pinned}}
     if suite.num_fewshot:
         found["examples"] = {task: library.load(suite.fewshot[task].documents) for task in suite.pinned}
@@ -237,7 +237,7 @@ def _specification(
         "unconditional": "unconditional" in rule.segments,
         "num_fewshot": suite.num_fewshot,
     }
-    if suite.own:
+    if suite.user_defined:
         specification["groups"] = {group: list(tasks) for group, tasks in suite.groups.items()}
     if suite.task_files is not None:
         from evalkit.benchmarks.lm_eval.plan import code_hash
@@ -247,17 +247,17 @@ def _specification(
 
 
 def _about(loaded: TaskSet, library: Library) -> tuple[str, dict[str, Any]]:
-    """Hash of all that lm-eval makes of a task's documents, and where they are from."""
+    """Return the hash of lm-eval's task with its documents, and the source of the documents."""
     from evalkit.benchmarks.lm_eval.plan import source_of, task_specification
 
     leaves = loaded.tasks
-    said = [source_of(leaf, name in loaded.pinned, library) for name, leaf in leaves.items()]
+    sources = [source_of(leaf, name in loaded.pinned, library) for name, leaf in leaves.items()]
     contents = [[name, task_specification(leaf, None)] for name, leaf in leaves.items()]
     text = json.dumps(contents, sort_keys=True, ensure_ascii=False)
     about = {
-        "source": "; ".join(dict.fromkeys(one["source"] for one in said)),
-        "official": all(one["official"] for one in said),
-        "count": sum(one["count"] for one in said),
+        "source": "; ".join(dict.fromkeys(one["source"] for one in sources)),
+        "official": all(one["official"] for one in sources),
+        "count": sum(one["count"] for one in sources),
     }
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), about
 

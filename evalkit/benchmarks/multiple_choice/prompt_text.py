@@ -1,4 +1,4 @@
-"""The questions of a suite as the model is fed them, for a terminal: segments in colour, with their token counts."""
+"""Prompts for a terminal: encoded questions → text with segments in colour and their token counts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COLOURS = {
     "continuation": "green",
     "end": "yellow",
 }
-"""Of segments, in `--show-prompts`."""
+"""Segment → colour in `--show-prompts`."""
 
 
 def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:
-    """A question's sequences with their segments in colour and their token counts."""
+    """Return a question's sequences as text, with segments in colour and their token counts."""
     question = encoded.question
     lines = [click.style(printable(f"{question.label}, gold answer {question.gold}"), bold=True)]
     for choice, sequence in enumerate(encoded.sequences):

@@ -1,8 +1,8 @@
-"""From questions to token sequences that know which segment each token belongs to.
+"""Rendering and tokenisation: questions → token sequences with the segment of each token.
 
-In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` a choice, tokenised exactly as if it stood
-alone. Spans are found by character offsets: a token belongs to the segment that its last character lies in,
-so a token that straddles a boundary counts with the later segment and no continuation is ever empty.
+In: `Question`s, a `Template` and a tokenizer. Out: one `TokenSequence` for each choice, tokenised exactly as if scored
+alone. Segments are found by character offsets: a token belongs to the segment of its last character, so a token
+that straddles a boundary counts with the later segment and no continuation is ever empty.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from evalkit.scores.table import SEGMENTS
 
 SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
 
-_A_DAY = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
-"""Put before a chat template: some write the date, which must not change a prompt from one day to the next."""
+_FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
+"""Prepended to a chat template: some print the current date, and prompts must not change from day to day."""
 
 _CALL = 512
-"""Texts tokenised at a time: enough for the tokenizer's threads, few enough to hold the offsets of."""
+"""Texts tokenised at a time: enough for the tokenizer's threads, few enough to keep their offsets in memory."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One choice's sequence, ready to be scored."""
+    """The tokens of one choice with their segments."""
 
     tokens: NDArray[np.int32]
     """[length] token ids."""
     segments: NDArray[np.int8]
-    """[length] index into `SEGMENTS` of the segment each token belongs to."""
+    """[length] index into `SEGMENTS` of each token's segment."""
     truncated: int = 0
-    """How many context tokens were cut on the left to fit the window."""
+    """Number of context tokens truncated on the left to fit the context window."""
     straddles: int = 0
-    """How many tokens reach over a boundary of segments."""
+    """Number of tokens that straddle a segment boundary."""
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """(segment, first token, one past the last), in order."""
+        """Return (segment, first token, one past the last token) of each segment, in order."""
         spans, start = [], 0
         for code, run in groupby(self.segments.tolist()):
             end = start + len(list(run))
@@ -62,17 +62,17 @@ class EncodedQuestion:
     question: Question
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
-    """The same choices without the context, where a rule asks for them (`pmi`)."""
+    """The choices without the context, if a rule needs them (`pmi`)."""
 
 
 class Prompter:
-    """Renders and tokenises questions under one template.
+    """Renderer and tokeniser of questions under one template.
 
     Args:
-        template: how a sequence is put together.
+        template: the prompt template.
         tokenizer: a fast Hugging Face tokenizer (character offsets are needed).
         window: the model's context window in tokens.
-        say: told once of what the tokenizer lacks.
+        say: called once for each special token or turn that the tokenizer lacks.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Prompter:
         """Render and tokenise questions, in order.
 
         Raises:
-            ScoringError: a question's sequence does not fit the window even without its context.
+            ScoringError: a sequence does not fit the window even without its context, or has no tokens to score.
         """
         contexts = (True, False) if unconditional else (True,)
         sequences = self._sequences(
@@ -104,7 +104,7 @@ class Prompter:
             yield EncodedQuestion(question, conditional, tuple(islice(sequences, count if unconditional else 0)))
 
     def render(self, question: Question, choice: int, with_context: bool = True) -> list[tuple[int, str]]:
-        """The text of a sequence as (segment, text) pieces; BOS and EOS are ids and not in it."""
+        """Return the text of a sequence as (segment, text) pieces, without BOS and EOS, which are added as ids."""
         fields = {
             "system": self._system,
             "context": question.contexts[choice],
@@ -129,7 +129,7 @@ class Prompter:
                 add_special_tokens=False,
                 return_offsets_mapping=True,
                 return_attention_mask=False,
-                verbose=False,  # its length warning does not know that the context is cut to the window below
+                verbose=False,  # its length warning ignores that the context is truncated below
             )
             found = zip(call, encoding["input_ids"], encoding["offset_mapping"], strict=True)
             yield from (self._sequence(question, pieces, ids, offsets) for (question, pieces, _), ids, offsets in found)
@@ -146,7 +146,7 @@ class Prompter:
         codes = np.array([code for code, _ in pieces], dtype=np.int8)
         boundaries = np.cumsum([len(text) for _, text in pieces])
         chars = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-        # A token that is white space alone may come with an empty span: its last character is still end - 1
+        # A token of white space only may have an empty span: its last character is still end - 1
         last = np.clip(chars[:, 1] - 1, 0, max(int(boundaries[-1]) - 1, 0))
         piece = np.searchsorted(boundaries, last, side="right")
         first_piece = np.searchsorted(boundaries, np.minimum(chars[:, 0], last), side="right")
@@ -162,29 +162,30 @@ class Prompter:
         return self._fit(question, TokenSequence(tokens, segments, 0, int((first_piece != piece).sum())))
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
-        """Cut the context on its left to the window. The last token is only predicted, so it needs no place."""
+        """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""
         excess = len(sequence.tokens) - (self._window + 1)
         if excess <= 0:
             return sequence
         context = np.flatnonzero(sequence.segments == CONTEXT)
-        # Where nothing stands before the context, its last token stays to predict the continuation from
+        # If the sequence starts with the context, its last token must stay to predict the continuation from
         spare = len(context) - int(sequence.segments[0] == CONTEXT)
         if excess > spare:
             raise ScoringError(
-                f"{question.label}: {len(sequence.tokens) - spare} tokens remain when its context is cut, "
-                f"more than the model's window of {self._window}; use a shorter instruction or another model"
+                f"{question.label}: {len(sequence.tokens) - spare} tokens remain without its context, more than the "
+                f"context window of {self._window}; use a shorter instruction or another model"
             )
         keep = np.ones(len(sequence.tokens), dtype=bool)
         keep[context[:excess]] = False
         return TokenSequence(sequence.tokens[keep], sequence.segments[keep], excess, sequence.straddles)
 
     def _first_id(self, question: Question) -> int:
-        """BOS; or, before a continuation that would have nothing to be predicted from, EOS (as lm-eval does)."""
+        """Return BOS, or else EOS, from which a continuation without context is predicted (as in lm-eval)."""
         for token_id in (self._bos, self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
             if token_id is not None:
                 return int(token_id)
         raise ScoringError(
-            f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to put in its place"
+            f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
+            "use another --tokenizer"
         )
 
     def _opening(self, template: Template, say: Callable[[str], None]) -> int | None:
@@ -209,13 +210,13 @@ class Prompter:
 
 def _nothing_to_score(question: Question) -> ScoringError:
     return ScoringError(
-        f"{question.label}: a choice has no token of its own, so there is nothing to score: it is empty, or its only "
-        "token reaches into the template's next text"
+        f"{question.label}: a choice has no token to score: it is empty, or its only token straddles the boundary to "
+        "the template's next text; check the document and the template"
     )
 
 
 def _shift_trailing_space(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Give white space at a context's end to the continuation: tokenizers join it to the next word (lm-eval too)."""
+    """Move trailing white space of contexts to continuations, as lm-eval does: tokenizers join it to the next word."""
     shifted = list(pieces)
     for i in range(len(pieces) - 1):
         (code, text), (next_code, next_text) = pieces[i], pieces[i + 1]
@@ -226,45 +227,49 @@ def _shift_trailing_space(pieces: list[tuple[int, str]]) -> list[tuple[int, str]
 
 
 def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:
-    """The tokenizer's chat template as parts, found by rendering it around marks."""
+    """Return the parts of the tokenizer's chat template, found by rendering it with placeholders."""
     if not tokenizer.chat_template:
         raise TemplateError(f"template {template.name}: the tokenizer has no chat template; use another --template")
-    marks = {
+    placeholders = {
         "system": "\ue000system\ue001",
         "context": "\ue000context\ue001",
         "continuation": "\ue000continuation\ue001",
     }
     turns = [
-        {"role": "system", "content": marks["system"]},
-        {"role": "user", "content": marks["context"]},
-        {"role": "assistant", "content": marks["continuation"]},
+        {"role": "system", "content": placeholders["system"]},
+        {"role": "user", "content": placeholders["context"]},
+        {"role": "assistant", "content": placeholders["continuation"]},
     ]
-    fixed: dict[str, Any] = {"tokenize": False, "chat_template": _A_DAY + tokenizer.get_chat_template()}
+    fixed: dict[str, Any] = {"tokenize": False, "chat_template": _FIXED_DATE + tokenizer.get_chat_template()}
     try:
         text = apply_chat_template(tokenizer, turns, **fixed)
     except TemplateError:
         raise
-    except Exception as first:  # a Jinja template may raise anything, and many refuse a system turn
+    except Exception as first:  # a Jinja template may raise anything, and many reject a system turn
         try:
             text = apply_chat_template(tokenizer, turns[1:], **fixed)
         except TemplateError:
             raise
         except Exception:
-            raise TemplateError(f"template {template.name}: the tokenizer's chat template fails: {first}") from first
-    if marks["system"] not in text:
-        say("the tokenizer's chat template takes no system turn: the instruction is left out")
+            raise TemplateError(
+                f"template {template.name}: the tokenizer's chat template fails: {first}; use another --template"
+            ) from first
+    if placeholders["system"] not in text:
+        say("the tokenizer's chat template has no system turn: the instruction is left out")
     parts: list[Part] = []
     for field, segment in (
         ("system", "instruction"),
         ("context", "context"),
         ("continuation", "continuation"),
     ):
-        before, mark, after = text.partition(marks[field])
-        if mark:
+        before, placeholder, after = text.partition(placeholders[field])
+        if placeholder:
             parts += [_literal("special", before), Part(segment, f"{{{field}}}")]
             text = after
         elif field != "system":
-            raise TemplateError(f"template {template.name}: the tokenizer's chat template leaves out the {field}")
+            raise TemplateError(
+                f"template {template.name}: the tokenizer's chat template omits the {field}; use another --template"
+            )
     eos = tokenizer.eos_token
     end = text[: text.index(eos) + len(eos)] if eos and eos in text else text
     return (*(part for part in (*parts, _literal("end", end)) if part.text),)

@@ -1,6 +1,6 @@
-"""A finished run of a suite → a `Report`: accuracies under one rule, and what every rule makes of the same scores.
+"""Report of a finished multiple-choice run: accuracies under one rule, and for comparison under every rule.
 
-In: a run, or results, scores and a manifest. Out: tables, accuracies in percent. No torch.
+In: a run, or results, scores and a manifest. Out: a `Report` or its tables, with accuracies in percent. No torch.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from evalkit.scores.rules import all_rules, find_rule
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
-    """A finished run under one rule, its own if none is named.
+    """Return the report of a finished run under one rule.
 
     Args:
-        run: of a suite.
-        rule: by which answers are chosen.
-        detail: whether the subjects of tasks that have some are shown too.
+        run: a multiple-choice run.
+        rule: the scoring rule; None: the run's own.
+        detail: whether to include the subjects of tasks that have them.
 
     Raises:
-        UsageError: there is no such rule, or the run did not score what it needs.
+        UsageError: there is no such rule, or the run lacks the scores that it needs.
     """
     results, manifest = run.results(rule), run.manifest
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
@@ -48,7 +48,7 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
 
 
 def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> Table:
-    """Accuracy of every task and the averages, under one rule."""
+    """Return the accuracies of all tasks and the averages under one rule."""
     marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     rows: list[list[str]] = []
     groups: dict[str, list[str]] = manifest["groups"]
@@ -65,14 +65,14 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
         total = fixed(sum(seconds.values()), 1)
         rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
-    # A column that is empty throughout (no ties, no cut documents) only takes room
+    # Empty columns (no ties, no truncated documents) are dropped to save width
     keep = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     table = simple_table("results", [headers[i] for i in keep], [[row[i] for i in keep] for row in rows], ruled=ruled)
     return table._replace(notes=tuple(map(literal, _notes(results, manifest, bool(marked)))))
 
 
 def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Table:
-    """Every task's accuracy under every rule, and how far each rule moves the average from `rule`'s."""
+    """Return the accuracy of every task under every rule, and each rule's change of the average from `rule`'s."""
     by_rule = summarise_all(scores, manifest)
     base = by_rule[rule].average
     rows = []
@@ -91,7 +91,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
 
 
 def subtask_table(results: Results, task: str) -> Table:
-    """The subjects of one task."""
+    """Return the accuracies of one task's subjects."""
     rows = [
         [part.task.removeprefix(f"{task}_"), f"{part.n:,}", percent(part.accuracy), _plus_minus(part.stderr)]
         for part in results.subtasks[task]
@@ -112,9 +112,9 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
         yield Extension(**extension).describe()
     yield from mixture(manifest)
     if any(task.ties for task in results.tasks):
-        yield "ties: documents whose best score is shared; the first such choice counts, as in lm-eval"
+        yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):
-        yield "cut: documents whose context lost tokens on its left to fit the model's window"
+        yield "cut: documents whose context was truncated on the left to fit the context window"
     yield "documents: " + _sources(manifest["documents"])
     if examples := manifest.get("examples"):
         yield "examples: " + _sources(examples)
@@ -123,13 +123,13 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
 
 
 def _absent(rule: str, manifest: Mapping[str, Any]) -> str:
-    """How to get what this run did not score."""
-    asked = f"evalkit run {manifest.get('model', 'CKPT')} --suite {manifest['specification'].get('suite', 'SUITE')}"
-    return f"{rule}: not scored by this run; get it by {asked} --rule {rule}"
+    """Return the note on a rule that this run has no scores for, with the command that scores it."""
+    command = f"evalkit run {manifest.get('model', 'CKPT')} --suite {manifest['specification'].get('suite', 'SUITE')}"
+    return f"{rule}: not scored by this run; get it by {command} --rule {rule}"
 
 
 def _records(results: Results, detail: bool) -> Iterator[dict[str, Any]]:
-    """A record a task (with `detail` a subject too) and average; accuracies as fractions."""
+    """Yield a record for each task, average and, with `detail`, subject; accuracies are fractions."""
     for task in results.tasks:
         yield {"kind": "task", "rule": results.rule} | asdict(task)
         if detail:
@@ -141,7 +141,7 @@ def _records(results: Results, detail: bool) -> Iterator[dict[str, Any]]:
 
 
 def _sources(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """Where the documents came from, tasks named where they differ."""
+    """Return the sources of the documents, with the tasks of each if there are several."""
     by_source: dict[str, list[str]] = {}
     for task, found in documents.items():
         kind, _, place = found["source"].partition(" ")

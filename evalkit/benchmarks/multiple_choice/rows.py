@@ -1,4 +1,7 @@
-"""Documents as what the engine scores, and its scores as rows of the score table."""
+"""Conversion between questions and the scoring engine.
+
+In: encoded questions, and later their scores. Out: `SequenceSet`s for the engine, and rows of the score table.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +20,51 @@ if TYPE_CHECKING:
 
 
 def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:
-    """What is to be scored of a question: its conditional sequences, then the unconditional ones.
+    """Return the sequences of a question for the engine: first the conditional ones, then the unconditional ones.
 
     Args:
-        index: the question's number, by which its scores are known again.
+        index: the question's number, which identifies its scores.
         encoded: the question.
-        scored: indices into `SEGMENTS` of the segments to score. Of unconditional sequences only the continuation
-            is scored, whatever this says.
+        scored: indices into `SEGMENTS` of the segments to score. In unconditional sequences only the continuation is
+            scored.
     """
-    wanted = [np.isin(sequence.segments, list(scored)) for sequence in encoded.sequences]
-    wanted += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
+    masks = [np.isin(sequence.segments, list(scored)) for sequence in encoded.sequences]
+    masks += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
     tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
-    return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(wanted))
+    return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(masks))
 
 
 def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: frozenset[int]) -> Iterator[ScoreRow]:
-    """The table's rows of one question.
+    """Yield the score table's rows of one question, one for each choice.
 
     Args:
         encoded: the question.
-        scores: of its item's sequences.
+        scores: scores of the sequences of `question_item`, in order.
         scored: indices of the segments that the template scores.
     """
     question = encoded.question
     count = len(encoded.sequences)
     for choice, sequence in enumerate(encoded.sequences):
         sums, counts = _segment_sums(sequence, scores[choice].logprobs, scored)
-        alone = None
+        ll_unconditional = None
         if encoded.unconditional:
             unconditional = scores[count + choice].logprobs
-            alone = _segment_sums(encoded.unconditional[choice], unconditional, frozenset({CONTINUATION}))
+            sums_alone, _ = _segment_sums(encoded.unconditional[choice], unconditional, frozenset({CONTINUATION}))
+            ll_unconditional = sums_alone[CONTINUATION]
         option = question.choices[choice]
         place = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
-        yield ScoreRow._make((*place, *sums, *counts, alone[0][CONTINUATION] if alone else None, *sizes))
+        yield ScoreRow._make((*place, *sums, *counts, ll_unconditional, *sizes))
 
 
 def _segment_sums(
     sequence: TokenSequence, scores: NDArray[np.float32], scored: frozenset[int]
 ) -> tuple[list[float | None], list[int]]:
-    """(sum of log-probabilities, number of tokens) of each segment; the first token has nothing to predict it."""
+    """Return each segment's sum of log-probabilities and number of tokens; the first token is not predicted."""
     segments = sequence.segments[1:]
-    wanted = np.isin(segments, list(scored))
-    # float64, so that the sum of thousands of float32 values loses nothing
-    weights = np.where(wanted, scores[1:].astype(np.float64), 0.0)
+    mask = np.isin(segments, list(scored))
+    # float64: a float32 sum of thousands of values would lose precision
+    weights = np.where(mask, scores[1:].astype(np.float64), 0.0)
     sums = np.bincount(segments, weights=weights, minlength=len(SEGMENTS))
     counts = np.bincount(segments, minlength=len(SEGMENTS))
     return [float(sums[s]) if s in scored else None for s in range(len(SEGMENTS))], counts.tolist()

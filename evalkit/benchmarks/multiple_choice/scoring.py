@@ -1,7 +1,7 @@
-"""A loaded model that scores a suite's documents, and the batches that it scores them in.
+"""Scoring of a suite's documents: the computer and the plan of its batches.
 
-The thread that tokenises is ahead of the model: tasks are encoded and planned, in their order, while the first ones
-are scored.
+In: a plan and a loaded model. Out: batches, and their rows of the score table. A background thread encodes and plans
+the tasks, in order, while the model scores the first ones.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from evalkit.runs.finished_rows import FinishedRows, Key
 
 _CANDIDATES = 2
-"""Questions of each task that the start-up check may choose from."""
+"""Questions of each task among which the start-up check chooses."""
 
 _Encoded: TypeAlias = tuple[list[EncodedQuestion], list[pack.TreeBatch]]
-"""A task's documents as token sequences, and the batches that they are scored in."""
+"""A task's documents as token sequences, and their batches."""
 
 
 @dataclass(frozen=True)
 class ScoringFacts:
-    """What planning needs to know of a model that scores."""
+    """Properties of a scoring model that planning needs."""
 
     window: int
-    """Most tokens of a sequence."""
+    """Context window in tokens."""
     token_budget: int
-    """Most tokens of a batch."""
+    """Maximum number of tokens in a batch."""
     shares: bool
-    """Whether sequences share their prefixes."""
+    """Whether sequences share the computation of common prefixes."""
 
 
 class Scoring:
-    """A model that scores documents."""
+    """Computer of multiple-choice batches."""
 
     def __init__(self, plan: ChoicePlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
         from evalkit.scoring.budget import auto_budget
@@ -69,11 +69,11 @@ class Scoring:
         self._place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
 
     def place(self, batch: Batch | None = None) -> BatchDevice:
-        """See `Computer`."""
+        """Return the model's device."""
         return self._place
 
     def compute(self, batch: Batch) -> list[ScoreRow]:
-        """See `Computer`."""
+        """Score a batch."""
         packed, questions = batch.content
         return [
             row
@@ -83,10 +83,11 @@ class Scoring:
 
 
 def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
+    """Yield the batches that have documents without scores, task by task."""
     prompter, scored, stop = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan), Event()
 
     def encode(task: str) -> _Encoded:
-        """Cut short once stopped."""
+        """Encode and plan a task; return early once stopped."""
         found = prompter.encode(plan.questions[task], plan.unconditional)
         encoded = list(takewhile(lambda _: not stop.is_set(), found))
         items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
@@ -95,12 +96,12 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
         return encoded, pack.plan(items, facts.token_budget)
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
-    with _Ahead(encode, tasks, stop) as ahead:
+    with _BackgroundPlanner(encode, tasks, stop) as planner:
         if plan.request.token_budget is not None:
-            # Which may be too small for a later task: a run that has begun keeps its budget
-            ahead.wait()
+            # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
+            planner.wait()
         for task in tasks:
-            encoded, packed = ahead.take(task)
+            encoded, packed = planner.take(task)
 
             def done(batch: pack.TreeBatch, encoded: list[EncodedQuestion] = encoded) -> bool:
                 return all(key_of(encoded[item.index].question) in finished for item in batch.items)
@@ -109,16 +110,16 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
                 members = {item.index: encoded[item.index] for item in batch.items}
                 work = sum(work_of(one.question) for one in members.values())
                 yield Batch(task, number, (batch, members), work, len(members))
-                ahead.raise_trouble()
+                planner.raise_failure()
 
 
-class _Ahead:
-    """Tokenises and plans all tasks, in their order, while the first ones are scored.
+class _BackgroundPlanner:
+    """Background thread that encodes and plans all tasks, in order, while the first ones are scored.
 
     Args:
         plan: encodes and plans one task.
-        tasks: in the order in which they will be taken.
-        stop: set when nobody wants them any more.
+        tasks: tasks in the order in which `take` is called.
+        stop: set on exit; makes `plan` return early.
     """
 
     def __init__(self, plan: Callable[[str], _Encoded], tasks: list[str], stop: Event) -> None:
@@ -126,7 +127,7 @@ class _Ahead:
         self._encoder = ThreadPoolExecutor(1, "evalkit-encode")
         self._planned = {task: self._encoder.submit(plan, task) for task in tasks}
 
-    def __enter__(self) -> _Ahead:
+    def __enter__(self) -> _BackgroundPlanner:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,38 +135,38 @@ class _Ahead:
         self._encoder.shutdown(wait=True, cancel_futures=True)
 
     def take(self, task: str) -> _Encoded:
-        """The task's documents and batches, as soon as they are there."""
+        """Return a task's documents and batches; wait until they are ready."""
         return self._planned.pop(task).result()
 
     def wait(self) -> None:
-        """Until all tasks are planned. Raises what is wrong with any."""
+        """Wait until all tasks are planned; raise the first failure."""
         wait(self._planned.values())
-        self.raise_trouble()
+        self.raise_failure()
 
-    def raise_trouble(self) -> None:
-        """Raise what is wrong with a later task as soon as it is known, not when its turn comes."""
+    def raise_failure(self) -> None:
+        """Raise the failure of a later task as soon as it is known, before the task's turn."""
         for planned in self._planned.values():
-            if planned.done() and (trouble := planned.exception()):
-                raise trouble
+            if planned.done() and (failure := planned.exception()):
+                raise failure
 
 
 def key_of(question: Question) -> Key:
-    """What the journal calls a document."""
+    """Return a document's key in the journal."""
     return question.task, question.subtask, question.doc_id
 
 
 def _scored(plan: ChoicePlan) -> frozenset[int]:
-    """Indices of the segments that the template scores."""
+    """Return the indices of the segments that the template scores."""
     return frozenset(map(SEGMENTS.index, plan.template.score))
 
 
 def work_of(question: Question) -> int:
-    """Characters that a question adds to the tree: near enough to its share of the time."""
+    """Return the characters that a question adds to the tree, which approximate its share of the time."""
     return len(question.contexts[0]) + sum(map(len, question.continuations))
 
 
 def _markers(plan: ChoicePlan, tokenizer: Any) -> Mapping[str, str]:
-    """Whether each literal marker of the template, such as [INST], is one special token of this tokenizer or text."""
+    """Return literal marker of the template, such as [INST] → whether the tokenizer has it as a special token."""
     special = set(tokenizer.all_special_tokens)
     literals = [part.text.strip() for part in plan.template.parts if part.segment == "special"]
     return {literal: "special token" if literal in special else "text" for literal in literals}

@@ -1,19 +1,18 @@
-"""Suites: which tasks are run together, how, and which averages are taken of them.
+"""Suites: named lists of tasks with averages, a template and a rule.
 
-In: `configs/suites/NAME.yaml`, or a user's own file. Out: a `Suite`. Nothing heavy is imported: listing suites starts
-at once.
+In: `configs/suites/NAME.yaml`, or a user's file. Out: a `Suite`. No slow import, so that suites are listed at once.
 
     description: what I care about
     groups: {Science: [arc_easy, sciq], Language: [my_task]}      # average → its tasks
-    labels: {sciq: SciQ}                                          # how tasks are printed
-    short: {arc_easy: ARCe}                                       # the same in narrow tables
+    labels: {sciq: SciQ}                                          # printed names of tasks
+    short: {arc_easy: ARCe}                                       # shorter names, for narrow tables
     template: inst
     rule: ppl
     num_fewshot: 0
-    task_files: my_tasks                                          # a folder of lm-eval task files, beside this file
+    task_files: my_tasks                                          # a folder of lm-eval task files, next to this file
 
-A task is one that evalkit has pinned, or any of lm-eval's (its catalogue, or the task files) whose documents have
-choices and one right answer. Options of the command line win over what a suite says.
+A task is one of evalkit's pinned tasks, or any task of lm-eval (of its catalogue, or of the task files) whose documents
+have choices and one right answer. Command-line options override a suite's settings.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from evalkit.resources import resource
 
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
-_TAKEN = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
-"""Names that runs of other kinds have where a suite's stands."""
+_RESERVED_NAMES = ("lm_eval", "longbench", "longbench-e", "needle", "tasks")
+"""Suite names of other kinds of runs."""
 
 
 class Examples(FileSettings):
-    """Where a task's few-shot examples come from."""
+    """Source of a task's few-shot examples."""
 
     documents: str
-    """Name of the document set that holds them."""
+    """Name of the document set with the examples."""
     most: int
-    """How many it has for each subject."""
+    """Number of examples for each subject."""
 
 
 class _SuiteFile(FileSettings):
-    """See the module."""
+    """Schema of a suite file, see the module docstring."""
 
     description: str = ""
     groups: Annotated[Named[Annotated[Listed[str], Field(min_length=1)]], Field(min_length=1)]
@@ -57,7 +56,7 @@ class _SuiteFile(FileSettings):
     rule: str | None = None
     num_fewshot: Annotated[int, Field(ge=0)] = 0
     task_files: Annotated[Path, Strict(False)] | None = None
-    # Of evalkit's own alone
+    # Only for evalkit's own suites
     fills: str | None = None
     stands_for: Named[str] = Field(default_factory=dict)
     documents: Named[str] = Field(default_factory=dict)
@@ -66,119 +65,121 @@ class _SuiteFile(FileSettings):
 
 @dataclass(frozen=True)
 class Suite:
-    """A named list of tasks with the averages that are taken of them."""
+    """A named list of tasks with averages, a template and a rule."""
 
     name: str
     description: str
     groups: dict[str, tuple[str, ...]]
-    """Average's name → its tasks, in the order they are printed."""
+    """Average → its tasks, in printed order."""
     sizes: dict[str, int]
-    """Average's name → how many tasks it is over where none is left out."""
+    """Average → number of its tasks in the full suite."""
     documents: dict[str, str] = field(default_factory=dict)
-    """Pinned task → name of its documents, where the two differ."""
+    """Pinned task → name of its document set, if different."""
     fewshot: dict[str, Examples] = field(default_factory=dict)
-    """Pinned task → its few-shot examples, where there are pinned ones."""
+    """Pinned task → its few-shot examples, if these are pinned."""
     num_fewshot: int = 0
-    """How many of them stand before each question."""
+    """Number of examples before each question."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Task → how it is printed; by its own name where it has none."""
+    """Task → printed name; default: the task."""
     short: dict[str, str] = field(default_factory=dict)
-    """The same in narrow tables; the label where it has none."""
+    """Task → printed name in narrow tables; default: the label."""
     template: str | None = None
     rule: str | None = None
     task_files: Path | None = None
     """The user's folder of lm-eval task files."""
     fills: str | None = None
-    """Another suite whose tables its runs fill, under a note."""
+    """Another suite whose tables this suite's runs fill, with a note."""
     stands_for: dict[str, str] = field(default_factory=dict)
-    """Task → the other suite's, in whose column it stands."""
-    own: bool = False
-    """Whether it is the user's, so that its groups are part of what a run is."""
+    """Task → the task of that suite whose column it fills."""
+    user_defined: bool = False
+    """Whether a user defined it; its groups are then part of a run's specification."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """All tasks, in the order they are run and printed."""
+        """All tasks, in the order in which they are run and printed."""
         return tuple(task for tasks in self.groups.values() for task in tasks)
 
     @property
     def pinned(self) -> tuple[str, ...]:
-        """Those whose documents evalkit has pinned."""
+        """Tasks whose documents evalkit has pinned."""
         return tuple(task for task in self.tasks if task in pinned_tasks())
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Those that lm-eval loads."""
+        """Tasks that lm-eval loads."""
         return tuple(task for task in self.tasks if task not in pinned_tasks())
 
 
 @cache
 def shipped_suites() -> dict[str, Suite]:
-    """The suites that evalkit ships, by name."""
+    """Return name → suite, for the suites that evalkit ships."""
     return {path.stem: _suite(path.stem, path) for path in sorted(resource("configs", "suites").glob("*.yaml"))}
 
 
 def suite_names() -> list[str]:
-    """Names of the suites that evalkit ships."""
+    """Return the names of the suites that evalkit ships."""
     return list(shipped_suites())
 
 
 @cache
 def pinned_tasks() -> dict[str, str]:
-    """Tasks whose documents evalkit has pinned → name of the documents."""
+    """Return task → name of its document set, for the tasks whose documents evalkit has pinned."""
     suites = shipped_suites().values()
     return {task: suite.documents.get(task, task) for suite in suites for task in suite.tasks}
 
 
 @cache
 def task_labels() -> dict[str, tuple[str, str]]:
-    """Tasks of evalkit's suites → (label, short label)."""
+    """Return task → (label, short label), for the tasks of evalkit's suites."""
     suites = shipped_suites().values()
     return {task: (name, suite.short.get(task, name)) for suite in suites for task, name in suite.labels.items()}
 
 
 def label(task: str, labels: dict[str, str] | None = None) -> str:
-    """How a task is printed: as a run's own suite has it, or evalkit's suites, or by its name."""
+    """Return a task's label: from the run's own suite, else from evalkit's suites, else the task's name."""
     return (labels or {}).get(task) or task_labels().get(task, (task, task))[0]
 
 
 def short_label(task: str, short: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> str:
-    """The same in narrow tables; the run's own label where it has no shorter one."""
+    """Return a task's label in narrow tables; the run's own label if it has no shorter one."""
     return (short or {}).get(task) or (labels or {}).get(task) or task_labels().get(task, (task, task))[1]
 
 
 def label_of(task: str, labels: dict[str, str] | None = None, short: dict[str, str] | None = None) -> Label:
-    """Both."""
+    """Return a task's label and short label."""
     return Label(label(task, labels), short_label(task, short, labels))
 
 
 def load_suite(name: str) -> Suite:
-    """Read one suite: of evalkit's own by its name, else from a file that ends in .yaml or .yml.
+    """Return one of evalkit's suites by name, or read a suite from a .yaml or .yml file.
 
     Raises:
-        UnknownNameError: there is no suite of that name.
-        UsageError: the file cannot be read, or is not of the form above; names the key.
+        UnknownNameError: there is no such suite.
+        UsageError: the file cannot be read, or a key is invalid; the message names the key.
     """
     if name in shipped_suites():
         return shipped_suites()[name]
     if Path(name).suffix in (".yaml", ".yml"):
-        return _of_user(Path(name).expanduser())
+        return _user_suite(Path(name).expanduser())
     raise UnknownNameError("suite", name, [*suite_names(), "lm_eval"])
 
 
 def suite_of(name: str, tasks: Sequence[str], task_files: Path | None = None) -> Suite:
-    """A suite of tasks that were named one by one. Raises `UsageError` where one is named twice."""
-    refuse_twice(tasks)
-    suite = Suite(name, "", {"Average": tuple(tasks)}, {"Average": len(tasks)}, task_files=task_files, own=True)
+    """Return a suite of single tasks. Raises `UsageError` if a task is named twice."""
+    refuse_duplicate_tasks(tasks)
+    suite = Suite(
+        name, "", {"Average": tuple(tasks)}, {"Average": len(tasks)}, task_files=task_files, user_defined=True
+    )
     return _with_pinned(suite)
 
 
-def _of_user(path: Path) -> Suite:
+def _user_suite(path: Path) -> Suite:
     suite = _suite(path.stem, path)
     where = f"suite {path}"
-    if path.stem in (*suite_names(), *_TAKEN):
-        raise UsageError(f"{where}: '{path.stem}' is the name of another suite; give the file one of its own")
+    if path.stem in (*suite_names(), *_RESERVED_NAMES):
+        raise UsageError(f"{where}: '{path.stem}' is the name of another suite; rename the file")
     if twice := [task for task in suite.tasks if suite.tasks.count(task) > 1]:
-        raise UsageError(f"{where}: task {twice[0]} stands twice among its groups; leave one out")
+        raise UsageError(f"{where}: task {twice[0]} is in the groups twice; leave one out")
     for kind in ("labels", "short"):
         if unknown := [task for task in getattr(suite, kind) if task not in suite.tasks]:
             raise UsageError(f"{where}, {kind}: {UnknownNameError('task', unknown[0], suite.tasks)}")
@@ -187,11 +188,11 @@ def _of_user(path: Path) -> Suite:
             f"{where}: 'documents', 'fewshot', 'fills' and 'stands_for' are for evalkit's own suites; leave them out"
         )
     files = suite.task_files and path.parent / suite.task_files
-    return _with_pinned(replace(suite, task_files=files, own=True))
+    return _with_pinned(replace(suite, task_files=files, user_defined=True))
 
 
 def _with_pinned(suite: Suite) -> Suite:
-    """With the documents and examples of evalkit's own tasks."""
+    """Return the suite with the documents and examples of evalkit's own tasks."""
     documents = {task: name for task, name in pinned_tasks().items() if task in suite.tasks and name != task}
     examples = {
         task: found for one in shipped_suites().values() for task, found in one.fewshot.items() if task in suite.tasks
@@ -205,7 +206,7 @@ def _suite(name: str, path: Path) -> Suite:
 
 
 def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
-    """The suite with only the chosen tasks (all where none is named), in the suite's order.
+    """Return the suite with the chosen tasks only, in the suite's order; all tasks if none is chosen.
 
     Raises:
         UnknownNameError: a chosen task is not in the suite.
@@ -215,32 +216,33 @@ def choose_tasks(suite: Suite, chosen: tuple[str, ...]) -> Suite:
     for task in chosen:
         if task not in suite.tasks:
             raise UnknownNameError("task", task, suite.tasks)
-    refuse_twice(chosen)
+    refuse_duplicate_tasks(chosen)
     groups = {g: tuple(t for t in tasks if t in chosen) for g, tasks in suite.groups.items()}
     return replace(suite, groups={group: tasks for group, tasks in groups.items() if tasks})
 
 
-def refuse_twice(tasks: Sequence[str]) -> None:
-    """Raise a `UsageError` where a task is named twice."""
+def refuse_duplicate_tasks(tasks: Sequence[str]) -> None:
+    """Raise a `UsageError` if a task is named twice."""
     if len(set(tasks)) != len(tasks):
-        raise UsageError(f"a task is named twice: {', '.join(tasks)}")
+        raise UsageError(f"a task is named twice in {', '.join(tasks)}; leave one out")
 
 
 def with_fewshot(suite: Suite, shots: int) -> Suite:
-    """The suite with solved examples before each question.
+    """Return the suite with solved examples before each question.
 
     Raises:
-        UsageError: a pinned task has no examples, or not so many; it names the way that is open.
+        UsageError: a pinned task has too few examples; the message names an alternative.
     """
     if shots and (without := [task for task in suite.pinned if task not in suite.fewshot]):
         raise UsageError(
-            f"suite {suite.name} has no few-shot examples for {', '.join(without)}: they lie in splits that only the "
-            f"Hugging Face hub has; leave such tasks out with --tasks, or take the examples from the hub with "
+            f"suite {suite.name} has no few-shot examples for {', '.join(without)}: their splits are only on the "
+            f"Hugging Face hub; leave these tasks out with --tasks, or take the examples from the hub with "
             f"--suite lm_eval --tasks {','.join(without)} --num-fewshot {shots}"
         )
     for task, examples in suite.fewshot.items():
         if task in suite.tasks and shots > examples.most:
             raise UsageError(
-                f"--num-fewshot is {shots}, but {task} has no more than {examples.most} examples for each subject"
+                f"--num-fewshot is {shots}, but {task} has no more than {examples.most} examples for each subject; "
+                f"give {examples.most} or fewer"
             )
     return replace(suite, num_fewshot=shots)

@@ -1,7 +1,7 @@
-"""From a suite's lm-eval tasks to questions.
+"""Questions: the documents of a suite's tasks, preprocessed by lm-eval.
 
-In: lm-eval task files and a `Library` of documents. Out: one `Question` a document, built from lm-eval's
-own requests, so that text, choices and gold answers are lm-eval's to the letter.
+In: lm-eval task files and a `Library` of documents. Out: one `Question` for each document, built from lm-eval's own
+requests, so that text, choices and gold answers are exactly lm-eval's.
 """
 
 from __future__ import annotations
@@ -24,66 +24,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LeafTask:
-    """What lm-eval's own output says of a leaf task, for exports."""
+    """Properties of an lm-eval leaf task, for exports."""
 
     alias: str
-    """How lm-eval prints it, e.g. "anatomy"."""
+    """Name in lm-eval's printed tables, e.g. "anatomy"."""
     version: Any
-    """lm-eval's version of the task, as its file has it."""
+    """Version in the task file."""
     documents: int
-    """How many there are, before any limit."""
+    """Number of documents before any limit."""
 
 
 @dataclass(frozen=True)
 class Question:
     """One multiple-choice document, before any template.
 
-    `contexts`, `continuations` and `gaps` have one entry a choice. Where choices share the context (all tasks
-    but WinoGrande) its text is repeated; where they share the continuation (WinoGrande), that is.
+    `contexts`, `continuations` and `gaps` have one entry for each choice. Choices share either the context (all tasks
+    but WinoGrande) or the continuation (WinoGrande); the shared text is repeated.
     """
 
     task: str
     """Task of the suite, e.g. "mmlu"."""
     subtask: str
-    """lm-eval's leaf task, e.g. "mmlu_anatomy"; the task itself where it has no subjects."""
+    """lm-eval's leaf task, e.g. "mmlu_anatomy"; the task itself if it has no subjects."""
     doc_id: int
-    """Index of the document within the subtask, as lm-eval counts it."""
+    """lm-eval's index of the document within the subtask."""
     contexts: tuple[str, ...]
     continuations: tuple[str, ...]
     delimiter: str
-    """What lm-eval puts between context and continuation."""
+    """lm-eval's separator of context and continuation."""
     gaps: tuple[str, ...]
-    """What stands between them in running text: one space, or what WinoGrande's own sentence has there."""
+    """Separator of context and continuation in running text: one space, or the white space of WinoGrande's sentence."""
     choices: tuple[str, ...]
-    """The answer options: what lm-eval's length normalisations count."""
+    """The answer options, whose lengths lm-eval normalises by."""
     gold: int
     cluster: int
-    """The first document of the subtask that it shares a source with; `doc_id` where it shares none."""
+    """`doc_id` of the subtask's first document with the same source, which may be the document itself."""
     doc: dict[str, Any]
-    """The document as lm-eval sees it, for exports."""
+    """lm-eval's document, for exports."""
     leaf: LeafTask
-    """The lm-eval task that it belongs to, for exports."""
+    """lm-eval's task of the document, for exports."""
 
     @property
     def label(self) -> str:
-        """How messages name the document."""
+        """Name of the document in messages."""
         return f"{self.subtask} document {self.doc_id}"
 
 
 def load_questions(
     suite: Suite, library: Library, limit: int | None = None, others: Mapping[str, TaskSet] | None = None
 ) -> dict[str, list[Question]]:
-    """All questions of a suite, by task, in the suite's order.
+    """Return task → its questions, in the suite's order.
 
     Args:
         suite: its `num_fewshot` examples become part of each context.
-        library: where the documents of pinned tasks come from.
-        limit: at most this many documents of each task. The first ones, as lm-eval takes them; of a task with
-            subjects the first of every subject in turn, so that a small sample is not one subject alone.
-        others: the suite's other tasks, as lm-eval has loaded them.
+        library: source of the pinned tasks' documents.
+        limit: maximum number of documents of each task. The first ones are taken, as in lm-eval; for a task with
+            subjects the first of each subject in turn, so that a small sample covers several subjects.
+        others: the suite's other tasks, loaded by lm-eval.
 
     Raises:
-        DataError: documents or examples are missing, malformed or none.
+        DataError: documents or examples are missing or malformed.
+        UsageError: a document belongs to two tasks.
     """
     with quiet_lm_eval():
         from lm_eval.tasks import TaskManager
@@ -103,7 +104,7 @@ def load_questions(
 def _task_questions(task: str, leaves: Mapping[str, Any], shots: int, limit: int | None) -> list[Question]:
     sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
     if not sum(sizes.values()):
-        raise DataError(f"task {task}: there are no documents")
+        raise DataError(f"task {task} has no documents; check its data files")
     questions: list[Question] = []
     for name, count in share_limit(sizes, limit).items():
         if count:
@@ -112,38 +113,38 @@ def _task_questions(task: str, leaves: Mapping[str, Any], shots: int, limit: int
 
 
 def _refuse_shared_subtasks(found: Mapping[str, Sequence[Question]]) -> None:
-    """Raise a `UsageError` where a document would count for two tasks."""
+    """Raise a `UsageError` if two tasks have the same subtask, whose documents would count twice."""
     owner: dict[str, str] = {}
     for task, questions in found.items():
         for subtask in dict.fromkeys(question.subtask for question in questions):
             if owner.setdefault(subtask, task) != task:
                 raise UsageError(
-                    f"{subtask} is part of task {owner[subtask]} and of task {task}, and its documents would count "
-                    "twice; leave one out, or run them apart"
+                    f"{subtask} is part of task {owner[subtask]} and of task {task}, so its documents would count "
+                    "twice; leave one task out, or run them separately"
                 )
 
 
 def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
-    """Raise a `UsageError` where a task's documents are no choices with one right answer."""
+    """Raise a `UsageError` if a task's documents are not choices with one right answer."""
     for name, leaf in leaves.items():
         why = ""
         if leaf.OUTPUT_TYPE != "multiple_choice":
             why = f"its output type is {leaf.OUTPUT_TYPE}"
         elif callable(getattr(leaf.config, "process_results", None)):
-            why = "a function of its own measures its documents"
+            why = "it computes its metrics by its own function"
         elif getattr(leaf, "multiple_target", 0):
             why = "its documents have several right answers"
         if why:
             raise UsageError(
-                f"task {name if name == task else f'{task} ({name})'}: {why}, and templates and rules are for choices "
-                f"with one right answer; run it by its own metrics: --suite lm_eval --tasks {task}"
+                f"task {name if name == task else f'{task} ({name})'}: {why}, but templates and rules need choices "
+                f"with one right answer; run it with its own metrics: --suite lm_eval --tasks {task}"
             )
 
 
 def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
-    """How many documents each subject gives when a task is limited.
+    """Return subject → number of its documents when a task is limited to `limit` documents.
 
-    One document of each subject in turn, in their order, until `limit` are taken.
+    The subjects give one document each, cyclically and in order, until there are `limit`.
     """
     if limit is None or limit >= sum(sizes.values()):
         return dict(sizes)
@@ -157,7 +158,7 @@ def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
 
 
 def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int) -> list[Question]:
-    """The steps of lm-eval's own `build_all_requests`, without its progress bar for each subject."""
+    """Build questions by the steps of lm-eval's `build_all_requests`, without its progress bar for each subject."""
     metadata = leaf.config.metadata or {}
     about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
     if shots:
@@ -173,16 +174,20 @@ def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int
 
 
 def _prepare_examples(leaf: Any, shots: int) -> None:
-    """Seed the sampler as lm-eval's `simple_evaluate` does. It would fail by an assertion on too few examples."""
+    """Seed the few-shot sampler as in lm-eval's `simple_evaluate`; raise a `DataError` on too few examples."""
     leaf.set_fewshot_seed(fewshot_seed())
+    # lm-eval would fail with an assertion
     if (found := len(leaf.sampler.df)) < shots:
-        raise DataError(f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}")
+        raise DataError(
+            f"task {leaf.config.task}: expected at least {shots} few-shot examples, found {found}; "
+            "give a lower --num-fewshot"
+        )
 
 
 def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, instances: list[Any]) -> Question:
     instances.sort(key=lambda instance: instance.idx)
     doc = instances[0].doc
-    # Where a task measures mutual information, lm-eval appends the choices without their context
+    # For tasks that measure mutual information, lm-eval appends the choices without their context
     instances = instances[: len(leaf.doc_to_choice(doc))]
     delimiter = leaf.config.target_delimiter
     pairs = [instance.args for instance in instances]
@@ -190,11 +195,12 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
     gold = leaf.doc_to_text(doc) if leaf.multiple_input else leaf.doc_to_target(doc)
     field = (leaf.config.metadata or {}).get("written_in")
     gap = _gap_after_blank(doc[field]) if field else " "
-    # A task with several inputs has its options in the contexts and repeats one continuation
+    # A task with multiple inputs has its options in the contexts and repeats one continuation
     choices = continuations if leaf.multiple_input else tuple(leaf.doc_to_choice(doc))
     if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
         raise DataError(
-            f"task {leaf.config.task}, document {doc_id}: choice {empty[0]} is empty; there is no text to score"
+            f"{leaf.config.task} document {doc_id}: choice {empty[0]} is empty, so there is no text to score; "
+            "correct the document"
         )
     return Question(
         task=task,
@@ -213,12 +219,13 @@ def _question(task: str, leaf: Any, about: LeafTask, doc_id: int, cluster: int, 
 
 
 def _gap_after_blank(sentence: str) -> str:
+    """Return the white space after WinoGrande's blank."""
     rest = sentence[sentence.index("_") + 1 :]
     return rest[: len(rest) - len(rest.lstrip())]
 
 
 def _index(gold: Any, choices: Sequence[str]) -> Any:
-    """A gold answer that is one of the choices' texts, as its index, as lm-eval reads it."""
+    """Return the index of a gold answer that is given as a choice's text, as in lm-eval; other values unchanged."""
     return choices.index(gold) if isinstance(gold, str) and gold in choices else gold
 
 
@@ -228,5 +235,7 @@ def _checked_gold(gold: Any, choices: int, task: str, doc_id: int) -> int:
     except (TypeError, ValueError):
         index = -1
     if not 0 <= index < choices:
-        raise DataError(f"task {task}, document {doc_id}: gold answer {gold!r} is not one of its {choices} choices")
+        raise DataError(
+            f"{task} document {doc_id}: gold answer {gold!r} is not one of its {choices} choices; correct the document"
+        )
     return index

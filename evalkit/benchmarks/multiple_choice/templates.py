@@ -1,16 +1,16 @@
-"""Prompt templates: small YAML files that say how a sequence is put together.
+"""Prompt templates: YAML files that define the segments of a sequence.
 
-In: `configs/templates/NAME.yaml` or a user's file of the same form. Out: a `Template`. The form:
+In: `configs/templates/NAME.yaml` or a user's file with the same keys. Out: a `Template`. The keys:
 
     description: one line, for `evalkit ls`
-    bos: always | tokenizer | never     # "tokenizer": only where the tokenizer adds one by itself
+    bos: always | tokenizer | never     # "tokenizer": only if the tokenizer adds one itself
     eos: true | false
-    system: the instruction's text      # where a part uses {system}
+    system: the instruction's text      # inserted for {system}
     score: [segments whose tokens get a log-likelihood]
-    parts:                              # concatenated to the letter, whitespace included
+    parts:                              # concatenated literally, including white space
       - SEGMENT: "text with {system} {context} {continuation} {gap} {delimiter}"
 
-or `chat: true` in place of bos, eos and parts, for the tokenizer's own chat template.
+or `chat: true` instead of bos, eos and parts, for the tokenizer's chat template.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from evalkit.resources import resource
 from evalkit.scores.table import SEGMENTS, Segment
 
 FIELDS = ("system", "context", "continuation", "gap", "delimiter")
-"""What a part's text may refer to. `gap` is one space, or what WinoGrande's own sentence has there;
-`delimiter` is lm-eval's own separator of context and continuation."""
+"""Fields of a part's text. `gap` is one space, or the white space of WinoGrande's sentence;
+`delimiter` is lm-eval's separator of context and continuation."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of text that belongs to one segment."""
+    """Text of one segment, with fields."""
 
     segment: str
     text: str
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Template:
-    """How a question and one of its choices become a sequence."""
+    """Rules for building a sequence from a question and one of its choices."""
 
     name: str
     description: str
@@ -57,13 +57,13 @@ class Template:
 
     @property
     def content_hash(self) -> str:
-        """Hash of all that shapes a sequence: part of a run's specification."""
+        """Hash of everything that affects a sequence; part of a run's specification."""
         content = {k: v for k, v in asdict(self).items() if k not in ("name", "description")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def template_names() -> list[str]:
-    """Names of the templates that evalkit ships."""
+    """Return the names of the templates that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "templates").glob("*.yaml"))
 
 
@@ -71,13 +71,13 @@ def load_template(name: str) -> Template:
     """Read a template by name, or from a user's YAML file.
 
     Raises:
-        UnknownNameError: neither a known name nor a file.
-        TemplateError: the file is not a template; says which key is wrong.
+        UnknownNameError: the name is neither a template nor a YAML file.
+        TemplateError: the file is not a valid template; the message names the key.
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise TemplateError(f"template file {name} does not exist")
+            raise TemplateError(f"template file {name} does not exist; check the path")
         return _read(path)
     if name not in template_names():
         raise UnknownNameError("template", name, template_names())
@@ -86,7 +86,7 @@ def load_template(name: str) -> Template:
 
 def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:
     if len(part) != 1:
-        raise ValueError(f"a part is one 'segment: text', and this has {len(part)}")
+        raise ValueError(f"a part is one 'segment: text', but this has {len(part)}")
     [(segment, text)] = part.items()
     try:
         found = [entry[1:] for entry in string.Formatter().parse(text) if entry[1] is not None]
@@ -96,20 +96,20 @@ def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:
         if field not in FIELDS:
             raise ValueError(str(UnknownNameError("field", str(field), FIELDS)))
         if form or conversion:
-            raise ValueError(f"write {{{field}}} without a format; text is taken to the letter")
+            raise ValueError(f"write {{{field}}} without a format; text is inserted literally")
     if any(field == "continuation" for field, _, _ in found) != (segment == "continuation"):
-        raise ValueError("{continuation} belongs in the continuation segment, and only there")
+        raise ValueError("{continuation} must be in the continuation segment, and only there")
     return part
 
 
 def _checked_score(score: tuple[Segment, ...]) -> tuple[Segment, ...]:
     if "continuation" not in score:
-        raise ValueError("add continuation, by which choices are compared")
+        raise ValueError("add continuation, since choices are compared by it")
     return score
 
 
 class _TemplateFile(FileSettings):
-    """See the module."""
+    """Schema of a template file, see the module docstring."""
 
     description: str = ""
     bos: Literal["always", "tokenizer", "never"] = "always"
@@ -123,9 +123,9 @@ class _TemplateFile(FileSettings):
 def _read(path: Path) -> Template:
     content = read_settings(path, _TemplateFile, TemplateError, "template file")
     if content.chat and "parts" in content.model_fields_set:
-        raise TemplateError(f"template file {path}: chat takes the tokenizer's own parts; leave out parts, or chat")
+        raise TemplateError(f"template file {path}: chat uses the tokenizer's chat template; leave out parts, or chat")
     if not content.chat and not any("continuation" in part for part in content.parts):
-        raise TemplateError(f"template file {path}: no part holds {{continuation}}, so there is nothing to choose by")
+        raise TemplateError(f"template file {path}: no part has {{continuation}}; add it, since choices differ by it")
     return Template(
         name=path.stem,
         description=content.description,

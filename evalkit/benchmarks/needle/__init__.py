@@ -1,4 +1,4 @@
-"""A needle in a haystack: is a fact found wherever it lies in a long text?"""
+"""Needle-in-a-haystack test: retrieval of a fact from a long text, by length and depth."""
 
 NEEDLE = "needle"
-"""The benchmark's name, and its one task's."""
+"""Name of the benchmark and of its one task."""

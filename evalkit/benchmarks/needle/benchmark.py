@@ -1,7 +1,9 @@
-"""A needle in a haystack: is a number found wherever it lies in a long text?
+"""Needle-in-a-haystack test: retrieval of a number from a long text, by length and depth.
 
-needles.parquet   a row for each length, depth and repeat
-results.json      the share of needles found
+In: a `NeedleRequest`. Out: a run folder with
+
+needles.parquet   one row for each length, depth and repeat
+results.json      the fraction of needles found
 heatmap.png, .pdf
 """
 
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 NEEDLES = "needles.parquet"
-PICTURES = ("heatmap.png", "heatmap.pdf")
-_KEPT = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
-"""Of an answer, in the table."""
+HEATMAPS = ("heatmap.png", "heatmap.pdf")
+_ANSWER_COLUMNS = ("tokens", "reused", "text", "new_tokens", "ended", "seconds")
+"""Fields of an answer that are columns of the table."""
 
 
 class _NeedleTask(StoredTask):
@@ -48,29 +50,31 @@ class _NeedleResults(Stored):
 
 
 class Needle(GeneratedBenchmark):
-    """See the module."""
+    """Benchmark of needle-in-a-haystack tests."""
 
     kind = NEEDLE
     results_form = _NeedleResults
 
     def request(self) -> type[NeedleRequest]:
-        """See `Benchmark`."""
+        """Return `NeedleRequest`."""
         from evalkit.benchmarks.needle.plan import NeedleRequest
 
         return NeedleRequest
 
     def plan(self, request: NeedleRequest, say: Say) -> NeedlePlan:
-        """See `Benchmark`."""
+        """Make the plan of a needle test."""
         from evalkit.benchmarks.needle.plan import plan_needle
 
         return plan_needle(request, say)
 
     def documents(self, plan: NeedlePlan) -> dict[str, list[str]]:
-        """See `GeneratedBenchmark`: a cell's number is its id."""
-        return {NEEDLE: [str(number) for number in range(len(plan.cells))]}
+        """Return the ids of the needle cases, which are their numbers."""
+        return {NEEDLE: [str(number) for number in range(len(plan.cases))]}
 
-    def asked(self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any) -> list[GenerationRequest]:
-        """See `GeneratedBenchmark`."""
+    def generation_requests(
+        self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any
+    ) -> list[GenerationRequest]:
+        """Build and tokenise the prompts of all cases."""
         from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
         from evalkit.benchmarks.needle.text import pattern_of
         from evalkit.generation.prompts import Prompt, Stops
@@ -83,17 +87,17 @@ class Needle(GeneratedBenchmark):
             return as_message(tokenizer, text) if chat else list(tokenizer(text, verbose=False).input_ids)
 
         found = []
-        for number, cell in enumerate(plan.cells):
-            tokens = plan.haystack.prompt(cell, encode, size, cue=not chat)
-            # A digit may still follow the last token
-            stops = Stops(ends, pattern=pattern_of(cell), held_back=1)
+        for number, case in enumerate(plan.cases):
+            tokens = plan.haystack.prompt(case, encode, size, cue=not chat)
+            # The next token may continue the number with a digit
+            stops = Stops(ends, pattern=pattern_of(case), held_back=1)
             prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
         return found
 
     def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """See `GeneratedBenchmark`."""
+        """Write the table, the results and the heatmap."""
         from evalkit.benchmarks.longbench.plots import needle_heatmap
 
         table = _table(plan, answers[NEEDLE])
@@ -111,75 +115,75 @@ class Needle(GeneratedBenchmark):
                 "found": found.to_numpy(float).tolist(),
             },
         )
-        # What can be drawn again comes last
+        # Last, since a heatmap can be drawn again from the results
         try:
-            for name in PICTURES:
+            for name in HEATMAPS:
                 needle_heatmap(found.to_numpy(float), depths, lengths, writer.folder / name)
         except RunError as error:
-            raise RunError(f"{error}; the results are saved, and the same command draws what is missing") from error
+            raise RunError(f"{error}; the results are saved; run the same command again to draw the heatmap") from error
 
     def serves(self, plan: NeedlePlan, run: Run) -> bool:
-        """Whether table and pictures are there."""
-        return all((run.folder / name).is_file() for name in (NEEDLES, *PICTURES))
+        """Return whether the table and the heatmaps exist."""
+        return all((run.folder / name).is_file() for name in (NEEDLES, *HEATMAPS))
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """The share of needles found."""
+        """Return the fraction of needles found."""
         self.refuse_rule(run, rule)
         [task] = run.stored["tasks"]
         return [Metric(NEEDLE, "found", task["n"], task["found"] / task["n"], None)]
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `Benchmark`: how often needles were found, by depth and length."""
+        """Return the fraction of needles found, by depth and length."""
         from evalkit.benchmarks.needle.results_report import needle_report
 
         return needle_report(run)
 
     def suites(self) -> dict[str, str]:
-        """One."""
-        return {NEEDLE: "is a number found wherever it lies in a long text?"}
+        """Return the one suite."""
+        return {NEEDLE: "retrieval of a number from a long text, by length and depth"}
 
     def comparable(self, run: Run) -> Needles:
-        """See `Benchmark`."""
+        """Return the cases with their scores."""
         return Needles(run)
 
 
 class Needles(GradedAnswers):
-    """See `GradedAnswers`: 1 where a needle was found."""
+    """Scores of a needle test: 1 if the needle was found, else 0."""
 
     def __init__(self, run: Run) -> None:
         measure = Measure("share of needles found, in %", True)
-        super().__init__(run, self._cells, ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
+        super().__init__(run, self._cases, ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`."""
+        """Return the text's identity."""
         return {"text": str(self.run.manifest["specification"]["text"])}
 
-    def _cells(self) -> pd.DataFrame:
+    def _cases(self) -> pd.DataFrame:
         table = load_needles(self.run)
         places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
         return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
 
 
 def load_needles(run: Run) -> pd.DataFrame:
-    """The table of a finished needle test.
+    """Return the table of a finished needle test.
 
     Raises:
-        RunError: it is no needle test, not finished, or its table is damaged.
+        RunError: the run is not a needle test, is not finished, or its table is damaged.
     """
     if run.kind != NEEDLE:
-        raise RunError(f"{run.folder} is not a needle test")
+        raise RunError(f"run {run.folder} is not a needle test")
     return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 
 
 def _table(plan: NeedlePlan, answers: Sequence[GeneratedAnswer]) -> pd.DataFrame:
-    """A row for each cell."""
+    """Return the table, one row for each case."""
     import pandas as pd
 
     from evalkit.benchmarks.needle.text import is_found
 
     rows = []
-    for cell, answer in zip(plan.cells, answers, strict=True):
-        about = {"length": cell.length, "depth": cell.depth, "repeat": cell.repeat, "secret": cell.secret}
-        kept = {"answer" if name == "text" else name: getattr(answer, name) for name in _KEPT}
-        rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(cell, answer.text)})
+    for case, answer in zip(plan.cases, answers, strict=True):
+        about = {"length": case.length, "depth": case.depth, "repeat": case.repeat, "secret": case.secret}
+        kept = {"answer" if name == "text" else name: getattr(answer, name) for name in _ANSWER_COLUMNS}
+        rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(case, answer.text)})
     return pd.DataFrame(rows)

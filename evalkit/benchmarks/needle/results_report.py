@@ -1,4 +1,4 @@
-"""A finished needle test → a `Report`: how often needles were found, by depth and length."""
+"""Report of a needle test: a finished run → a `Report` with the percentage of needles found, by depth and length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalkit.runs.folder import Run
 
 
 def needle_report(run: Run) -> Report:
-    """Needles found, in percent; one row a depth, one column a length."""
+    """Return the percentage of needles found; one row for each depth, one column for each length."""
     stored = run.stored
     lengths, depths, found = stored["lengths"], stored["depths"], stored["found"]
     rows = [

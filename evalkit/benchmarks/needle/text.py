@@ -1,8 +1,8 @@
-"""Haystacks: a long text with one fact in it.
+"""Haystacks: long texts with one fact hidden in each.
 
-In: where the text comes from, a length in tokens, a depth. Out: token ids of the prompt. The text is a user's own, or
-made of sentences that are put together from the lists below, the same everywhere. Texts of one repeat begin alike,
-whatever their length, so that prompts share what stands before the needle.
+In: a source of text, a length in tokens, a depth. Out: token ids of the prompt. The text is a user's file, or sentences
+generated deterministically from the lists below. Texts of one repeat have the same beginning at every length, so that
+prompts share the prefix before the needle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evalkit.errors import DataError, UsageError
 from evalkit.inputs.reading import MOST_TEXT_BYTES, Unreadable, read_bytes
 
 BUILT_IN = "built-in 1"
-"""Name of the text made here; another number whenever it changes."""
+"""Name and version of the generated text; increase the number when the text changes."""
 
 _TEMPLATES = (
     "{who} {did} the {what} {where} {when}.",
@@ -56,31 +56,31 @@ _CITIES = ("Lisbon", "Oslo", "Prague", "Vienna", "Dublin", "Athens", "Warsaw", "
            "Cairo", "Lima", "Seoul", "Nairobi", "Quito")  # fmt: skip
 _INTRODUCTION = "A secret number is hidden in the following text. Read it carefully and remember the number.\n\n"
 _PIECE = re.compile(r".{1,400}?(?:[.!?。！？]+\s+|[。！？\n]\s*|\Z)|.{400}", re.DOTALL)
-"""A sentence with the white space after it; of what has no sentences, 400 characters."""
+"""A sentence with the white space after it; at most 400 characters of text without sentences."""
 
 Encode = Callable[[str], Sequence[int]]
-"""A text → token ids of the prompt that it is in, special tokens and chat template included."""
+"""Text → token ids of its prompt, with special tokens and chat template."""
 
 
 @dataclass(frozen=True)
 class NeedleCase:
-    """One needle in one text."""
+    """A needle in a text, at one length and depth."""
 
     length: int
-    """Most tokens of the prompt."""
+    """Maximum prompt length in tokens."""
     depth: float
-    """How much of the text stands before the needle, in percent."""
+    """Percentage of the text before the needle."""
     repeat: int
-    """Which text, from 0."""
+    """Number of the text, from 0."""
 
     @property
     def secret(self) -> str:
-        """Seven digits, the same in every run."""
+        """The hidden number: seven digits, the same in every run."""
         return str(1_000_000 + self._hash % 9_000_000)
 
     @property
     def city(self) -> str:
-        """What the secret is about."""
+        """The city that the secret belongs to."""
         return _CITIES[self._hash // 9_000_000 % len(_CITIES)]
 
     @property
@@ -92,17 +92,17 @@ class Haystack:
     """The text that needles are hidden in.
 
     Args:
-        file: of the user's own text, in UTF-8; None: the built-in one.
+        file: the user's text file, in UTF-8; None: the built-in text.
 
     Raises:
-        DataError: the file cannot be read, or holds no text.
+        DataError: the file cannot be read, or has no text.
     """
 
     def __init__(self, file: Path | None) -> None:
         self.source = BUILT_IN
-        """For people, and for the run's identity where the text is the built-in one."""
-        self.sha = BUILT_IN
-        """What tells one text from another."""
+        """Printed source of the text: its file, or `BUILT_IN`."""
+        self.identity = BUILT_IN
+        """Identity of the text in a run's specification: the file's hash, or `BUILT_IN`."""
         self._pieces: list[str] = []
         if file is None:
             return
@@ -113,41 +113,43 @@ class Haystack:
             raise DataError(f"--text {file}: {error}") from error
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise DataError(f"--text {file}: cannot be read: {reason or error}") from error
+            raise DataError(
+                f"--text {file}: cannot be read: {reason or error}; give a readable UTF-8 text file"
+            ) from error
         self._pieces = [piece for piece in _PIECE.findall(text + "\n") if piece.strip()]
         if not self._pieces:
-            raise DataError(f"--text {file}: expected a text, found none")
-        self.source, self.sha = str(file), sha256(content).hexdigest()
+            raise DataError(f"--text {file}: the file has no text; give a file with at least one sentence")
+        self.source, self.identity = str(file), sha256(content).hexdigest()
 
     def sentences(self, repeat: int) -> Iterator[str]:
-        """The text from its beginning for one repeat, without end; each sentence with the white space after it.
+        """Yield the text's sentences for one repeat without end, each with the white space after it.
 
-        A user's text goes round; other repeats begin elsewhere in it.
+        A user's text is repeated cyclically, with another start for each repeat.
         """
         if not self._pieces:
             return (f"{_sentence(repeat, number)} " for number in count())
-        # By the golden ratio, which spreads any number of beginnings
+        # Multiples of the golden ratio spread any number of starts evenly
         start = int(repeat * 0.6180339887 % 1 * len(self._pieces))
         return islice(cycle(self._pieces), start, None)
 
-    def prompt(self, cell: NeedleCase, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
-        """Token ids of a cell's prompt: as many sentences as there is room for.
+    def prompt(self, case: NeedleCase, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
+        """Return the token ids of a case's prompt, with as many sentences as fit into its length.
 
         Args:
-            cell: what to hide, where.
+            case: the needle, its length and its depth.
             encode: tokenises a prompt.
-            size: tokens of a sentence inside a text.
-            cue: end with the beginning of the answer, for models that only go on with a text.
+            size: returns the number of tokens of a sentence inside a text.
+            cue: end with the beginning of the answer, for models that only continue a text.
 
         Raises:
-            UsageError: there is no room for a sentence.
+            UsageError: the length is too short for a needle and a sentence.
         """
-        source, sentences, ends = self.sentences(cell.repeat), list[str](), [0]
+        source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
         best: Sequence[int] = ()
-        fit, number = 0, 0  # sentences that are known to fit, and that are tried
-        room = cell.length - len(encode(_prompt(cell, [], 0, cue)))
+        fit, number = 0, 0  # sentences known to fit, sentences tried
+        room = case.length - len(encode(_prompt(case, [], 0, cue)))
         while True:
-            # In a text a sentence has about as many tokens as by itself, so a few rounds fill it
+            # A sentence has about as many tokens in a text as alone, so a few rounds are enough
             while ends[number] < room:
                 number += 1
                 if number == len(ends):
@@ -155,38 +157,39 @@ class Haystack:
                     ends.append(ends[-1] + size(" " + sentences[-1].strip()))
             tokens: Sequence[int] = ()
             while number > fit:
-                place = min(range(number + 1), key=lambda n: abs(ends[n] - cell.depth / 100 * ends[number]))
-                tokens = encode(_prompt(cell, sentences[:number], place, cue))
-                if len(tokens) <= cell.length:
+                place = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
+                tokens = encode(_prompt(case, sentences[:number], place, cue))
+                if len(tokens) <= case.length:
                     break
                 number -= 1
             if number == fit:
                 break
-            best, fit, room = tokens, number, ends[number] + cell.length - len(tokens)
+            best, fit, room = tokens, number, ends[number] + case.length - len(tokens)
         if not fit:
-            raise UsageError(f"--lengths {cell.length}: no room for a needle and a sentence; give longer ones")
+            raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
         return np.asarray(best, np.int64)
 
 
-def is_found(cell: NeedleCase, answer: str) -> bool:
-    """Whether a cell's secret stands in an answer, digit by digit; commas between thousands count as nothing."""
-    return cell.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
+def is_found(case: NeedleCase, answer: str) -> bool:
+    """Return whether an answer contains the case's secret as a number; commas between thousands are ignored."""
+    return case.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
 
 
-def pattern_of(cell: NeedleCase) -> str:
-    """A regular expression for what `is_found` finds, whatever is written after it: the secret with no comma, or with
-    those of thousands, and what shows that the number ends there.
+def pattern_of(case: NeedleCase) -> str:
+    """Return a regular expression for the secret and the end of its number.
+
+    Generation can stop at a match: `is_found` is then true of any continuation. Commas between thousands are allowed.
     """
-    first, second, third = cell.secret[:-6], cell.secret[-6:-3], cell.secret[-3:]
-    written = "|".join((cell.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
+    first, second, third = case.secret[:-6], case.secret[-6:-3], case.secret[-3:]
+    written = "|".join((case.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
     return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
 
 
-def _prompt(cell: NeedleCase, sentences: Sequence[str], place: int, cue: bool) -> str:
-    needle = f"The secret number of {cell.city} is {cell.secret}. "
+def _prompt(case: NeedleCase, sentences: Sequence[str], place: int, cue: bool) -> str:
+    needle = f"The secret number of {case.city} is {case.secret}. "
     text = "".join((*sentences[:place], needle, *sentences[place:]))
-    question = f"Question: What is the secret number of {cell.city}?"
-    answer = f"\nAnswer: The secret number of {cell.city} is" if cue else " Answer with the number alone."
+    question = f"Question: What is the secret number of {case.city}?"
+    answer = f"\nAnswer: The secret number of {case.city} is" if cue else " Answer with the number alone."
     return f"{_INTRODUCTION}{text.rstrip()}\n\n{question}{answer}"
 
 

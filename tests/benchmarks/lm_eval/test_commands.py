@@ -40,7 +40,7 @@ def test_a_run_is_printed_listed_and_rescored(evalkit: Command, checkpoint: Path
     asked = ("run", "--model", checkpoint, "--include-path", made, "--tasks", "made_pair,made_answers,made_texts",
              "--output", "runs")  # fmt: skip
     out, err = evalkit(*asked)
-    assert "not in suite zeroshot8, so this is a run of lm-eval's tasks" in err
+    assert "not in suite zeroshot8, so this runs lm-eval's tasks" in err
     lines = out.splitlines()
     assert lines[0].split() == ["task", "filter", "metric", "n", "n-shot", "value", "±", "SE", "seconds"]
     assert [line.split()[0] for line in lines[2:] if line[:1].isalpha()][:5] == [

@@ -153,7 +153,7 @@ def test_unknown_names(model: Path, rows: Path) -> None:
 def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
     silent_model = tiny_checkpoint(tmp_path / "tiny")
     edit_config(silent_model, "max_position_embeddings")
-    with pytest.raises(UsageError, match="tells no context window; give --context with --context-original"):
+    with pytest.raises(UsageError, match="has no context window; give --context with --context-original"):
         prepared(silent_model, rows)
     assert prepared(silent_model, rows, context=1024, context_original=1024).manifest["context"] == 1024
 

@@ -60,7 +60,7 @@ def test_needle(mamba: Path, tmp_path: Path) -> None:
     table = load_needles(run_plan(plan, lines))
     loaded = load_folder(mamba)
     encode = loaded.tokenizer
-    for cell, answer in zip(plan.cells, table["answer"], strict=True):
+    for cell, answer in zip(plan.cases, table["answer"], strict=True):
         ids = plan.haystack.prompt(
             cell, lambda text: encode(text).input_ids, lambda text: len(encode(text).input_ids), cue=True
         )

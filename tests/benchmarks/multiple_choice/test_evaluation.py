@@ -194,7 +194,7 @@ def test_a_resumed_run_keeps_its_batches(small: Evaluate, tmp_path: Path) -> Non
     (whole.folder / "results.json").unlink()
     progress = Lines()
     resumed = small(token_budget=4096, progress=progress)
-    assert "resuming with the token budget that the run was begun with, 110" in progress.said
+    assert "resuming with the token budget that the run was started with, 110" in progress.said
     assert any("1 damaged line(s) dropped" in line for line in progress.said)
     fresh = small(output=tmp_path / "fresh")
     pd.testing.assert_frame_equal(resumed.scores, fresh.scores, check_exact=True)
@@ -367,7 +367,7 @@ def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words:
 
 def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"holds no documents of arc_easy, piqa; expected files named <task>.jsonl"):
+    with pytest.raises(DataError, match=r"has no documents of arc_easy, piqa; expected files named <task>.jsonl"):
         small(data_dir=tmp_path / "empty")
     beneath = tmp_path / "downloads" / "documents"
     beneath.parent.mkdir()
@@ -379,9 +379,7 @@ def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_
 def test_a_document_that_cannot_fit_is_told(small: Evaluate, documents: Path, tmp_path: Path) -> None:
     """Of the last task, with the first ones fitting."""
     model = tiny_checkpoint(tmp_path / "narrow", window=64)
-    with pytest.raises(
-        ScoringError, match=r"tokens remain when its context is cut, more than the model's window of 64"
-    ):
+    with pytest.raises(ScoringError, match=r"tokens remain without its context, more than the context window of 64"):
         small(model, tasks=None)
 
 

@@ -231,7 +231,7 @@ def test_a_window_too_small_without_the_context(tokenizer: Any, template: str, l
     asked = question("one two three", ["four five six"], doc_id=7)
     (whole,) = encode(tokenizer, load_template(template), asked)
     window = int((whole.segments != CONTEXT).sum()) - 1 + left
-    with pytest.raises(ScoringError, match=f"made_up document 7: .* the model's window of {window}"):
+    with pytest.raises(ScoringError, match=f"made_up document 7: .* the context window of {window}"):
         encode(tokenizer, load_template(template), asked, window)
     (sequence,) = encode(tokenizer, load_template(template), asked, window + 1)
     assert text_of(tokenizer, sequence, CONTINUATION) == " four five six"
@@ -300,7 +300,7 @@ def test_a_chat_template_without_a_system_turn(chatty: Any, form: str) -> None:
     chatty.chat_template = form
     news: list[str] = []
     (encoded,) = Prompter(load_template("chat"), chatty, WIDE, news.append).encode([STATED])
-    assert news == ["the tokenizer's chat template takes no system turn: the instruction is left out"]
+    assert news == ["the tokenizer's chat template has no system turn: the instruction is left out"]
     assert text_of(chatty, encoded.sequences[0], SPECIAL) == "<|user|>{}<|assistant|>{"
     assert INSTRUCTION not in encoded.sequences[0].segments
 
@@ -310,7 +310,7 @@ def test_a_chat_template_without_a_system_turn(chatty: Any, form: str) -> None:
     [
         (None, "the tokenizer has no chat template"),
         ("{{ raise_exception('never') }}", "chat template fails: never"),
-        (CHAT.replace("{{ m.content }}", ""), "leaves out the context"),
+        (CHAT.replace("{{ m.content }}", ""), "omits the context"),
     ],
 )
 def test_a_chat_template_that_will_not_do(chatty: Any, form: str | None, words: str) -> None:

@@ -138,7 +138,7 @@ def test_changed_documents_are_another_run(checkpoint: Path, tmp_path: Path) -> 
     [
         ({"groups": {}}, "'groups' is empty; expected a length of at least 1"),
         ({"groups": {"A": []}}, "'groups.A' is empty; expected a length of at least 1"),
-        ({"groups": {"A": ["piqa"], "B": ["piqa"]}}, "task piqa stands twice"),
+        ({"groups": {"A": ["piqa"], "B": ["piqa"]}}, "task piqa is in the groups twice"),
         ({"groups": {}, "group": {"A": ["piqa"]}}, "unknown key 'group': did you mean 'groups'"),
         ({"groups": {"A": "piqa"}}, "'groups.A' is 'piqa'; expected a list"),
         ({"fewshot": {"piqa": {"documents": "x", "least": 3}}}, "'fewshot.piqa': unknown key 'least'"),

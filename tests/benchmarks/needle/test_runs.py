@@ -83,7 +83,7 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
     def size(text: str) -> int:
         return len(loaded.tokenizer(text, add_special_tokens=False).input_ids)
 
-    for cell in prepared.cells:
+    for cell in prepared.cases:
         ids = prepared.haystack.prompt(cell, lambda text: loaded.tokenizer(text).input_ids, size, cue=True)
         [row] = table[
             (table["length"] == 400) & (table["depth"] == cell.depth) & (table["repeat"] == cell.repeat)
@@ -139,7 +139,7 @@ def test_what_makes_another_run(needle: Command, tmp_path: Path) -> None:
 
 
 def test_lengths_by_default(needle: Command, evalkit: Command, model: Path) -> None:
-    complains(evalkit("needle", "--model", model), 2, "the model takes 1024 tokens; give --lengths of at most 992")
+    complains(evalkit("needle", "--model", model), 2, "context window is 1024 tokens; give --lengths of at most 992")
     out = evalkit("needle", "--model", model, "--depths", "50", "--repeats", "1", "--context", "2100").out
     assert out.splitlines()[0].split() == ["depth", "1,000", "2,000"]
 
@@ -147,12 +147,12 @@ def test_lengths_by_default(needle: Command, evalkit: Command, model: Path) -> N
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--lengths", "1000"], 2, ["--lengths 1000: the model takes 1024 tokens", "100 to 992"]),
+        (["--lengths", "1000"], 2, ["--lengths 1000: the model's context window is 1024 tokens", "100 to 992"]),
         (["--lengths", "0"], 2, ["--lengths 0"]),
         (["--lengths", "50"], 2, ["--lengths 50: no room for a needle and a sentence"]),
         (["--lengths", "1k"], 2, ["--lengths 1k: expected whole numbers, separated by commas"]),
         (["--lengths", ""], 2, ["--lengths is empty; leave it out"]),
-        (["--depths", "0,101"], 2, ["--depths 0, 101: expected percents from 0 to 100"]),
+        (["--depths", "0,101"], 2, ["--depths 0, 101: expected percentages from 0 to 100"]),
         (["--depths", "-1"], 2, ["--depths -1"]),
         (["--depths", "nan"], 2, ["--depths nan"]),
         (["--depths", "deep"], 2, ["--depths deep: expected numbers"]),
@@ -184,7 +184,7 @@ def test_a_disk_that_is_full_when_the_picture_is_drawn(needle: Command, monkeypa
     with monkeypatch.context() as during:
         during.setattr("evalkit.reporting.figures.replace_file", full)
         outcome = needle()
-        complains(outcome, 1, "heatmap.png cannot be written: No space left on device; the results are saved")
+        complains(outcome, 1, "heatmap.png cannot be written", "No space left on device", "the results are saved")
         assert outcome.err.count("heatmap.png") == 1
     [folder] = Path("runs").iterdir()
     assert load_run(folder).complete

@@ -144,7 +144,7 @@ def test_a_users_text_goes_round(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TRAINING_TEXT), encoding="utf-8")
     haystack = Haystack(path)
-    assert (haystack.source, len(haystack.sha)) == (str(path), 64)
+    assert (haystack.source, len(haystack.identity)) == (str(path), 64)
     text = text_of(tokenizer, made(haystack, tokenizer, NeedleCase(2500, 50.0, 0)))
     assert text.count("Der Fluss stieg über Nacht") > 1
     assert text.count("Der Fluss stieg über Nacht") == pytest.approx(text.count("桥已经不见了"), abs=1)
@@ -154,7 +154,7 @@ def test_a_users_text_goes_round(tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "expected a text, found none"), (b" \n\t", "expected a text, found none"), (b"\xff\xfe\x00", "not UTF-8")],
+    [(b"", "the file has no text"), (b" \n\t", "the file has no text"), (b"\xff\xfe\x00", "not UTF-8")],
 )
 def test_files_that_hold_no_text(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "text.txt"
