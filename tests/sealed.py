@@ -1,4 +1,4 @@
-"""Run folders altered by tests: what stands in the files is bound to the run again, as if a run had written it."""
+"""Run folders edited by tests: edited files are sealed again, as if a run had written them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No command is silent for long: what takes a while is named on standard error, and nothing stays on a terminal."""
+"""No command is silent for long: slow steps are reported on standard error, and nothing stays on a terminal."""
 
 from __future__ import annotations
 

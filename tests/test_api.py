@@ -1,4 +1,4 @@
-"""What `import evalkit` promises."""
+"""The public API of `import evalkit`."""
 
 from __future__ import annotations
 

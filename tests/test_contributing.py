@@ -1,4 +1,4 @@
-"""The recipes of docs/contributing.md, done as the page says: its files written, its commands given."""
+"""The recipes of docs/contributing.md: its files are written and its commands run."""
 
 from __future__ import annotations
 

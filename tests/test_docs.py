@@ -1,4 +1,4 @@
-"""README and docs: links lead somewhere, commands exist, and the README is short and an index."""
+"""README and docs: links resolve, commands exist, and the README is a short index."""
 
 from __future__ import annotations
 

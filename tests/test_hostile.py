@@ -1,4 +1,4 @@
-"""Hostile input through the real entry point: each is one line on standard error and exit code 1 or 2, at once."""
+"""Hostile input through the real entry point: one line on standard error and exit code 1 or 2, at once."""
 
 from __future__ import annotations
 

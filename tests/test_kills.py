@@ -1,4 +1,4 @@
-"""Killed at any moment, resumed each time: the result is that of a run that nobody disturbed."""
+"""Runs killed at any moment and resumed each time: the result equals that of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other packages add, and what is said of packages that are broken."""
+"""Extensions by other packages, and errors of broken packages."""
 
 from __future__ import annotations
 

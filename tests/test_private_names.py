@@ -1,4 +1,4 @@
-"""Private names of other libraries stand in evalkit/compatibility only, and their internal modules too."""
+"""Private names and internal modules of other libraries are used in evalkit/compatibility only."""
 
 from __future__ import annotations
 

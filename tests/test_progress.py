@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_line_tells_share_rate_and_time_left(clock: Clock) -> None:
+def test_a_line_has_share_rate_and_time_left(clock: Clock) -> None:
     progress = Progress(live=False)
     progress.start(total=1000, done=0)
     progress.task("piqa")

@@ -1,4 +1,4 @@
-"""Maps that are handed over layer by layer: the effective ones, one at a time, and no more layers than asked for."""
+"""Effective attention maps, layer by layer: one map at a time, and no layers beyond the requested ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ IDS = torch.arange(3, 15).repeat(2, 1)
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_map_is_what_the_values_are_summed_with(variant: str) -> None:
-    """The layer's output, rebuilt from its map and its values."""
+    """Compute the layer's output from its map and its values."""
     model = model_of(variant)
     attention = model.model.layers[1].self_attn
     taken: dict[str, torch.Tensor] = {}

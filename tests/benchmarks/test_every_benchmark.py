@@ -1,4 +1,4 @@
-"""What holds for every benchmark, evalkit's own and another package's, by the same tests."""
+"""Properties of every benchmark, evalkit's own and another package's, by the same tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LABELS = {
 
 
 class Silent(Progress):
-    """Says nothing."""
+    """Prints nothing."""
 
     def __init__(self) -> None:
         super().__init__(live=False)

@@ -1,4 +1,4 @@
-"""`evalkit ls runs`: what it shows, in which order, which runs, and that no run breaks it."""
+"""`evalkit ls runs`: columns, order and filters; a damaged run does not break it."""
 
 from __future__ import annotations
 

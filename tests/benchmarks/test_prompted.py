@@ -1,4 +1,4 @@
-"""Benchmarks of prompts and references: what answers are scored on, what is refused, what makes another run."""
+"""Benchmarks of prompts and references: scoring, invalid documents, and settings in the run id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell completes, by click's own machinery."""
+"""Shell completion, through click's own machinery."""
 
 from __future__ import annotations
 

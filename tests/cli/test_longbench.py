@@ -1,4 +1,4 @@
-"""`evalkit longbench` through its real entry point: runs, kills, bad input, what other commands make of its runs."""
+"""`evalkit longbench` through its real entry point: runs, kills, bad input, and its runs in other commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line through its real entry point: what it prints, what it exits with, what bad input gets."""
+"""The command line through its real entry point: output, exit codes, and errors of bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM says what Ctrl-C says, wherever it meets a run; `test_kills.py` sends both while batches are scored."""
+"""SIGTERM prints the message of Ctrl-C at any point of a run; `test_kills.py` sends both during scoring."""
 
 from __future__ import annotations
 

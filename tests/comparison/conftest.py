@@ -1,4 +1,4 @@
-"""Runs to be compared, made of right and wrong answers."""
+"""Runs to compare, made of right and wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evalkit compare` through the command line: every form of its output, and what bad input gets."""
+"""`evalkit compare` through the command line: every output format, and errors of bad input."""
 
 from __future__ import annotations
 

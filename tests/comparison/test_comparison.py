@@ -1,4 +1,4 @@
-"""Comparisons of made-up runs against statsmodels and the statistics computed by hand; what refuses to be paired."""
+"""Comparisons of synthetic runs, checked with statsmodels and explicit computation; runs that are not comparable."""
 
 from __future__ import annotations
 

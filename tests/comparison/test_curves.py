@@ -1,4 +1,4 @@
-"""Steps of checkpoints, and the bands of curves against statsmodels."""
+"""Steps of checkpoints, and the bands of curves compared with statsmodels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_steps_in_names(name: str, step: int | None) -> None:
     assert step_in(name) == step
 
 
-def test_where_a_run_tells_its_step(make: Make, tmp_path: Path) -> None:
+def test_sources_of_a_runs_step(make: Make, tmp_path: Path) -> None:
     assert step_of(load_run(make("org/a/step10"))) == 10
     assert step_of(load_run(make("org/b/step10", manifest={"revision": "step20"}))) == 20
     checkpoint = tmp_path / "trained"

@@ -1,4 +1,4 @@
-"""Comparisons with next to nothing in them: no difference, nothing but differences, one document, one source."""
+"""Degenerate comparisons: no difference, only differences, one document, one source."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def test_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:
 
     def variance(task: str, values: Any) -> float:
         """Of the mean of values of a task, by Liang and Zeger."""
-        held = np.bincount(sources[task], values - values.mean())
+        sums = np.bincount(sources[task], values - values.mean())
         count = len(set(sources[task]))
-        return float(count / (count - 1) * (held**2).sum() / len(values) ** 2)
+        return float(count / (count - 1) * (sums**2).sum() / len(values) ** 2)
 
     means = [np.mean([run[task].mean() for task in run]) for run in (one, other)]
     documents = sum(variance(task, alike[task] - (one[task] + other[task]) / 2) for task in alike) / 4

@@ -1,4 +1,4 @@
-"""LongBench's runs, compared: graded answers, documents of one context, and what cannot be paired."""
+"""Comparisons of LongBench runs: graded answers, documents of one context, and runs that are not comparable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures that are no shares: signed, without bounds, by layer, where less is better or neither."""
+"""Measures other than shares: signed, unbounded, per layer, lower is better, or without a better direction."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_few_documents_show_nothing(tmp_path: Path) -> None:
 
 
 def test_documents_of_one_source_count_once(tmp_path: Path) -> None:
-    """Each value three times, said to be of one source: nothing is better known than by each once."""
+    """Each value three times, declared as one source: no more information than each once."""
     a, b = np.repeat(drawn(1)[:20], 3), np.repeat(drawn(2, 2)[:20], 3)
     shared = [str(n // 3) for n in range(N)]
     [task] = compared(made(tmp_path, "a", shared, surplus=a), made(tmp_path, "b", shared, surplus=b), SURPLUS).tasks

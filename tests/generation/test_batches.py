@@ -1,4 +1,4 @@
-"""Every prompt once, within the budget, beside those that begin alike."""
+"""Batches contain every prompt once, within the budget, next to prompts with the same prefix."""
 
 from __future__ import annotations
 

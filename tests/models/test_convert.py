@@ -1,4 +1,4 @@
-"""Converted checkpoints give the logits of the code that they come from."""
+"""Converted checkpoints give the logits of the original code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def diffllama(folder: Path, *, kv_heads: int = 2, tied: bool = False, zero: bool
 
 
 def both(source: Path, output: Path, dtype: torch.dtype, attention: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of a folder and of its conversion."""
+    """Return the logits of a folder and of its conversion."""
     models = [
         AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
         for path in (source, output)
@@ -217,7 +217,7 @@ def test_the_authors_layout(tmp_path: Path, kv_pairs: int, affine: bool, pairing
 
 
 def test_rope_and_pairing_matter(tmp_path: Path) -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     weights = load_file(authors(tmp_path / "source") / "model.safetensors")
     expected = written_out(weights, True, True)
     for other in (written_out(weights, False, True), written_out(weights, True, False)):

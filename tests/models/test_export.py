@@ -1,4 +1,4 @@
-"""An exported folder gives the same numbers in a process that has no evalkit, and in evalkit without its code."""
+"""An exported folder gives the same numbers in a process without evalkit, and in evalkit without the folder's code."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: 
         found = load_file(folder / "logits")
         assert torch.equal(found["logits"], expected)
         assert torch.equal(found["again"], expected)
-        # And evalkit, which trusts nobody's code unless told to
+        # And evalkit, which runs no checkpoint's code without --trust-remote-code
         loaded = load_folder(folder)
         assert type(loaded.model).__module__ == "evalkit.models.variants.modeling"
         assert torch.equal(loaded.model(ids).logits, expected)

@@ -1,4 +1,4 @@
-"""Models in memory: evaluated where they are, and given back as they were."""
+"""Models in memory: evaluated in place, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tokenizer(folder: Path) -> Any:
 
 @pytest.fixture
 def asked(documents: Path, tmp_path: Path) -> dict[str, Any]:
-    """What is asked of a small run."""
+    """Return the arguments of a small run."""
     return {"tasks": "piqa", "data_dir": documents, "allow_unofficial_data": True, "output": tmp_path / "runs",
             "progress": Progress(live=False)}  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_what_was_interrupted_goes_on(
 
 
 def state_of(model: Any) -> dict[str, Any]:
-    """All that a trainer may rely on, of a model and of the process."""
+    """Return all state on which a trainer may rely, of a model and of the process."""
     modules = dict(model.named_modules())
     return {
         "training": {name: part.training for name, part in modules.items()},

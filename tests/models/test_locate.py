@@ -1,4 +1,4 @@
-"""`--model` and `--dtype`: what is found, what is refused and with which words."""
+"""`--model` and `--dtype`: locations, and errors of invalid values."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_gguf_is_float32(tmp_path: Path) -> None:
     assert resolve_dtype(Checkpoint("x", "gguf", tmp_path, gguf=tmp_path / "x.gguf"), "auto") == "float32"
 
 
-def test_bare_name_tells_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_name_reports_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

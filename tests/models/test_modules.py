@@ -1,4 +1,4 @@
-"""Which models can be evaluated in memory, and which are what their class makes of their config."""
+"""Modules that can be evaluated in memory, and those equal to what their class builds from their config."""
 
 from __future__ import annotations
 

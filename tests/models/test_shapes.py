@@ -1,4 +1,4 @@
-"""Sizes by formula are those of the models that transformers builds, and the published ones."""
+"""Sizes by formula equal those of the models that transformers builds, and the published ones."""
 
 from __future__ import annotations
 

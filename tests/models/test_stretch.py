@@ -1,4 +1,4 @@
-"""Stretched models: every rotary module has the formula's frequencies, or the checkpoint is refused and told why."""
+"""Extended models: every rotary module has the formula's frequencies, or the checkpoint is rejected with the reason."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_models_that_would_not_be_stretched_are_refused(tmp_path: Path, kind: st
     assert "\n" not in str(caught.value)
 
 
-def test_the_window_of_a_model_without_one_may_be_told(tmp_path: Path) -> None:
+def test_the_window_of_a_model_without_one_may_be_given(tmp_path: Path) -> None:
     """ALiBi has no positions to stretch, and its config no window."""
     config = BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, pad_token_id=None)
     folder = saved(config, tmp_path / "bloom")

@@ -1,4 +1,4 @@
-"""Temporary folders go with their process, or when the next one is made after it was killed."""
+"""Temporary folders are removed with their process, or after a kill when the next one is created."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
-    process, held = holder(tmp_path)
+    process, locked = holder(tmp_path)
     with process:
         try:
-            aged(held)
+            aged(locked)
             with temporary_folder(tmp_path):
                 pass
-            assert (held / "files" / "content").is_file()
+            assert (locked / "files" / "content").is_file()
         finally:
             process.kill()
 

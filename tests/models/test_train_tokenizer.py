@@ -1,4 +1,4 @@
-"""A trained tokenizer loses no text, is Llama's in form, and says what it was given and could not read."""
+"""A trained tokenizer is lossless, has Llama's format, and reports its input and unreadable files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as they are read: the same numbers as safetensors' and torch's own, hashed, in memory of this process."""
+"""Weights as read: the numbers of safetensors and torch, hashed, in this process's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named models are the paper's, each can be built, and a user's file that cannot be says why."""
+"""The named models are the paper's, each can be built, and an invalid user file is reported."""
 
 from __future__ import annotations
 

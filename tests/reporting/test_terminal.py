@@ -1,4 +1,4 @@
-"""Tables on a terminal: they fit its width, and folded ones lose nothing."""
+"""Tables on a terminal fit its width, and wrapped ones lose nothing."""
 
 from __future__ import annotations
 

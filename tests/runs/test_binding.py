@@ -1,4 +1,4 @@
-"""Every file of a finished run belongs to it: another run's in its place, or a flipped bit, is refused."""
+"""Every file of a finished run is bound to it: another run's file, or a flipped bit, is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns: exact, and refused in a line where somebody else has made them otherwise."""
+"""Rows as Arrow columns: exact, and rejected with a one-line error if made with another schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles, against the mask of the whole tree; a layout, against attention under that mask."""
+"""Tiles, compared with the mask of the whole tree; layouts, compared with attention under that mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that do not do as they are told, and machines that run out of memory."""
+"""Models that violate assumptions of sharing, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_a_model_that_cannot_be_given_a_tree_is_scored_right_and_reported(tmp_pa
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
-def test_a_way_to_attend_that_fails_is_told_and_another_one_taken(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_attention_is_reported_and_replaced(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise NotImplementedError("no kernel for this device")
 

@@ -1,4 +1,4 @@
-"""Whether the start-up check finds every way of sharing that is wrong, and passes those that are right."""
+"""The start-up check rejects every wrong way of sharing and passes correct ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means, errors and intervals against statsmodels, scipy and closed forms."""
+"""Means, errors and intervals, compared with statsmodels, scipy and closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents could show, against statsmodels, enumeration and simulation."""
+"""Detectable differences, compared with statsmodels, enumeration and simulation."""
 
 from __future__ import annotations
 

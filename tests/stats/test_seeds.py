@@ -1,4 +1,4 @@
-"""Several runs of each side: parts of the variance against closed forms, Banerjee's test against scipy."""
+"""Several runs per side: variance components compared with closed forms, Banerjee's test with scipy."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_clusters_and_strata_reach_every_part() -> None:
     dice = np.random.default_rng(4)
     a, b = dice.normal(size=(3, 20)), dice.normal(size=(3, 20))
     clusters = np.repeat(np.arange(20), 5)
-    # Five copies of each document, told to be copies, are worth one
+    # Five copies of each document, declared as one source, are worth one
     copied = spread(np.repeat(a, 5, axis=1), np.repeat(b, 5, axis=1), clusters)
     assert copied == pytest.approx(spread(a, b))
     assert spread(a, b, strata=np.repeat([0, 1], 10)).documents != spread(a, b).documents

@@ -98,7 +98,7 @@ def test_size_on_documents_that_share_sources(n: int, times: int) -> None:
 
 
 def test_what_would_happen_without_clusters() -> None:
-    """The simulation can tell: McNemar on the same documents finds differences that are not there."""
+    """The simulation has power: McNemar that ignores shared sources finds differences that are not there."""
     alone = [p_of(differences, None) <= 0.05 for differences, _ in draws(clustered, 1000, 0.0, 1000)]
     assert np.mean(alone) > 0.08
 

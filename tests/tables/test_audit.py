@@ -1,4 +1,4 @@
-"""The audit finds what is planted, and is silent where nothing is."""
+"""The audit finds planted errors, and reports nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of claims that are none."""
+"""Invalid files of claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run beside models off the shelf: its numbers under each row's rules, and what differs in protocol."""
+"""A run compared with public models: its numbers under each row's rules, and differences in protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: those that evalkit ships, and files that are none."""
+"""Layouts: those that evalkit ships, and invalid files."""
 
 from __future__ import annotations
 

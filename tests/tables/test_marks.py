@@ -1,4 +1,4 @@
-"""Which numbers are marked, and what a filled cell says: on made-up tables."""
+"""Marked numbers, and the content of filled cells, on synthetic tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables filled from run folders: the numbers are the runs', and what does not belong is refused by name."""
+"""Tables filled from run folders: the numbers are the runs', and runs that do not match are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files of numbers, and what is wrong with some."""
+"""CSV files of numbers, and errors in them."""
 
 from __future__ import annotations
 

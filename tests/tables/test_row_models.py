@@ -1,4 +1,4 @@
-"""Rows of tables and models by name are one vocabulary: a run finds its row, and one of another model is marked."""
+"""Rows of tables and named models share one vocabulary: a run finds its row, and another model is marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which leads of a table are marked: compare's own tests, corrected over the whole table."""
+"""Marked leads of a table: compare's own tests, corrected over the whole table."""
 
 from __future__ import annotations
 

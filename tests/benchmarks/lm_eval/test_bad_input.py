@@ -1,4 +1,4 @@
-"""What evalkit cannot run of lm-eval is named in one line, before a model is loaded."""
+"""Unsupported or invalid lm-eval tasks end in a one-line error, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], model: Path, *arguments: object) -> tuple[int, str]:
-    """Exit code and last line of a command that fails."""
+    """Return exit code and last line of a failing command."""
     with pytest.raises(SystemExit) as left:
         main(["run", "--model", str(model), "--output", "runs", *map(str, arguments)])
     err = capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_code_beside_a_task_file_that_fails(capsys: pytest.CaptureFixture[str], 
     assert (code, line) == (1, "evalkit: task made_bad: lm-eval cannot load it: ValueError: no such luck")
 
 
-def test_more_text_than_the_window_is_told_by_document(
+def test_more_text_than_the_window_is_reported_by_document(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""What is asked, made into what the run is; what cannot be is refused before a model is loaded."""
+"""Requests and plans of LongBench runs; invalid requests are rejected before a model is loaded."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_nothing_left(model: Path, rows: Path) -> None:
 
 
 def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path) -> None:
-    """Without documents in the error alone; beside some documents in a line of news."""
+    """In the error if there are no documents; in a message if there are some."""
     said: list[str] = []
     everything = tuple(task.name for task in suite_tasks("longbench-e"))
     with pytest.raises(DataError) as caught:
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path)
 
 
 def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
-    """Files of the same names that hold predictions are not what was looked for."""
+    """Files of the same names with predictions are not documents."""
     for task in ("qasper", "trec"):
         write(rows.parent / "a_predictions" / f"{task}.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
     with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub does"):
@@ -150,7 +150,7 @@ def test_unknown_names(model: Path, rows: Path) -> None:
         prepared(model, rows, tasks=("musique",), suite="longbench-e")
 
 
-def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_window(rows: Path, tmp_path: Path) -> None:
     silent_model = tiny_checkpoint(tmp_path / "tiny")
     edit_config(silent_model, "max_position_embeddings")
     with pytest.raises(UsageError, match="tells no context window; give --context with --context-original"):
@@ -158,7 +158,7 @@ def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
     assert prepared(silent_model, rows, context=1024, context_original=1024).manifest["context"] == 1024
 
 
-def test_a_folder_that_is_none_is_told_once(model: Path, tmp_path: Path) -> None:
+def test_an_invalid_folder_is_reported_once(model: Path, tmp_path: Path) -> None:
     said: list[str] = []
     asked = request_of(LongBenchRequest, model, {"data_dir": tmp_path / "none"})
     with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
@@ -188,7 +188,7 @@ def test_a_manifest_is_plain_data(model: Path, rows: Path) -> None:
 
 
 def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
-    """The same run as with --context 8192, announced in one line that says how to leave it."""
+    """The same run as with --context 8192, announced in one line that says how to disable it."""
     said: list[str] = []
     bare = prepared(model, rows, context=None, say=said.append)
     assert [line for line in said if "stretched" in line] == [
@@ -231,7 +231,7 @@ def test_how_to_stretch_without_how_far(model: Path, rows: Path, tmp_path: Path)
 
 
 def test_a_checkpoint_that_stretches_itself(rows: Path, tmp_path: Path) -> None:
-    """Its own window is not taken for the paper's context: it is asked for."""
+    """Its own window is not used as the paper's context; the option is required."""
     model = tiny_checkpoint(tmp_path / "tiny", window=2048)
     edit_config(model, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     with pytest.raises(

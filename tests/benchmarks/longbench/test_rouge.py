@@ -1,4 +1,4 @@
-"""ROUGE-L, against the package that LongBench's code uses, and where that package fails."""
+"""ROUGE-L, compared with the package that LongBench's code uses, and inputs on which that package fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores: the official code's to two decimals, and the means and intervals over them."""
+"""Scores: the official code's to two decimals, and their means and intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts are cut as the official code cuts them, and always fit."""
+"""Prompts are truncated as in the official code, and always fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def real() -> Any:
-    """The demo checkpoint's, where a run has left it."""
+    """The demo checkpoint's tokenizer, if a run has cached it."""
     found = sorted(Path.home().glob(".cache/evalkit/gguf/*/tokenizer.json"))
     if not found:
         pytest.skip("no demo checkpoint in the cache; `evalkit run --model demo --limit 1` puts it there")
@@ -68,7 +68,7 @@ def test_real_rows(which: str, real_rows: Path, request: pytest.FixtureRequest) 
 
 @pytest.mark.parametrize("window", range(20, 60))
 def test_text_that_grows_when_it_is_tokenised_again(tiny: Any, window: int) -> None:
-    """Cut characters come back as several tokens; the official code lets them run over."""
+    """Cut characters decode to several tokens; the official code does not limit them."""
     found = fit(tiny, CHINESE, window, window, chat=False, label="row")
     assert found.truncated
     assert window - 12 < len(found.tokens) <= window

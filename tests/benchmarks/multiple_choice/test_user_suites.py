@@ -1,4 +1,4 @@
-"""Suites of the user's own: any multiple-choice tasks, under any template and every rule, in tables and comparisons."""
+"""User-defined suites: any multiple-choice tasks, under any template and every rule, in tables and comparisons."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TASKS = ("made_choice", "made_other")
 
 
 class Lines(Progress):
-    """What was said."""
+    """Records messages."""
 
     def __init__(self) -> None:
         super().__init__(live=False)
         self.said: list[str] = []
 
     def say(self, line: str) -> None:
-        """Keep it."""
+        """Record a message."""
         self.said.append(line)
 
 

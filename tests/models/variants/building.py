@@ -145,7 +145,7 @@ def random_ids(batch: int, tokens: int, seed: int = 1) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """A batch, and what its tokens may see."""
+    """A batch and its attention mask."""
 
     ids: torch.Tensor
     """[batch, tokens]."""
@@ -154,11 +154,11 @@ class Scene:
     seen: torch.Tensor
     """[batch, queries, keys], boolean."""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What tells a model of it."""
+    """Further model inputs that define the mask."""
 
     @property
     def real(self) -> torch.Tensor:
-        """[batch, tokens]: those that see something."""
+        """[batch, tokens]: tokens that attend to anything."""
         return self.seen.any(-1)
 
     def given(self) -> dict[str, torch.Tensor]:

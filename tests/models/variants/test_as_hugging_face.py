@@ -1,4 +1,4 @@
-"""The models as any other of transformers: saved, loaded, shared out, trained, looked into."""
+"""The variants as ordinary transformers models: saved, loaded, sharded, trained and inspected."""
 
 from __future__ import annotations
 

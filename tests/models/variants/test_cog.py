@@ -1,4 +1,4 @@
-"""Cog attention, against its formula: the model's, and the blockwise product under it."""
+"""Cog attention, compared with its formula: the model's, and its blockwise product."""
 
 from __future__ import annotations
 

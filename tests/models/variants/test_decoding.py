@@ -1,4 +1,4 @@
-"""Token by token, in pieces or at once: the same model."""
+"""Token by token, in chunks or at once: the same logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' auto classes know the model types after `import evalkit`, whatever was imported before."""
+"""transformers' auto classes know the model types after `import evalkit`, in any order of imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a config may ask for, and what is refused with which words."""
+"""Valid settings of a config, and errors of invalid ones."""
 
 from __future__ import annotations
 
