@@ -17,7 +17,7 @@ KERNELS = {"cpu": "tiles", "cuda": "flex"}
 
 @contextmanager
 def most_cuda_memory(more: int) -> Iterator[None]:
-    """Limit this process to so many bytes on the CUDA device beyond those allocated now."""
+    """Limit this process to so many bytes on the CUDA device beyond those reserved now."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
@@ -29,7 +29,7 @@ def most_cuda_memory(more: int) -> Iterator[None]:
 
 
 def cuda_memory_of(work: Callable[[], object]) -> int:
-    """Return the peak bytes of a call beyond those allocated before it."""
+    """Return the peak bytes reserved by a call beyond those reserved before it."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()

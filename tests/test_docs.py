@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings of a page as GitHub links to them."""
+    """Return the anchors of a page's headings, as on GitHub."""
     headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", heading.lower())) for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
@@ -38,7 +38,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The words of each `evalkit` command that stands on a line of code, without its comment."""
+    """Return the words of each `evalkit` command on a code line, without its comment."""
     text = page.read_text(encoding="utf-8")
     shell = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     lines = re.findall(r"^    (?:\$ )?evalkit (.*)$", text + textwrap.indent(shell, "    "), re.MULTILINE)

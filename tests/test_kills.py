@@ -54,7 +54,7 @@ def _evaluate(options: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Starts processes in which everything is imported already, so that one can be killed every half second."""
+    """Starts processes with everything imported, so that one can be killed every half second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -106,7 +106,7 @@ def start(processes: ForkServerContext, options: dict[str, Any], output: Path) -
 
 
 def disturb(process: ForkServerProcess, output: Path, dice: random.Random, duration: float) -> None:
-    """Wait for the moment to kill at."""
+    """Wait until the time of the kill."""
     if dice.random() < 0.3:  # any, also while it starts or writes its results
         process.join(dice.uniform(0, duration))
     else:  # while it scores
@@ -157,7 +157,7 @@ def command(options: dict[str, Any], output: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Long enough that a signal meets it while it scores."""
+    """Long enough for a signal to arrive during scoring."""
     folder = made_up(tmp_path_factory.mktemp("many documents"), count=150)
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 

@@ -36,7 +36,7 @@ def avoided(text: str) -> list[str]:
 
 
 def docstrings(module: Path) -> Iterator[tuple[str, str]]:
-    """Name and docstring of a module, its classes and its functions."""
+    """Yield name and docstring of a module, its classes and its functions."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)

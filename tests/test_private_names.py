@@ -47,7 +47,7 @@ def private(name: str) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Private names of anything but a class's own."""
+    """Yield private names, except a class's own."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -13,7 +13,7 @@ from evalkit.progress import Progress
 
 
 class Clock:
-    """`time`, set by hand."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -108,7 +108,7 @@ def test_an_average_does_not_make_more_of_few_documents(tmp_path: Path, n: int, 
 
 
 def test_one_large_source_that_stays_and_small_ones_that_are_won(tmp_path: Path) -> None:
-    """60 documents of one source, and 30 sources of two: the mean over documents hangs on more large sources."""
+    """60 documents of one source, and 30 sources of two: the mean over documents needs more large sources."""
     clusters = [0] * 60 + [60 + place - place % 2 for place in range(60)]
     answers = {name: [1] * 60 + [right] * 50 + [1] * 10 for right, name in enumerate("ab")}
     a, b = (group(tmp_path, name, [{"boolq": given}], clusters) for name, given in answers.items())
@@ -133,7 +133,7 @@ def test_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:
         return Side(name, tuple(map(load_run, folders)))
 
     def variance(task: str, values: Any) -> float:
-        """Of the mean of values of a task, by Liang and Zeger."""
+        """Return the variance of a task's mean, by Liang and Zeger."""
         sums = np.bincount(sources[task], values - values.mean())
         count = len(set(sources[task]))
         return float(count / (count - 1) * (sums**2).sum() / len(values) ** 2)

@@ -105,7 +105,7 @@ def test_equal_answers_leave_doubt(tmp_path: Path) -> None:
     assert task.low < -0.05 < 0.05 < task.high
 
 
-def test_what_cannot_be_paired(tmp_path: Path) -> None:
+def test_runs_that_are_not_comparable(tmp_path: Path) -> None:
     scores = {"hotpotqa": graded(1)}
     a = make_longbench(tmp_path, scores)
     for other, words in (

@@ -82,7 +82,7 @@ def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_the_unit_changes_no_verdict(tmp_path: Path, scale: float) -> None:
-    """Means, errors and intervals scale; p values, which are of no unit, stay."""
+    """Means, errors and intervals scale; p values, which have no unit, do not change."""
     shared = [str(n // 3) for n in range(N)]
     for sources in (None, shared):
         found = [
@@ -172,7 +172,7 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_table_without_the_measure_is_refused(tmp_path: Path) -> None:
-    """Such as an earlier version of the package wrote."""
+    """As written by an earlier version of the package."""
     a, b = (load_run(make_copying(tmp_path, {SURPLUS: drawn(1)}, model=f"org/{name}")) for name in "ab")
     with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*give its command again"):
         compared(a, b, LEAD)

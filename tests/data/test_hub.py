@@ -70,7 +70,7 @@ def test_reach_gives_up_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "no url at all"])
-def test_reach_names_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_reach_reports_the_obstacle(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", url)
     trouble = reach()
     assert trouble is not None

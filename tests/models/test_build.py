@@ -124,7 +124,7 @@ def test_names_of_what_is_loaded_are_the_users(folder: Path) -> None:
     assert loaded.model.name_or_path == loaded.model.config.name_or_path == loaded.tokenizer.name_or_path == str(folder)
 
 
-def test_rounding_that_nobody_asked_for_is_reported(folder: Path) -> None:
+def test_unintended_rounding_is_reported(folder: Path) -> None:
     edit_config(folder, dtype="bfloat16")
     said: list[str] = []
     load_folder(folder, say=said.append)

@@ -193,7 +193,7 @@ def test_several_kinds_of_rotary_embeddings_are_refused() -> None:
         ({"attention_factor": math.nan}, "attention_factor is nan; it must be a number above 0"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         planned(**settings)
 

@@ -301,7 +301,7 @@ def changed(source: Path, drop: str = "", **add: torch.Tensor) -> None:
         (lambda at: edit_config(at, attention_dropout=0.1, hidden_size="x"), "config.json"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted(tmp_path: Path, damage: Any, words: str) -> None:
+def test_checkpoints_that_are_not_convertible(tmp_path: Path, damage: Any, words: str) -> None:
     source = authors(tmp_path / "source")
     damage(source)
     with pytest.raises(CheckpointError, match=words) as caught:

@@ -96,7 +96,7 @@ def test_everything_else_stays(tmp_path: Path, words: str) -> None:
     assert after == before
 
 
-def test_what_cannot_be_exported(tmp_path: Path, words: str) -> None:
+def test_runs_that_are_not_exportable(tmp_path: Path, words: str) -> None:
     with pytest.raises(CheckpointError, match="model type 'llama' is none of evalkit's"):
         export(locate(str(tiny_checkpoint(tmp_path / "llama"))), tmp_path / "out")
     own = tmp_path / "own"

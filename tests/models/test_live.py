@@ -125,7 +125,7 @@ def test_another_weight_is_another_run(model: Any, tokenizer: Any, asked: dict[s
     assert other.folder != first.folder
 
 
-def test_what_was_interrupted_goes_on(
+def test_an_interrupted_run_resumes(
     model: Any, tokenizer: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked |= {"tasks": "piqa,boolq", "token_budget": 256}
@@ -196,7 +196,7 @@ def test_it_comes_back_as_it_was(suite: str, family: Any, asked: dict[str, Any],
     assert (len(tokenizer), tokenizer.special_tokens_map) == words
 
 
-def test_training_goes_on_as_if_nothing_had_been(folder: Path, tokenizer: Any, asked: dict[str, Any]) -> None:
+def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[str, Any]) -> None:
     def trained(evaluates: Callable[[Any, int], Any]) -> tuple[list[float], Any]:
         torch.manual_seed(0)
         model = loaded(folder)

@@ -110,7 +110,7 @@ def test_tokenizer_from_another_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["demo", "other.gguf"])
-def test_a_tokenizer_inside_a_gguf_file_cannot_be_taken(tmp_path: Path, given: str) -> None:
+def test_a_tokenizer_inside_a_gguf_file_is_rejected(tmp_path: Path, given: str) -> None:
     with pytest.raises(CheckpointError, match=f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder"):
         locate(str(tiny_checkpoint(tmp_path / "tiny")), tokenizer=given)
 

@@ -107,7 +107,7 @@ def test_every_file_of_another_tokenizer_counts(full: Path, tmp_path: Path) -> N
 
 
 def test_nothing_is_read_once_the_model_is_built(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever way: the folder is gone by then."""
+    """In every case the folder is removed."""
     expected = load_folder(full)
     model = loading._model
 

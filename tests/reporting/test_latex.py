@@ -98,7 +98,7 @@ def test_every_table_compiles_beside_the_papers_packages(tmp_path: Path) -> None
 
 @needs_tex
 @pytest.mark.parametrize("name", ["main_res", "app_long_contx"])
-def test_a_table_compiles_as_it_stands(tmp_path: Path, name: str) -> None:
+def test_a_table_compiles_unchanged(tmp_path: Path, name: str) -> None:
     text = compiled(tmp_path, printed(make(TableRequest(name)), "latex", standalone=True))
     first = {"main_res": "VANILLA 51.3 44.3 24.7 29.7 62.8 23.8 57.1 24.9 39.8",
              "app_long_contx": "Passage Count 2.18 1.04 1.81"}[name]  # fmt: skip

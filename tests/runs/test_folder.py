@@ -94,7 +94,7 @@ def test_an_output_that_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
-def test_an_output_where_nobody_may_write() -> None:
+def test_an_output_without_write_permission() -> None:
     with pytest.raises(RunError, match="choose another --output"), open_run(Path("/proc/runs"), "run", MANIFEST):
         pass
 

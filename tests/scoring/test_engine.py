@@ -162,7 +162,7 @@ class Scarce:
         monkeypatch.setattr(Forward, "score", forward)
 
 
-def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_budget_and_continues(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny()
     encoded = encode(loaded, unconditional=True)
     widest, _ = smallest_budget(plan(items_of(encoded), 1))
@@ -357,7 +357,7 @@ def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_that_does_what_nobody_knows(tiny: Tiny, dtype: str) -> None:
+def test_a_head_with_an_unknown_operation(tiny: Tiny, dtype: str) -> None:
     """A model that does something of its own to its logits is found out in any dtype, and scored by its own pass."""
     loaded = tiny(dtype=dtype)
     forward = loaded.model.forward

@@ -52,7 +52,7 @@ def draws(
 
 
 def p_of(differences: Floats, clusters: Codes | None) -> float:
-    """As `compare` tests a task."""
+    """Return the p value of a task, as in `compare`."""
     if clusters is None:
         return mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
     return max(sign_flip(cluster_sums(differences, clusters)).p, t_test(adjusted([(differences, clusters)])))

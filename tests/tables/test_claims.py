@@ -181,7 +181,7 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
         ({"holds": {"above": [1, 2]}}, "'claims.made.holds' is keys and values; expected a list"),
     ],
 )
-def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
+def test_invalid_claims(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
     path = tmp_path / "claims.yaml"
     made = {"where": "here", "says": "it", "printed": "1"} | about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")
@@ -190,7 +190,7 @@ def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about
 
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:
-    """What is printed stands there as a figure or a few words."""
+    """Printed values are figures or a few words."""
     assert max(len(claim.printed.split()) for claim in claims.claims) <= 8
 
 

@@ -163,7 +163,7 @@ def test_a_token_that_spans_the_join_is_reported(ours: Harness, monkeypatch: pyt
         (("The river", " rose" * 200), rf"made document 0: its continuation has \d+ tokens.*window of {WINDOW}"),
     ],
 )
-def test_what_cannot_be_scored_is_named(ours: Harness, text: tuple[str, str], words: str) -> None:
+def test_unscorable_documents_are_reported(ours: Harness, text: tuple[str, str], words: str) -> None:
     with pytest.raises(ScoringError, match=words):
         ours.loglikelihood(asked("loglikelihood", text))
 

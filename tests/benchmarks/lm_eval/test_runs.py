@@ -237,7 +237,7 @@ def same_run(found: Run, expected: Run) -> None:
     assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
 
 
-def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after every few batches, at any kind of request: nothing is scored twice, and nothing differs."""
     append, written = Journal.append, []
 

@@ -57,7 +57,7 @@ def test_windows(asked: int | None, context: int, most_new: int, window: int) ->
      (-5, 8192, 512, "--max-prompt-tokens -5: "),
      (None, 512, 512, "answers have up to 512 tokens and the model takes 512; give a longer --context")],
 )  # fmt: skip
-def test_windows_that_cannot_be(asked: int | None, context: int, most_new: int, words: str) -> None:
+def test_invalid_windows(asked: int | None, context: int, most_new: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         max_prompt_tokens(asked, context, most_new)
 

@@ -125,7 +125,7 @@ def test_rows_are_scored_in_their_order() -> None:
     assert score_rows(TASKS["hotpotqa"], hits(1, 2)).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_what_cannot_be_scored_is_named() -> None:
+def test_unscorable_documents_are_reported() -> None:
     with pytest.raises(DataError, match="no generations"):
         score_generations(hits(0, 0))
     with pytest.raises(UnknownNameError, match="hotpotq"):

@@ -109,7 +109,7 @@ def read(predictions: Path) -> list[dict[str, Any]]:
 
 
 @given(LINES, LINES)
-def test_what_is_read_stays_what_it_is(text: str, more: str) -> None:
+def test_read_values_are_not_converted(text: str, more: str) -> None:
     if has_first_line(text):
         assert first_line(text + more) == first_line(text)
     if has_code_line(text):

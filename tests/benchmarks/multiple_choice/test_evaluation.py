@@ -130,7 +130,7 @@ def test_scores_do_not_depend_on_the_budget(small: Evaluate, tmp_path: Path, bud
     pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes(small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted three times: nothing is scored again, and the table equals the uninterrupted one."""
     whole = small(output=tmp_path / "whole")
     append, written = Journal.append, []
@@ -152,7 +152,7 @@ def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch
     pd.testing.assert_frame_equal(run.scores, whole.scores, check_exact=True)
 
 
-def test_a_run_that_ran_out_of_memory_and_was_killed_goes_on(
+def test_a_run_killed_after_running_out_of_memory_resumes(
     small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured memory must not change the plan, or batches would be mistaken for others."""
@@ -335,7 +335,7 @@ def test_context_that_does_not_fit_is_cut_and_counted(small: Evaluate, tmp_path:
         ({"tasks": ("piqa", "piqa")}, "named twice"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
+def test_invalid_requests_are_rejected_before_anything_is_written(
     small: Evaluate, tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
@@ -360,7 +360,7 @@ def test_options_in_the_forms_people_write_them(small: Evaluate, documents: Path
         ({"token_budget": "lots"}, "--token-budget is 'lots'; it must be a whole number, or auto"),
     ],
 )
-def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words: str) -> None:
+def test_invalid_options(small: Evaluate, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         small(**options)
 

@@ -101,7 +101,7 @@ def test_questions_are_those_of_lm_evals_own_run(real_documents: Path, task: str
     agree(questions, lm_evals_own(real_documents, task, shots, limit=2), limit=2)
 
 
-def test_what_stands_before_a_question(tmp_path: Path) -> None:
+def test_text_before_a_question(tmp_path: Path) -> None:
     """Written out by hand: the subject's line, its first examples with their answers, the question."""
     library = own_documents(tmp_path, 4)
     letter = load_questions(suite_of("mmlu", 2), library)["mmlu"][-2]

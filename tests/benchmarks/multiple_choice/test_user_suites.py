@@ -152,7 +152,7 @@ def test_changed_documents_are_another_run(checkpoint: Path, tmp_path: Path) -> 
         ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "are for evalkit's own suites"),
     ],
 )
-def test_a_file_that_cannot_be(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_an_invalid_file(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"groups": {"A": ["piqa"]}} | changes), "utf-8")
     with pytest.raises((UsageError, UnknownNameError), match=words) as caught:

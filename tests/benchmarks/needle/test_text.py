@@ -140,7 +140,7 @@ def test_a_users_text_is_kept_to_the_letter(text: str) -> None:
     assert re.sub(r"\s+", "", whole).startswith(re.sub(r"\s+", "", text).removeprefix("\ufeff")[:2000])
 
 
-def test_a_users_text_goes_round(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_users_text_is_repeated(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TRAINING_TEXT), encoding="utf-8")
     haystack = Haystack(path)

@@ -171,7 +171,7 @@ def causal(batch: int = 2, tokens: int = 11) -> Scene:
 
 
 def left_padded(paddings: tuple[int, ...] = (0, 5), tokens: int = 11) -> Scene:
-    """Sequences that end together."""
+    """Return left-padded sequences."""
     whole = causal(len(paddings), tokens)
     mask = torch.arange(tokens)[None] >= torch.tensor(paddings)[:, None]
     seen = whole.seen & mask[:, None, :]
