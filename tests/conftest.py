@@ -17,7 +17,7 @@ from evalkit.runs.folder import Run
 from tests.documents import made_up, official
 from tests.tiny import tiny_checkpoint
 
-# On a tiny model threads only wait for each other: four times slower where other processes want the cores too.
+# On a tiny model threads only wait for each other: four times slower when other processes use the cores.
 # Set before the first tensor is made, and for the commands that tests run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

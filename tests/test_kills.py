@@ -145,7 +145,7 @@ def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_p
                 whole(output, expected, batches)
         whole(output, expected, batches)
         runs += 1
-    # The kills did hit different places of the run
+    # The kills happened at different points of the run
     assert len(seen & set(range(1, batches))) > most / 5
 
 
@@ -174,7 +174,7 @@ def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Shells start what runs in the background with interrupts ignored, and that is inherited
+        # Shells start background processes with interrupts ignored, which is inherited
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(lambda: batches_in(tmp_path) >= 2 or process.poll() is not None, 120)

@@ -237,7 +237,7 @@ def test_a_finished_run_loads_no_model(
     monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
     again = made(kind, files, runs[kind, 0].folder.parent)
     assert again.folder == runs[kind, 0].folder
-    # Nor does one whose results are gone, since the journal has all of it
+    # Neither does a run without results, since the journal has everything
     (again.folder / RESULTS).unlink()
     same(made(kind, files, again.folder.parent), runs[kind, 0])
 
@@ -374,7 +374,7 @@ def test_it_says_what_must_agree_without_reading_a_table(
         assert agreed
         assert all(agreed.values())
     assert differences(a, b) == []
-    # Other documents are another measurement, whatever calls them documents
+    # Other documents are another measurement
     other = Path(shutil.copytree(b.folder, tmp_path / "other"))
     manifest = json.dumps(read(other, MANIFEST))
     (other / MANIFEST).write_text(manifest.replace(list(agreed.values())[-1], "otherwise"), encoding="utf-8")
@@ -430,7 +430,7 @@ def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys
     assert max(abs(task.difference) for task in found.tasks) > 1  # no share
     # Layers answer the same documents, so their mean is taken by document
     assert found.average.stderr == pytest.approx((sum(apart) / 3).sem())
-    # Other quantities are no other rules for this one
+    # Other quantities are not listed as rules of this one
     assert [one.rule for one in found.rules] == ["lead"]
     given = ["compare", str(a.folder), str(b.folder), "--rule"]
     code, out, _ = ended(capsys, *given, "lead")

@@ -56,7 +56,7 @@ def test_a_run(longbench: Command) -> None:
         "Qasper*", "TREC*", "LCC*"]  # fmt: skip
     assert "Mean of groups (3 of 16 tasks)" in first.out
     assert "about 1 min, and up to 0.0 GiB beside the model" in first.err
-    # Finished: the same at once, with nothing to say
+    # Finished: the same at once, without messages
     assert longbench() == Outcome(0, first.out, "")
 
 
@@ -190,7 +190,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
     assert "Mean of groups (2 of 16 tasks)" in outcome.out
     run = load_run(outcome.out.splitlines()[-1])
     assert set(load_generations(run)["task"]) == {"qasper", "lcc"}
-    # Given again: the same, at once
+    # Repeated: the same, at once
     again = longbench("--limit", 10)
     assert (again.code, again.out) == (1, outcome.out)
 

@@ -200,7 +200,7 @@ def test_invalid_config_files(evalkit: Command, content: str, words: list[str]) 
     complains(evalkit("run", "--config", "settings.yaml", "--model", "x"), 2, *words)
 
 
-# What bad input gets
+# Errors of bad input
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_interrupted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing_whole()
 
 
-# Looking around
+# Listing commands
 
 
 def test_lists(evalkit: Command, own_run: Path) -> None:
@@ -471,7 +471,7 @@ def test_the_checkpoint_by_its_place(
     first = evalkit("run", checkpoint, *asked)
     assert first.code == 0
     assert evalkit("run", *asked, "--model", checkpoint).out == first.out
-    # The command line wins over the environment
+    # The command line overrides the environment
     monkeypatch.setenv("EVALKIT_MODEL", "nowhere")
     assert evalkit("run", checkpoint, *asked).out == first.out
     complains(evalkit("run", checkpoint, "--model", checkpoint), 2, "the checkpoint is given twice")

@@ -59,7 +59,7 @@ def test_bands_are_clustered_and_points_are_on_shared_documents(make: Make) -> N
         assert point.step == place + 1
         assert point.accuracy == pytest.approx(right.mean())
         assert point.stderr == pytest.approx(theirs.bse[0], rel=1e-10)
-        # As if two more passages had been answered right and two wrong, about a half as the passages that differ do
+        # Two right and two wrong pseudo-passages, around one half, with the deviation of the differing passages
         assert (point.low, point.high) == pytest.approx(tuple(theirs.conf_int()[0]), abs=0.05)
         assert abs(point.low + point.high - 1) < abs(2 * point.accuracy - 1)
     averages = [np.mean([found.tasks[task][place].accuracy for task in found.tasks]) for place in (0, 1)]

@@ -56,7 +56,7 @@ def agree(one: Difference) -> None:
 def test_identical_runs_leave_the_doubt_about_other_documents(tmp_path: Path, runs: tuple[int, int]) -> None:
     same: Answers = {"piqa": [0, 1] * 50, "boolq": [1, 0] * 20}
     found = compared(group(tmp_path, "a", [same] * runs[0]), group(tmp_path, "b", [same] * runs[1]))
-    # Of the average what the smaller task alone leaves unknown
+    # The average's interval is at least as long as the smaller task's contribution
     for one, n, share in zip((*found.tasks, found.average), (100, 40, 40), (1, 1, 2), strict=True):
         reach = stats.norm.ppf(0.975) * math.sqrt(2) / (n + 2) / share
         assert (one.p, one.difference) == (1, 0)

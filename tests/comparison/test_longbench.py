@@ -67,7 +67,7 @@ def test_graded_answers_against_scipy(tmp_path: Path) -> None:
 
 def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     one, other = graded(1), graded(1, 0.1)
-    for place in range(0, N, 2):  # two questions of a document fare alike
+    for place in range(0, N, 2):  # two questions of a document have the same score
         one[place + 1], other[place + 1] = one[place], other[place]
     whose = {"qasper": [f"document {place // 2}" for place in range(N)]}
     runs = [

@@ -70,7 +70,7 @@ def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> 
     apart = second - first
     assert task.difference == pytest.approx(apart.mean())
     assert task.stderr == pytest.approx(stats.sem(apart))
-    # Nothing is cut at one, and no source is added: there is no edge near which the interval would be too short
+    # No clipping at one and no pseudo-source: there is no bound near which the interval would be too short
     low, high = stats.t.interval(0.95, N - 1, apart.mean(), stats.sem(apart))
     assert (task.low, task.high) == pytest.approx((low, high), rel=1e-9)
     assert task.low > 1

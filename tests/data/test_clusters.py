@@ -79,6 +79,6 @@ def test_questions_know_their_sources(real_documents: Path) -> None:
 
 @pytest.mark.slow
 def test_all_questions_know_their_sources(shared_data: Path) -> None:
-    # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 stands under two of them
+    # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 occurs under two of them
     expected = {"winogrande": 983, "boolq": 2939, "openbookqa": 500}
     assert number_of_sources(shared_data / "zeroshot8") == expected

@@ -88,7 +88,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(self: Path, *_: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "open", refuse)  # permissions do not bind a root user, so they are played
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not apply to root, so they are mocked
     assert "cannot be read: Permission denied" in _load(path)
 
 

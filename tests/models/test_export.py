@@ -64,7 +64,7 @@ def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: 
         export(locate(str(own)), folder)
         folders.append((own, folder))
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    # Isolated (-I): neither this folder nor the user's packages are looked into
+    # Isolated (-I): neither this folder nor the user's packages are on the path
     done = subprocess.run(
         [sys.executable, "-I", "-c", STRANGER, *(str(folder) for _, folder in folders)],
         env=clean | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},

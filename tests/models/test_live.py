@@ -112,7 +112,7 @@ def test_its_run_says_so_and_is_listed(model: Any, tokenizer: Any, asked: dict[s
 def test_the_same_state_opens_its_run_without_being_run(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
     first = evalkit.evaluate(model, tokenizer=tokenizer, name="a", **asked)
     again = copy.deepcopy(model)
-    again.forward = again.model.forward = None  # whoever runs it fails
+    again.forward = again.model.forward = None  # running it raises
     tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
     assert evalkit.evaluate(again, tokenizer=tokenizer, name="a", **asked).folder == first.folder
 
@@ -206,7 +206,7 @@ def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[
             tokens = torch.randint(0, 500, (2, 16))
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
-            # Between the gradient and the step that takes it
+            # Between the backward pass and the optimizer's step
             evaluates(model, step)
             optimizer.step()
             optimizer.zero_grad()

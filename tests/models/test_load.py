@@ -82,7 +82,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 def test_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rewrite(folder, lambda stored: stored.update({"unused": torch.ones(3)}))  # transformers has much to say
+    rewrite(folder, lambda stored: stored.update({"unused": torch.ones(3)}))  # transformers prints warnings
     load_folder(folder)
     assert capfd.readouterr() == ("", "")
 

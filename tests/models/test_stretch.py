@@ -288,7 +288,7 @@ def test_traps_after_loading_are_found(tmp_path: Path) -> None:
     model.model.rotary_emb.attention_scaling = 1.0
     with pytest.raises(CheckpointError, match=r"attention scaling is 1, not 1\.138"):
         finish("model", model, expected)
-    # The window that is stretched from left out: a ramp for 8,192
+    # Without the original window: a ramp for 8,192
     parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "original_max_position_embeddings"}
     model, _ = built(folder, rope_parameters=parameters)
     with pytest.raises(CheckpointError, match="frequencies are off by"):

@@ -103,7 +103,7 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
     assert found.eq(1).all()
-    path.write_bytes(b"")  # to whom maps it, the next look is the end
+    path.write_bytes(b"")  # the next access of a process that maps it would crash
     assert found.eq(1).all()
 
 

@@ -26,7 +26,7 @@ needs_tex = pytest.mark.skipif(
     reason="pdflatex or pdftotext is not installed (Debian: texlive-latex-extra, poppler-utils)",
 )
 
-# The paper's packages that a table could need, in its order
+# The paper's packages that tables use, in its order
 PREAMBLE = r"""\documentclass[11pt,twocolumn]{article}
 \usepackage{times}\usepackage{latexsym}\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{microtype}
 \usepackage{graphicx}\usepackage{xcolor}\usepackage{multirow}\usepackage{booktabs}\usepackage{amsmath}

@@ -91,7 +91,7 @@ def drop_cache(options: dict[str, Any]) -> None:
 def test_a_model_that_cannot_share_is_found_out_and_scored_by_itself(
     tiny: Tiny, change: Callable[[dict[str, Any]], None], kernels: tuple[str, ...], template: str, dtype: str
 ) -> None:
-    # Wide weights, so that tokens mind their context about as much as a trained model's do
+    # Large weights, so that the effect of the context is similar to a trained model's
     loaded = patched(tiny(spread=0.5, dtype=dtype), change)
     encoded = encode(loaded, load_template(template))
     said: list[str] = []
@@ -176,7 +176,7 @@ def test_out_of_memory_halves_the_budget_and_continues(tiny: Tiny, monkeypatch: 
     assert refused > 0
     assert len(said) == 1
     assert re.fullmatch(r"out of memory at \d+ tokens a batch: such batches are halved", said[0])
-    # No batch learns from another: the same again is split the same way, to the same bits; the plan stays what it was
+    # Batches are independent: a repetition is split the same way, to the same bits; the plan does not change
     assert largest_between(first, score(engine, encoded)) == 0
     assert memory.refused == 2 * refused
     assert len(said) == 1
@@ -389,7 +389,7 @@ def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, ori
     lengths = [len(s.tokens) for e in encoded for s in e.sequences]
     assert min(lengths) < original < max(lengths)
     engine = Engine(loaded.model, BUDGET, lambda line: None)
-    # The longest first: whether a model looks ahead is found out within the original window
+    # The longest first: causality is tested within the original window
     engine.check(items_of(sorted(encoded, key=lambda one: -len(one.sequences[0].tokens))[:1]))
     assert engine.shares
     assert largest_from_alone(engine, loaded, encoded) <= RELATIVE

@@ -38,7 +38,7 @@ def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], masks: list[NDArr
     stem = sequences[0][:trunk]
     found = prefixes(tree, stem)
 
-    # Every distinct prefix that is an input is one node, and sees its ancestors and nothing else
+    # Every distinct input prefix is one node, and attends to its ancestors and nothing else
     assert sorted(found) == sorted({s[:end] for s in whole for end in range(trunk + 1, len(s))})
     assert tree.positions.tolist() == [len(prefix) - 1 for prefix in found]
 

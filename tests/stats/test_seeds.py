@@ -151,7 +151,7 @@ def test_runs_that_all_agree_leave_the_doubt_about_documents() -> None:
 def test_a_difference_without_any_error_has_no_p_value() -> None:
     parts = Spread(0.0, 0.0, 0.0, 0.0, 3, 3)
     assert math.isnan(crossed_p_value(Estimate(0.5, 0.0, 9.0), parts))
-    # A single document shows nothing of others, however well known the spread between runs is
+    # A single document has no error over documents, whatever the spread between runs
     alone, parts = Estimate(0.5, math.nan, math.nan), Spread(0.01, 0.01, math.nan, math.nan, 3, 3)
     assert math.isnan(crossed_p_value(alone, parts))
     assert math.isnan(interval(crossed(alone, parts)).low)

@@ -53,7 +53,7 @@ def run_of(finished: Run, tmp_path: Path) -> Any:
     return make_run
 
 
-# Which row is what
+# Models of rows
 
 
 @pytest.mark.parametrize(("name", "item"), ROWS, ids=[f"{name}-{item.key}" for name, item in ROWS])
@@ -100,7 +100,7 @@ def test_the_documentation_lists_the_rows() -> None:
     assert listed in page
 
 
-# What a manifest keeps
+# Sizes in manifests
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)

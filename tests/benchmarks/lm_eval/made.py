@@ -78,7 +78,7 @@ def made_tasks(folder: Path, count: int = 6) -> Path:
     write_task(folder, LAST_WORD, last_words)
     write_task(folder, TEXTS, texts)
     write_task(folder, ANSWERS, answers)
-    # Another split than the one that is scored
+    # A split that is not scored
     examples = folder / "examples.jsonl"
     examples.write_text("".join(json.dumps(_choice(dice)) + "\n" for _ in range(5)), encoding="utf-8")
     shots = CHOICE | {"task": "made_shots", "num_fewshot": 2, "fewshot_split": "examples"}

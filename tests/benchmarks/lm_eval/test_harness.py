@@ -54,7 +54,7 @@ def theirs(ours: Harness) -> Iterator[HFLM]:
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    # Without its cache of logits, which reads wrong places where two requests part the same tokens differently
+    # Without its cache of logits, which reads wrong positions if two requests split the same tokens differently
     yield HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=3, logits_cache=False)
     logger.setLevel(level)
 
@@ -80,7 +80,7 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     if not context.strip():
         return
     head, tail = theirs._encode_pair(context, continuation)
-    if not tail:  # lm-eval fails; evalkit encodes the continuation by itself
+    if not tail:  # lm-eval fails; evalkit encodes the continuation separately
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
     [pair] = ours.encode(asked("loglikelihood", (context, continuation)))

@@ -382,11 +382,11 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
         during.setattr(Journal, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(**options, output=tmp_path / "cut", token_budget=60)
-    # The budget that it was begun with is kept, of keys and values too
+    # The original budget is kept, also of keys and values
     cut = run(**options, output=tmp_path / "cut")
     assert cut.manifest["kept_tokens"] == 60
     assert texts(cut) == expected
-    # Which of its own accord is another than what is scored at a time
+    # Its default differs from the token budget of scoring
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):

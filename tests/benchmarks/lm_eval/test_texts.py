@@ -114,7 +114,7 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
     stopped = ours.generate_until(asked(PROMPTS, settings))
     assert stopped == alone.generate_until(asked(PROMPTS, settings), disable_tqdm=True)
     assert sum(len(one) < len(other) for one, other in zip(stopped, free, strict=True)) >= 3
-    # What has a state cannot be padded on the left; lm-eval does so, and writes something else in a batch
+    # Models with a state cannot be padded on the left; lm-eval does so, and its batched texts differ
     if not ours.generator.without_cache:
         assert stopped == theirs(loaded, 5).generate_until(asked(PROMPTS, settings), disable_tqdm=True)
 
@@ -221,7 +221,7 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
     best = loaded.model(ids).logits[0, -1].div(0.5).topk(4)
     expected = best.values.softmax(-1)
     assert 0.02 < float(expected[-1]) < 0.3
-    # Several tokens may be a part of a character, which all look alike
+    # Several tokens may be part of a character, and all decode alike
     shares: Counter[str] = Counter()
     for token, share in zip(best.indices.tolist(), expected.tolist(), strict=True):
         shares[tokenizer.decode([token], skip_special_tokens=True)] += share

@@ -189,8 +189,8 @@ def test_empty_files_and_folders_are_reported(tmp_path: Path) -> None:
         load(tmp_path, "musique")
 
 
-# What the hub's re-worked copies look like: the prompt in the documents, the question in a field of another name,
-# and the cue to answer taken off the input
+# The hub's reformatted copies: the prompt in the documents, the question in a field of another name,
+# and the answer cue removed from the input
 REWORKED: list[tuple[str, dict[str, Any], str]] = [
     ("hotpotqa", record(input=None, question="Question: Who?", answer_prefix="Answer:"), "field 'question'"),
     ("hotpotqa", record(max_new_tokens=32), "field 'max_new_tokens'"),

@@ -35,7 +35,7 @@ sentences = st.lists(st.sampled_from(["the", "cat", "Cat", "a", "sat.", "12", "M
         ("the", "a", 0.0),  # nothing is left of either
         ("well-known", "wellknown", 1.0),
         ("theatre", "theatre the", 1.0),
-        ("“cat”", "cat", 0.0),  # only ASCII punctuation goes
+        ("“cat”", "cat", 0.0),  # only ASCII punctuation is removed
     ],
 )
 def test_f1(prediction: str, answer: str, score: float) -> None:
@@ -129,7 +129,7 @@ def test_a_missing_rapidfuzz_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_first_line() -> None:
     assert first_line("\n\n one \ntwo") == " one "
-    assert first_line(" \none") == " "  # only newlines are passed over
+    assert first_line(" \none") == " "  # only newlines are skipped
     assert first_line("") == ""
 
 

@@ -58,7 +58,7 @@ def test_every_form_has_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_irregularities_are_reported_under_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = [prediction("a", [f"answer {number}"], number) for number in range(3)]
-    write(tmp_path / "lcc.jsonl", once + once[::-1])  # several processes write in no order
+    write(tmp_path / "lcc.jsonl", once + once[::-1])  # several processes write in arbitrary order
     write(tmp_path / "qasper.jsonl", once)
     write(tmp_path / "multifieldqa_en.jsonl", [prediction("a", [str(number)], number) for number in range(151)])
     write(tmp_path / "vcsum.jsonl", once)

@@ -33,7 +33,7 @@ def rows(tmp_path: Path) -> Path:
 
 def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> LongBenchPlan:
     say = asked.pop("say", silent)
-    # As it is, so that numbers are this checkpoint's, unless a test is about the context
+    # Without extension, so that numbers are this checkpoint's, unless a test is about the context
     common = {"data_dir": rows, "context": "none", "tasks": tasks}
     return plan_longbench(request_of(LongBenchRequest, model, common | asked), say)
 
@@ -97,7 +97,7 @@ def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     assert [task.name for task in found.rows] == ["trec"]
     [reason] = found.manifest["left_out"]
     assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
-    # The window is that of the tasks that are left
+    # The window is that of the remaining tasks
     assert prepared(model, rows, max_prompt_tokens=1024 - 64).manifest["specification"]["max_prompt_tokens"] == 960
 
 
@@ -178,7 +178,7 @@ def test_dynamic_yarn_cannot_generate(model: Path, rows: Path) -> None:
         UsageError, match=r"longbench generates text, and under --context-method dynamic-yarn .* use yarn"
     ):
         prepared(model, rows, context=4096, context_method="dynamic-yarn")
-    # Within the window nothing is stretched, whatever the method
+    # Within the window nothing is extended, whatever the method
     assert prepared(model, rows, context=1024, context_method="dynamic-yarn").manifest["context"] == 1024
 
 
@@ -196,11 +196,11 @@ def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
         "(--context 8192 is LongBench's default, as in the paper; --context none leaves the model as it is)"
     ]
     assert bare.manifest["id"] == prepared(model, rows, context=8192).manifest["id"]
-    assert bare.request.model.context == 8192  # which the model is loaded by
+    assert bare.request.model.context == 8192  # the model is loaded with it
     assert (bare.manifest["context"], bare.manifest["specification"]["max_prompt_tokens"]) == (8192, 7500)
     left = prepared(model, rows, say=said.append)
     assert left.manifest["specification"]["context_extension"] is None
-    assert len(said) == 2  # the other is the window that was found
+    assert len(said) == 2  # the other is the detected window
 
 
 @pytest.mark.parametrize("window", [8192, 32768])

@@ -163,6 +163,6 @@ def test_intervals_take_rows_of_one_document_together() -> None:
         assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.08)
     # Each document once: the same interval as by rows, to the last digit
     assert score_generations(table.assign(source=range(len(table)))).tasks[0].all == alone
-    # One document alone says nothing of others
+    # A single document has no interval
     one = score_generations(table.assign(source="x")).tasks[0].all
     assert (one.low, one.high) == (None, None)

@@ -58,7 +58,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(model: Path, rows: Path, output: Path, *tasks: str, **asked: Any) -> LongBenchRequest:
     named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "max_prompt_tokens": 600}
-    # As it is, which transformers is asked for too
+    # Without extension, as in the transformers reference
     common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
     return request_of(LongBenchRequest, model, common | named | asked)
 
@@ -234,7 +234,7 @@ def test_a_model_that_ends_at_once(model: Path, rows: Path, tmp_path: Path) -> N
     states: list[torch.Tensor] = []
     loaded.base_model.norm.register_forward_hook(lambda *found: states.append(found[2]))
     loaded(torch.arange(2, 60)[None])
-    # Against what all hidden states have in common no other token comes up
+    # The common component of all hidden states makes this token the argmax
     loaded.get_output_embeddings().weight.data[1] = 100 * states[0].mean((0, 1))
     mute = Path(shutil.copytree(model, tmp_path / "mute"))
     loaded.save_pretrained(mute)

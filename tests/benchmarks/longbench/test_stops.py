@@ -153,7 +153,7 @@ def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> 
     assert stops.ends == stops.barred_first == {tokenizer.eos_token_id, newline}
     model = model_of("llama", VANILLA, vocab_size=512)
     many = tokens(*range(4, 40, 3))
-    # A random model hardly says a newline by itself: its output head says them often instead
+    # A random model rarely generates a newline: its output head is changed to generate them often
     with_newlines = sorted(stops.ends)
     head = model.get_output_embeddings().weight.data
     free = [by_transformers(model, ids) for ids in many]

@@ -83,11 +83,11 @@ def test_a_chat_template_is_put_around_what_is_left(tiny: Any, monkeypatch: pyte
     short = fit(tiny, "Why?", 100, 100, chat=True, label="row").tokens.tolist()
     # One begin token, the template's own
     assert short == tiny("<s>[user] Why? [answer]", add_special_tokens=False).input_ids
-    # The window is that of the text, as in the official code; the template comes on top
+    # The window applies to the text, as in the official code; the template is added to it
     long = fit(tiny, MIXED, 50, 200, chat=True, label="row")
     inside = tiny.decode(official(tiny, MIXED, 50), skip_special_tokens=True)
     assert long.tokens.tolist() == tiny(f"<s>[user] {inside} [answer]", add_special_tokens=False).input_ids
-    # Where both have no room, the text gives way
+    # If both do not fit, the text is truncated
     tight = fit(tiny, MIXED, 50, 50, chat=True, label="row")
     assert 40 < len(tight.tokens) <= 50
     assert tiny.decode(tight.tokens).startswith("<s>[user] 0: The river")

@@ -128,7 +128,7 @@ def test_each_token_belongs_to_the_segment_of_its_last_byte(
     stood_in = int(sequence.tokens[0] == tokenizer.bos_token_id)
     segments, straddles = by_bytes(tokenizer, sequence.tokens[stood_in:].tolist(), pieces)
     assert sequence.segments[stood_in:].tolist() == segments
-    # Offsets leave out the space that a token begins with, so such a reach is not counted
+    # Offsets exclude a token's leading space, so such a straddle is not counted
     assert sequence.straddles <= straddles
     assert bool(stood_in) == (segments[0] == CONTINUATION)
 

@@ -105,7 +105,7 @@ def compare_questions(folder: Path, task: str) -> int:
     """Compare the first questions with lm-eval's; return their number."""
     questions = load_questions(suite_of(task), Library(folder, allow_unofficial=True), LIMIT)[task]
     leaf = built_in(BUILT_IN[task], list(raw(folder, task))[:LIMIT])
-    # `eval_docs` prepares all documents anew each time that it is asked for
+    # `eval_docs` prepares all documents again on each access
     for doc_id, (question, doc) in enumerate(zip(questions, leaf.eval_docs, strict=True)):
         agree(question, leaf, doc_id, doc)
         assert (question.task, question.subtask) == (task, task)
@@ -223,7 +223,7 @@ def test_share_limit_takes_turns(sizes: dict[str, int], limit: int | None) -> No
     assert list(taken) == list(sizes)
     for name, count in taken.items():
         assert 0 <= count <= sizes[name]
-    # A subject with documents left has had its turn: nobody before it has fewer, nobody at all more than one more
+    # Counts of subjects with documents left differ by at most one, and earlier subjects have at least as many
     most = max(taken.values(), default=0)
     unfinished = [taken[name] for name in sizes if taken[name] < sizes[name]]
     assert all(count >= most - 1 for count in unfinished)

@@ -116,7 +116,7 @@ def test_what_a_suite_says_and_what_wins(checkpoint: Path, files: Path, tmp_path
     assert (run.manifest["rule"], run.template) == ("acc_norm", "plain")
     other = run_of(checkpoint, files, tmp_path, suite=str(path), template="inst", rule="ppl")
     assert (other.manifest["rule"], other.template) == ("ppl", "inst")
-    # Its groups are part of what a run is
+    # Its groups are part of the run's id
     write_suite(files, "settings", groups={"Mine": ["made_choice"]}, labels=None, short=None, template="plain")
     again = run_of(checkpoint, files, tmp_path, suite=str(path), rule="acc_norm")
     assert again.manifest["id"] != run.manifest["id"]

@@ -112,7 +112,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     table = load_needles(run)
     assert list(table["found"]) == list(table["length"] == 400)
     short = table[table["found"]]
-    # Ended by what follows the secret, which might have been another digit, and one more token
+    # Stopped after the character that follows the secret, which could have been a digit, and one more token
     assert [said[: said.index(".")] for said in short["answer"]] == [f" {secret}" for secret in short["secret"]]
     assert short["answer"].str.len().max() < 12
     assert table.loc[~table["found"], "answer"].str.endswith("And so on").all()
@@ -134,7 +134,7 @@ def test_what_makes_another_run(needle: Command, tmp_path: Path) -> None:
     assert all(run.code == 0 for run in runs), runs
     assert len({run.out.splitlines()[-1] for run in runs}) == 4
     assert f"text: {book}" in runs[1].out
-    # Neither the order nor a repetition of what is asked does
+    # Neither order nor repetition of the values does
     assert needle(*arguments(one | {"--depths": "50,50.0"}, ())).out == runs[0].out
 
 

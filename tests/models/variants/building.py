@@ -84,7 +84,7 @@ def shape_keys(family: str, **changes: Any) -> dict[str, Any]:
         "pad_token_id": None,
         "tie_word_embeddings": False,
     }
-    # Not the default base, so that one which is not read is found out
+    # Not the default base, so that an ignored base fails the test
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5000.0}
     if family == "gpt_neox":
         keys["rope_parameters"] = rope | {"partial_rotary_factor": 0.5}
