@@ -1,8 +1,8 @@
-# Two commands, each from nothing: `make demo` and `make test`.
+# Two commands that set everything up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 # Two processes of one thread each are faster than one of two, and small models gain nothing from threads.
-# A GPU is hidden from them: only tests marked gpu are written for one, and share it with nothing.
+# The GPU is hidden from them: only tests marked gpu use it, in a single process.
 PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest --numprocesses 2 --dist loadfile
 
 .PHONY: demo check test test-all slow gpu clean
@@ -19,7 +19,7 @@ check: .venv/.ready
 test: check
 	$(PYTEST) -m "not slow and not browser and not cluster and not gpu"
 
-# All tests; those whose checkpoint, browser, cluster or GPU is missing are skipped with the reason
+# All tests; those whose checkpoint, browser, cluster or GPU is missing are skipped with a reason
 test-all: check
 	$(PYTEST) -m "not gpu"
 	$(BIN)/pytest -m gpu
@@ -30,7 +30,7 @@ slow: .venv/.ready
 gpu: .venv/.ready
 	$(BIN)/pytest -m gpu
 
-# The environment is made anew when what it should hold changes
+# The environment is rebuilt when its requirements change
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"

@@ -1,11 +1,11 @@
-"""What each attention costs beside vanilla attention on the same shapes.
+"""Cost of each attention variant relative to vanilla attention on the same shapes.
 
     python benchmarks/attention_variants.py [--length 2048] [--heads 8] [--size 96] [--threads 2]
 
-In one run, forward, without gradients, float32: a vanilla layer's attention by torch's fused kernel, each variant's,
-of the paper's 125M shape, between the projections (queries, keys and values in, the heads' output out) and with rotary
-embeddings. The ratio is of medians of interleaved repetitions. Beside it stand the cost of the fallback (`eager`, which
-makes whole maps) and the largest tensor that the attention made.
+Forward passes in one run, without gradients, float32: a vanilla layer's attention by torch's fused kernel and each
+variant's, in the paper's 125M shape, between the projections (queries, keys and values in, the heads' output out), with
+rotary embeddings. Prints the ratio of medians of interleaved repetitions, the cost of the fallback (`eager`, which
+makes whole maps) and the largest tensor of the attention.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Largest(TorchDispatchMode):
-    """The largest single tensor that any operation made, in numbers."""
+    """Record the size of the largest tensor that any operation returned, in elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Largest(TorchDispatchMode):
 
 
 def layer_of(settings: dict[str, Any] | None, shape: dict[str, int], implementation: str) -> Callable[[], Any]:
-    """A layer's attention on random states, with nothing but the attention between identity projections."""
+    """Return a layer's attention on random states, with identity projections."""
     config: Any
     if settings is None:
         config = LlamaConfig(**shape)

@@ -1,12 +1,12 @@
-"""What stretching a checkpoint's context does to its predictions, position by position.
+"""Effect of a context extension on a checkpoint's log-likelihoods, by position.
 
     python benchmarks/context_extension.py --text FILE [--model demo] --context 16384 [--original 8192] [--tokens 12288]
     python benchmarks/context_extension.py --draw A.json B.json --picture curves.svg
 
-The first `--tokens` tokens of each text run through the model at once (float32 sums), under no stretching, linear, ntk
+The first `--tokens` tokens of each text run through the model at once (float32 sums), under no extension, linear, ntk
 and YaRN; the table and the picture show the mean negative log-likelihood of a token, in nats, by its position. A window
-that is cut by `--original` shows the price of stretching and not its use: the model has seen longer texts. The use
-shows past the window that it was trained on.
+reduced by `--original` shows the cost of the extension and not its benefit: the model was trained on longer texts. The
+benefit shows past the window of its training.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--context", type=int, default=8192)
-    parser.add_argument("--original", type=int, help="window to stretch from; the checkpoint's own without it")
-    parser.add_argument("--tokens", type=int, help="of each text; as many as the context without it")
-    parser.add_argument("--texts", type=int, default=1, help="how many stretches of the text, one after another")
-    parser.add_argument("--bucket", type=int, default=1024, help="positions averaged together")
+    parser.add_argument("--original", type=int, help="original window; default: the checkpoint's own")
+    parser.add_argument("--tokens", type=int, help="tokens of each text; default: the context")
+    parser.add_argument("--texts", type=int, default=1, help="number of consecutive passages of the text")
+    parser.add_argument("--bucket", type=int, default=1024, help="number of positions per average")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
-    parser.add_argument("--draw", type=Path, nargs="+", help="draw these figures and measure nothing")
+    parser.add_argument("--draw", type=Path, nargs="+", help="draw these results without measuring")
     parser.add_argument("--picture", type=Path, help="PNG, PDF or SVG of the curves")
     options = parser.parse_args()
     if options.draw:
@@ -88,11 +88,11 @@ def main() -> None:
 
 
 def token_windows(tokenizer: object, path: Path, tokens: int, count: int) -> list[np.ndarray]:
-    """The first `count` stretches of `tokens` tokens of a file, [tokens] each."""
+    """Return the first `count` passages of `tokens` tokens of a file, [tokens] each."""
     content = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         content = "\n\n".join(json.loads(line)["text"] for line in content.splitlines() if line)
-    # Ten characters a token are more than any text has
+    # No text has more than ten characters per token on average
     ids = tokenizer(content[: 10 * tokens * count], add_special_tokens=False)["input_ids"]  # type: ignore[operator]
     if len(ids) < tokens * count:
         raise SystemExit(f"{path} has {len(ids)} tokens, fewer than {count} × {tokens}")
@@ -100,7 +100,7 @@ def token_windows(tokenizer: object, path: Path, tokens: int, count: int) -> lis
 
 
 def by_bucket(curve: np.ndarray, bucket: int) -> list[float]:
-    """Mean of [tokens] by position; the first token, which nothing predicts, does not count."""
+    """Return the mean of [tokens] by position, without the first token, which is not predicted."""
     return [round(float(np.nanmean(curve[start : start + bucket])), 4) for start in range(0, len(curve), bucket)]
 
 

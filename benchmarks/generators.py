@@ -1,12 +1,13 @@
-"""Three ways to generate, on the same token ids in one process, in turn: evalkit's, `generate`, `generate_batch`.
+"""Speed of three generators on the same token ids in one process: evalkit's, `generate`, `generate_batch`.
 
     python benchmarks/generators.py --longbench ROWS --documents DOCUMENTS --rounds 2
 
-Long prompts are the first row of some LongBench tasks; short ones are questions of ARC-Easy after four examples, as an
-lm-eval task would ask them. All get float32, greedy decoding, the same most new tokens and the same stops, which
-transformers' `generate` has as a stopping criterion for each row; its batches are padded on the left.
-`generate_batch` (continuous batching) takes end tokens only: what it writes beyond a stop is cut. Each round runs the
-ways in the other order. Prints Markdown: prompts, seconds of each round, and on how many prompts the tokens agree.
+Long prompts are the first row of some LongBench tasks; short ones are questions of ARC-Easy after four examples, in
+lm-eval's format. All use float32, greedy decoding, the same maximum of new tokens and the same stopping criteria, which
+transformers' `generate` applies to each row; its batches are padded on the left.
+`generate_batch` (continuous batching) takes end tokens only: its output is truncated at a stop. Each round runs the
+generators in the opposite order. Prints Markdown: prompts, seconds of each round, and the number of
+prompts with equal tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Way = Callable[[Sequence[Prompt]], list[list[int]]]
 
 
 def main() -> None:
-    """Time every way on every kind of prompts."""
+    """Time every generator on every kind of prompts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--longbench", type=Path, help="folder of LongBench's files")
@@ -47,9 +48,11 @@ def main() -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=3500)
     parser.add_argument("--documents", type=Path, help="folder with arc_easy.jsonl")
     parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=16, help="of the questions")
+    parser.add_argument("--new-tokens", type=int, default=16, help="maximum of new tokens of the questions")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--continuous", action="store_true", help="generate_batch too; it takes most of the memory")
+    parser.add_argument(
+        "--continuous", action="store_true", help="also measure generate_batch, which needs most memory"
+    )
     options = parser.parse_args()
     loaded = load(locate(options.model), dtype="float32")
     ways: dict[str, Way] = {
@@ -72,7 +75,7 @@ def main() -> None:
 
 
 def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int) -> list[Prompt]:
-    """The first row of each task."""
+    """Return the first row of each task."""
     ends = end_tokens(loaded.model, loaded.tokenizer)
     found = []
     for task in map(find_task, tasks):
@@ -82,7 +85,7 @@ def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int
 
 
 def questions_of(loaded: LoadedModel, folder: Path, shots: int, count: int, most: int) -> list[Prompt]:
-    """The first questions of ARC-Easy, after its last ones with their answers; a line ends the text."""
+    """Return the first questions of ARC-Easy after solved examples from its end; a newline stops the generation."""
     lines = (folder / "arc_easy.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
 
@@ -100,7 +103,7 @@ def questions_of(loaded: LoadedModel, folder: Path, shots: int, count: int, most
 
 
 def compare(name: str, prompts: Sequence[Prompt], ways: dict[str, Way], rounds: int) -> None:
-    """Run all ways in turn and print a line."""
+    """Run all generators in turn and print a line."""
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, list[list[int]]] = {}
     for number in range(rounds):
@@ -116,7 +119,7 @@ def compare(name: str, prompts: Sequence[Prompt], ways: dict[str, Way], rounds: 
 
 
 def evalkit(loaded: LoadedModel) -> Way:
-    """evalkit's generator, in its own batches."""
+    """Generate by evalkit, in its own batches."""
     generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
 
     def run(prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -132,7 +135,7 @@ def evalkit(loaded: LoadedModel) -> Way:
 
 
 def by_generate(loaded: LoadedModel, size: int) -> Way:
-    """transformers' `generate` in batches of a size."""
+    """Generate by transformers' `generate`, in batches of a size."""
 
     def run(prompts: Sequence[Prompt]) -> list[list[int]]:
         made: dict[int, list[int]] = {}
@@ -161,20 +164,20 @@ def by_generate(loaded: LoadedModel, size: int) -> Way:
 
 
 class _Complete(StoppingCriteria):  # type: ignore[misc]
-    """Which rows have all that will be read."""
+    """Stopping criterion: rows whose scored text is complete."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Prompt], start: int) -> None:
         self._loaded, self._prompts, self._start = loaded, prompts, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """[rows] truth values."""
+        """Return [rows] booleans."""
         new = input_ids[:, self._start :].tolist()
         pairs = zip(self._prompts, new, strict=True)
         return torch.tensor([is_complete(self._loaded, prompt, row) for prompt, row in pairs])
 
 
 def by_generate_batch(loaded: LoadedModel) -> Way:
-    """transformers' continuous batching."""
+    """Generate by transformers' continuous batching."""
 
     def run(prompts: Sequence[Prompt]) -> list[list[int]]:
         config = GenerationConfig(
@@ -191,7 +194,7 @@ def by_generate_batch(loaded: LoadedModel) -> Way:
 
 
 def cut(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> list[int]:
-    """As many tokens as the prompt's stops leave."""
+    """Return the tokens up to the prompt's stop."""
     for length in range(1, min(len(tokens), prompt.max_new_tokens) + 1):
         kept = list(tokens[:length])
         if kept[-1] in prompt.stops.ends or is_complete(loaded, prompt, kept):
@@ -200,7 +203,7 @@ def cut(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> list[int]
 
 
 def is_complete(loaded: LoadedModel, prompt: Prompt, tokens: Sequence[int]) -> bool:
-    """Whether a text has all that will be read."""
+    """Return whether the scored part of a text is complete."""
     if len(tokens) >= prompt.max_new_tokens:
         return True
     pattern = prompt.stops.pattern

@@ -1,9 +1,9 @@
-"""How time and memory grow with the number of documents: one task, more and more of it.
+"""Growth of time and memory with the number of documents of one task.
 
     python benchmarks/growth.py --task arc_easy --limits 100 400 1600
 
-Each size is a process of its own, so that its memory is its own. Prints Markdown: seconds of tokenising, planning and
-scoring, a document's share, and the highest resident memory beyond the loaded model.
+Each size runs in a separate process, so that its memory is measured separately. Prints Markdown: seconds of tokenising,
+planning and scoring, milliseconds per document, and the peak resident memory beyond the loaded model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--task", default="arc_easy")
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
-    """(documents, seconds, bytes) of one size."""
+    """Return (documents, seconds, bytes) of one size."""
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
     from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite

@@ -1,10 +1,10 @@
-"""What a run of millions of rows takes: append every batch, resume, and write the table.
+"""Time and memory of a run of millions of rows: append every batch, resume, and write the table.
 
     python benchmarks/large_run.py --batches 4000 --rows 1000
 
-No model is loaded: a batch's rows are made up (8 columns, as an analysis of attention has them: document, layer, head,
-measure and four numbers), so that time and memory are the journal's and the table's own. Each step is a process of its
-own. Prints Markdown: seconds, how many of them on the processor, and the highest resident memory beyond the imports.
+No model is loaded: rows are synthetic (8 columns, as in an analysis of attention: document, layer, head, measure and
+four numbers), so that time and memory are the journal's and the table's own. Each step runs in a separate process.
+Prints Markdown: wall-clock seconds, CPU seconds, and the peak resident memory beyond the imports.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=4000)
     parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--key", choices=("document", "row"), default="document", help="what a key is")
+    parser.add_argument("--key", choices=("document", "row"), default="document", help="column that identifies a key")
     parser.add_argument("--one", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, int, int]:
-    """(seconds, of them on the processor, bytes of memory, bytes of the file) of one step."""
+    """Return (seconds, CPU seconds, bytes of memory, bytes of the file) of one step."""
     specification = {"suite": TASK, "dtype": "float32", "limit": None, "checkpoint": {}}
     manifest = {
         "id": specification_id(specification), "specification": specification, "rule": TASK, "groups": {},
@@ -101,7 +101,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[float, float, 
 
 
 def made_up(number: int, rows: int, numbers: np.random.Generator) -> pa.RecordBatch:
-    """A batch: as many documents as its rows fill."""
+    """Return a batch of whole documents with the given number of rows."""
     places = np.arange(number * rows, (number + 1) * rows)
     a_document = LAYERS * HEADS * len(MEASURES)
     values = numbers.standard_normal((4, rows)).astype(np.float32).astype(float)
@@ -116,7 +116,7 @@ def made_up(number: int, rows: int, numbers: np.random.Generator) -> pa.RecordBa
 
 
 def finish(finished: FinishedRows, writer: RunWriter, rows: int) -> None:
-    """Write the table, and see that all rows are there."""
+    """Write the table and check its number of rows."""
     writer.save_batches(TABLE, schema_of(Measured), finished.batches(TASK))
     found = pq.ParquetFile(writer.folder / TABLE).metadata
     if found.num_rows != rows:
@@ -124,12 +124,12 @@ def finish(finished: FinishedRows, writer: RunWriter, rows: int) -> None:
 
 
 def resident() -> int:
-    """Memory of this process, in bytes."""
+    """Return the resident memory of this process, in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def highest() -> int:
-    """The most that it ever was; of Linux."""
+    """Return the peak resident memory, in bytes (Linux)."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 

@@ -1,11 +1,11 @@
-"""evalkit's generation beside transformers' own `generate`, on the same LongBench prompts, in one run.
+"""Speed of evalkit's generation and of transformers' own `generate` on the same LongBench prompts, in one run.
 
     python benchmarks/longbench_generation.py --data-dir DOCUMENTS --tasks trec,lcc --rows 6 --max-prompt-tokens 3500
 
-Both get the same token ids, in float32 and greedily. transformers runs as the official code does, a prompt at a time to
-the task's full length; evalkit in batches, until the scorer would read no more. Prints Markdown: seconds of each, the
-ratio, evalkit's milliseconds for 1,000 prompt tokens and for a generated one, and on how many rows the two score alike
-and write the same tokens as far as evalkit's go.
+Both get the same token ids, in float32 and greedily. transformers runs as in the official code, one prompt at a time to
+the task's full length; evalkit in batches, until the scored part is complete. Prints Markdown: seconds of each, the
+ratio, evalkit's milliseconds per 1,000 prompt tokens and per generated token, and the number of rows with equal scores
+and with equal tokens up to the end of evalkit's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedModel) -> tuple[list[list[int]], float]:
-    """Token ids of each row by `generate`, one at a time, and seconds."""
+    """Return the token ids of each row by `generate`, one at a time, and seconds."""
     found = []
     started = time.perf_counter()
     for one in prompts:
@@ -86,7 +86,7 @@ def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedMo
 def evalkit_generations(
     prompts: list[Prompt], loaded: LoadedModel, generator: Generator
 ) -> tuple[list[Generation], float, float, float]:
-    """Generations in the rows' order, seconds of all, of the prompts and of the steps after them."""
+    """Return generations in the rows' order, and seconds: total, prompts, generated tokens."""
     room = room_of(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
@@ -98,7 +98,7 @@ def evalkit_generations(
 
 
 def same(task: Task, row: LongBenchDocument, ours: Generation, theirs: list[int], loaded: LoadedModel) -> bool:
-    """Whether the tokens agree as far as ours go, and the scores altogether."""
+    """Return whether the tokens agree up to the end of ours, and whether the scores agree."""
     texts = [loaded.tokenizer.decode(ids, skip_special_tokens=True) for ids in (ours.tokens, theirs)]
     one, other = (score_prediction(task, text, row.answers, row.all_classes) for text in texts)
     return ours.tokens == theirs[: len(ours.tokens)] and one == other

@@ -1,15 +1,15 @@
-"""evalkit beside lm-eval's Hugging Face model: one process, one checkpoint, the same documents, task by task in turn.
+"""Speed of evalkit and of lm-eval's Hugging Face model: one process, one checkpoint, the same documents, task by task.
 
     python benchmarks/versus_lm_eval.py --limit 100 --out docs/measurements/performance
 
 Both score the same token sequences: under `plain` lm-eval's own requests, under `inst` the paper's sequences, which
-lm-eval is handed whole. lm-eval runs as it comes, at the best of its batch sizes, found on the first task. Times are of
-scoring; planning and the laying out of trees are in ours, tokenising is in neither.
+lm-eval receives whole. lm-eval runs unmodified, at the best of its batch sizes, found on the first task. Times are of
+scoring; ours include planning and the building of trees, and neither includes tokenising.
 
 The machine's matrix rate is measured in the same run, on the model's own weights at the batch that evalkit uses. "Of
-machine" is what must be computed over that rate and the wall time: distinct tokens × 2 × the parameters of the layers'
-matrices, and scored places × 2 × those of the output head. Attention's own products are left out, so it understates.
-Memory is the highest resident (on a GPU: allocated) beyond what the loaded model takes.
+machine" is the necessary arithmetic over that rate and the wall time: distinct tokens × 2 × the parameters of the
+layers' matrices, and scored positions × 2 × those of the output head. Attention's own products are excluded, so it
+understates. Memory is the peak resident (on a GPU: allocated) memory beyond the loaded model.
 
 Writes tables.md, figures.json and speed.svg.
 """
@@ -48,12 +48,12 @@ from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
 
 BATCH_SIZES = (4, 8, 16, 32)
-"""Of lm-eval's model, of which the best is taken."""
+"""Batch sizes of lm-eval's model; the fastest is used."""
 
 
 @dataclass
 class Row:
-    """One task under one protocol and dtype. Seconds, tokens, bytes; likelihoods in nats."""
+    """Measurements of one task under one protocol and dtype, in seconds, tokens and bytes; log-likelihoods in nats."""
 
     protocol: str
     dtype: str
@@ -62,16 +62,16 @@ class Row:
     ours: float
     theirs: float
     tokens: int
-    """Distinct tokens, those of the trunks included."""
+    """Distinct tokens, including those of the trunks."""
     batches: int
     flops: float
     rate: float
     """The machine's matrix rate in this dtype, FLOP/s."""
     memory: int
     difference: float
-    """Largest, relative."""
+    """Largest relative difference of a log-likelihood."""
     agree: tuple[int, int]
-    """Documents decided as evalkit decides in float32: of ours, of lm-eval's. (0, 0) where that is not known."""
+    """Documents with evalkit's float32 prediction: ours, lm-eval's. (0, 0) if unknown."""
 
 
 def main() -> None:
@@ -91,11 +91,11 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--limit", type=int, default=100, help="documents of each task")
-    parser.add_argument("--tasks", nargs="*", default=(), help="of zeroshot8; all by default")
+    parser.add_argument("--tasks", nargs="*", default=(), help="tasks of zeroshot8; default: all")
     parser.add_argument("--num-fewshot", type=int, default=0)
     parser.add_argument("--subjects", nargs="*", default=(), help="only these subjects, such as mmlu_anatomy")
     parser.add_argument("--protocols", nargs="+", default=("plain", "inst"), choices=("plain", "inst"))
@@ -107,12 +107,12 @@ def parse() -> argparse.Namespace:
 
 
 def note(line: str) -> None:
-    """News, on standard error."""
+    """Print a message on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What it ran on."""
+    """Return a description of the machine and versions."""
     name = torch.cuda.get_device_name() if arguments.device.startswith("cuda") else _cpu_name()
     return {
         "machine": name,
@@ -131,7 +131,7 @@ def _cpu_name() -> str:
 def compare(
     loaded: Any, dtype: str, protocol: str, arguments: argparse.Namespace, exact: dict[Any, int], about: dict[str, Any]
 ) -> Iterator[Row]:
-    """One protocol in one dtype, task by task; `exact` collects the decisions in float32."""
+    """Measure one protocol in one dtype, task by task; `exact` collects the predictions in float32."""
     template = load_template(protocol)
     scored = frozenset(map(SEGMENTS.index, template.score))
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
@@ -166,7 +166,7 @@ def compare(
 
 
 def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int], row: Row, model: Any) -> list[Any]:
-    """Our score-table rows, in order; counts what was computed."""
+    """Score a task by evalkit: its rows in order, and counts of the computed tokens."""
     trunk: Any = None
     found: dict[int, list[Any]] = {}
     layers, head = matrices(model)
@@ -184,20 +184,20 @@ def score(engine: Engine, members: list[EncodedQuestion], scored: frozenset[int]
 
 
 def decisions(members: list[EncodedQuestion], likelihoods: list[float], counts: list[int]) -> Any:
-    """[documents] the choice with the highest log-likelihood, for each token where counts say so."""
+    """Return [documents] the choice with the highest log-likelihood over its count (tokens, or 1)."""
     scores = iter(np.array(likelihoods) / np.array(counts))
     return np.array([int(np.argmax([next(scores) for _ in one.sequences])) for one in members])
 
 
 def likelihood(row: Any, protocol: str) -> float:
-    """The log-likelihood that both score: the continuation's, or the whole sequence's."""
+    """Return the log-likelihood that both score: the continuation's, or the whole sequence's."""
     if protocol == "plain":
         return float(row.ll_continuation)
     return float(sum(getattr(row, f"ll_{segment}") for segment in SEGMENTS))
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds, result)."""
+    """Return (seconds, result)."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -208,13 +208,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def memory_now(device: Any) -> int:
-    """Bytes in use, on a GPU by torch, else by the process."""
+    """Return the bytes in use: allocated by torch on a GPU, else resident memory of the process."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 @contextmanager
 def watching(device: Any) -> Iterator[list[int]]:
-    """The highest memory in use meanwhile, in a list of one."""
+    """Measure the peak memory in use during the block, as a list of one."""
     peak, done = [memory_now(device)], threading.Event()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -238,7 +238,7 @@ def watching(device: Any) -> Iterator[list[int]]:
 def best_peer(
     loaded: Any, sample: list[EncodedQuestion], protocol: str
 ) -> Callable[[list[EncodedQuestion]], list[float]]:
-    """lm-eval's model at the fastest of its batch sizes."""
+    """Return lm-eval's model at the fastest of its batch sizes."""
     from lm_eval.models.huggingface import HFLM
 
     # It warns at each batch size that the model is already loaded
@@ -264,7 +264,7 @@ def best_peer(
 
 
 def matrices(model: Any) -> tuple[int, int]:
-    """Parameters of the layers' matrices, and of the output head."""
+    """Return the numbers of parameters of the layers' matrices and of the output head."""
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight
     others = sum(p.numel() for p in model.parameters() if p.ndim == 2 and p is not head and p is not embedding)
@@ -272,7 +272,7 @@ def matrices(model: Any) -> tuple[int, int]:
 
 
 def matrix_rate(model: Any, tokens: int) -> float:
-    """FLOP/s of the model's own weight shapes, one after the other as in a forward pass, best of three passes."""
+    """Measure FLOP/s of the model's own weight shapes, in the order of a forward pass, best of three passes."""
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
     weights = [p for p in model.parameters() if p.ndim == 2 and (p is head or p is not embedding)]
@@ -288,13 +288,13 @@ def matrix_rate(model: Any, tokens: int) -> float:
 
 
 def bandwidth(device: Any) -> float:
-    """Bytes/s read from memory: the sum of a tensor that fits no cache, best of three."""
+    """Measure bytes/s read from memory: the sum of a tensor larger than any cache, best of three."""
     large = torch.zeros(2**27, device=device)
     return max(large.numel() * 4 / timed(large.sum)[0] for _ in range(3))
 
 
 def total(rows: list[Row]) -> Row:
-    """The tasks of one table together."""
+    """Return the total over the tasks of one table."""
     summed = {
         name: sum(getattr(r, name) for r in rows) for name in ("documents", "ours", "theirs", "tokens", "batches")
     }
@@ -306,13 +306,13 @@ def total(rows: list[Row]) -> Row:
 
 
 def tables(rows: list[Row]) -> Iterator[list[Row]]:
-    """Rows by protocol and dtype."""
+    """Group rows by protocol and dtype."""
     for key in dict.fromkeys((row.protocol, row.dtype) for row in rows):
         yield [row for row in rows if (row.protocol, row.dtype) == key]
 
 
 def write(out: Path, rows: list[Row], about: dict[str, Any]) -> None:
-    """What is known so far, so that an interrupted benchmark is not lost."""
+    """Write the results so far, so that an interrupted benchmark is not lost."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "figures.json").write_text(
         json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
@@ -322,7 +322,7 @@ def write(out: Path, rows: list[Row], about: dict[str, Any]) -> None:
 
 
 def markdown(rows: list[Row], about: dict[str, Any]) -> str:
-    """The tables."""
+    """Return the tables as Markdown."""
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     shots = f", {about['shots']}-shot" if about["shots"] else ""
     lines = [
@@ -349,7 +349,7 @@ def markdown(rows: list[Row], about: dict[str, Any]) -> str:
 
 
 def picture(path: Path, rows: list[Row], about: dict[str, Any]) -> None:
-    """Seconds a document of each task, and where each task stands under the machine's roof."""
+    """Draw seconds per document of each task, and each task under the machine's roofline."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -368,7 +368,7 @@ def picture(path: Path, rows: list[Row], about: dict[str, Any]) -> None:
         left.set_xticks(places, [row.task for row in members], rotation=20)
         left.set(ylabel="seconds a document", title=f"{first.protocol}, {first.dtype}")
         left.legend(frameon=False)
-        # A weight is read once a batch: FLOPs a byte are 2 × tokens a batch over its size
+        # A weight is read once per batch: FLOPs per byte are 2 × tokens per batch over its size
         size = 4 if first.dtype == "float32" else 2
         intensity = [2 * row.tokens / row.batches / size for row in members]
         axis = np.geomspace(1, 2 * max(intensity), 100)

@@ -1,10 +1,10 @@
-"""The whole of zeroshot8 on a model of the paper's size with random weights: how long a run takes on this machine.
+"""Duration of a full zeroshot8 run with a random model of the paper's size on this machine.
 
     python benchmarks/whole_suite.py --device cuda
 
-Writes a Llama2-shaped checkpoint (1.2 B parameters by default, vocabulary of the tokenizer at hand) to a temporary
-folder and runs it as a user would, journal and results included. Prints the seconds of the run, those of scoring by
-task, tokens, and how long the same sequences would take one by one at the matrix rate measured on the same device.
+Writes a Llama2-shaped checkpoint (1.2 B parameters by default, vocabulary of the given tokenizer) to a temporary
+folder and runs it like `evalkit run`, journal and results included. Prints the seconds of the run, those of scoring by
+task, tokens, and the estimated time of the same sequences one by one at the matrix rate measured on the same device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from versus_lm_eval import matrices, matrix_rate, note
 
 
 def main() -> None:
-    """Build, run, print."""
+    """Build the model, run the suite and print the results."""
     arguments = parse()
     with tempfile.TemporaryDirectory() as temporary:
         folder = build(Path(temporary) / "random", arguments)
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line; the defaults are the paper's 1.2 B model."""
+    """Parse the command line; the defaults are the paper's 1.2 B model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", default="demo", help="checkpoint to take the tokenizer from")
     parser.add_argument("--layers", type=int, default=22)
@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
 
 
 def build(folder: Path, arguments: argparse.Namespace) -> Path:
-    """A checkpoint folder with random weights."""
+    """Write a checkpoint folder with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from evalkit.models.load import load
@@ -66,7 +66,7 @@ def build(folder: Path, arguments: argparse.Namespace) -> Path:
 
 
 def run(folder: Path, output: Path, arguments: argparse.Namespace) -> None:
-    """One run, as `evalkit run` makes it."""
+    """Run the suite like `evalkit run`."""
     import evalkit
 
     started = time.perf_counter()

@@ -3,8 +3,8 @@
     python examples/round_weights.py demo rounded-4-bit --bits 4 --group 64
 
 Each row of a linear layer is cut into groups; a group's weights are rounded to 2^bits values at equal distances from
-its smallest to its largest (round to nearest, asymmetric). Embeddings, norms and the output head stay as they are. The
-folder written holds the rounded values in float32, so it loads like any other checkpoint.
+its smallest to its largest (round to nearest, asymmetric). Embeddings, norms and the output head are not changed. The
+output folder has the rounded values in float32, so it loads like any other checkpoint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def rounded(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 
     Args:
         weight: [rows, columns]; `group` must divide the columns.
-        bits: of each weight, without the group's two numbers (smallest value, distance of values).
-        group: neighbouring weights of a row that share these.
+        bits: per weight, without the group's two parameters (smallest value, step).
+        group: number of neighbouring weights of a row that share these.
 
     Returns:
         [rows, columns], in the dtype of `weight`.
@@ -35,9 +35,9 @@ def rounded(weight: torch.Tensor, bits: int, group: int) -> torch.Tensor:
 
 
 def main() -> None:
-    """Load, round, save."""
+    """Load a checkpoint, round its weights, and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", help="whatever evalkit run --model takes")
+    parser.add_argument("checkpoint", help="checkpoint, as for evalkit run --model")
     parser.add_argument("output", type=Path, help="folder to write")
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=64)

@@ -1,4 +1,4 @@
-"""What tests of every room share."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from evalkit.runs.folder import Run
 from tests.documents import made_up, official
 from tests.tiny import tiny_checkpoint
 
-# On a tiny model threads only wait for each other: four times slower where other processes want the cores too.
+# On a tiny model threads only wait for each other: four times slower when other processes use the cores.
 # Set before the first tensor is made, and for the commands that tests run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)
 def _no_activity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands do not show what they are doing: how long it takes depends on what else the machine does."""
+    """Disable status lines of slow steps, whose timing depends on the machine's load."""
     monkeypatch.setattr("evalkit.cli.root.shown_activity", nullcontext)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The complete data of which tests/fixtures has parts: a folder beside the checkout, not part of the project."""
+    """The complete data of which tests/fixtures has parts: a folder beside the checkout, outside the project."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("the shared folder with the complete data is not beside this checkout")
@@ -48,25 +48,25 @@ def demo() -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights that takes long documents. Not to be changed; copy it to damage it."""
+    """A random checkpoint with a long window. Do not modify; copy it to damage it."""
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", window=4096)
 
 
 @pytest.fixture(scope="session")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `--data-dir` with a few made-up documents of each task. Not to be changed."""
+    """A `--data-dir` with a few synthetic documents of each task. Do not modify."""
     return made_up(tmp_path_factory.mktemp("documents"))
 
 
 @pytest.fixture(scope="session")
 def real_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `--data-dir` with official documents of all tasks but OpenBookQA. Not to be changed."""
+    """A `--data-dir` with official documents of all tasks except OpenBookQA. Do not modify."""
     return official(tmp_path_factory.mktemp("real"))
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, documents: Path) -> Run:
-    """A finished run over all eight tasks under the paper's template. Not to be changed; copy its folder."""
+    """A finished run of all eight tasks under the paper's template. Do not modify; copy its folder."""
     return evaluate(
         str(checkpoint),
         data_dir=documents,
@@ -78,5 +78,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, documen
 
 @pytest.fixture
 def own_run(finished: Run, tmp_path: Path) -> Path:
-    """A copy of the finished run's folder, to be damaged."""
+    """A copy of the finished run's folder that may be damaged."""
     return Path(shutil.copytree(finished.folder, tmp_path / "runs" / finished.folder.name))

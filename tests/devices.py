@@ -1,4 +1,4 @@
-"""Where a test's body runs: on the processor in the fast suite, on a CUDA device under the marker `gpu`."""
+"""Devices of tests: the CPU in the fast suite, a CUDA device under the marker `gpu`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNELS = {"cpu": "tiles", "cuda": "flex"}
 
 @contextmanager
 def most_cuda_memory(more: int) -> Iterator[None]:
-    """Let this process take so many bytes more on the CUDA device than it holds now."""
+    """Limit this process to so many bytes on the CUDA device beyond those reserved now."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + more) / total)
@@ -29,7 +29,7 @@ def most_cuda_memory(more: int) -> Iterator[None]:
 
 
 def cuda_memory_of(work: Callable[[], object]) -> int:
-    """The most bytes that a call takes beyond what is held now."""
+    """Return the peak bytes reserved by a call beyond those reserved before it."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()

@@ -32,7 +32,7 @@ _WORDS = " ".join(TRAINING_TEXT[:6]).replace("?", "").replace("_", "").split()
 
 
 def made_up(folder: Path, count: int = 6) -> Path:
-    """A folder with `count` made-up documents of each task, of MMLU one of each subject; the same ones everywhere."""
+    """Write `count` synthetic documents of each task, for MMLU one of each subject, deterministically."""
     folder.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         dice = random.Random(task)
@@ -72,7 +72,7 @@ def _record(task: str, place: int, dice: random.Random) -> dict[str, Any]:
 
 
 def rewrite(path: Path, line: int, change: str | dict[str, Any]) -> None:
-    """Put other text, or a record with some fields changed (None: left out), in a line of a JSON lines file."""
+    """Replace a line of a JSON lines file by another text, or by a record with changed fields (None: removed)."""
     lines = path.read_text(encoding="utf-8").split("\n")
     if isinstance(change, dict):
         record = json.loads(lines[line - 1]) | change

@@ -1,4 +1,4 @@
-"""Journals of runs, as tests read and change them."""
+"""Reading and editing the journals of runs in tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evalkit.runs.journal import Entry, Journal
 
 
 def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
-    """The entries of a run's journal with their rows; none may be damaged."""
+    """Return the entries of a run's journal with their rows; none may be damaged."""
 
     def refuse(line: str) -> None:
         raise AssertionError(line)
@@ -23,12 +23,12 @@ def entries_of(run: Run, row: type[Any]) -> list[tuple[Entry, list[Any]]]:
 
 
 def line_of(payload: bytes) -> bytes:
-    """A whole line of a journal, whatever stands in it."""
+    """Return a valid line of a journal with any content."""
     return b"%08x %s\n" % (zlib.crc32(payload), payload)
 
 
 def earlier_line(run: str, entry: Entry, rows: list[Any]) -> bytes:
-    """As versions before the columns wrote an entry."""
+    """Return an entry in the JSON format of earlier versions."""
     content = [run, entry.task, entry.batch, entry.seconds, entry.place, rows]
     return line_of(json.dumps(content, separators=(",", ":")).encode())
 
@@ -40,7 +40,7 @@ def as_earlier(run: Run, row: type[Any]) -> None:
 
 
 def relocate(journal: Path, place: BatchDevice, keep: int | None = None) -> None:
-    """Have the first batches of a journal computed elsewhere, and leave out the last ones.
+    """Change the device of a journal's first batches, and remove the last ones.
 
     Args:
         journal: of a run.

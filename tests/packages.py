@@ -1,4 +1,4 @@
-"""Packages as pip leaves them: their metadata with entry points, in a folder that is on the path."""
+"""Installed packages as pip leaves them: metadata with entry points, in a folder on the path."""
 
 from __future__ import annotations
 

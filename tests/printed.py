@@ -1,4 +1,4 @@
-"""Tables as text, as commands print them."""
+"""Tables as printed by commands, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions made in a test, and what reads them without evalkit's help."""
+"""Questions made in a test, and their encoding by code independent of evalkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders altered by tests: what stands in the files is bound to the run again, as if a run had written it."""
+"""Run folders edited by tests: edited files are sealed again, as if a run had written them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalkit.runs.seal import DIGEST, digest, sealed
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    """The content of a folder's JSON file, whether it has a digest or not."""
+    """Return the content of a folder's JSON file, with or without a digest."""
     content = json.loads((folder / name).read_text(encoding="utf-8"))
     return {key: value for key, value in content.items() if key not in (DIGEST, "run", "files")}
 
@@ -62,5 +62,5 @@ def write_run(
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """Write a JSON file into a folder, as it is."""
+    """Write a JSON file into a folder verbatim."""
     (folder / name).write_text(json.dumps(content), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""No command is silent for long: what takes a while is named on standard error, and nothing stays on a terminal."""
+"""No command is silent for long: slow steps are reported on standard error, and nothing stays on a terminal."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_what_has_yet_to_be_imported() -> None:
 
 
 def on_terminal(script: str, columns: int = 40) -> str:
-    """What a terminal of some columns shows in the end of a script's standard error."""
+    """Return a script's output on a terminal of some columns."""
     parent, child = pty.openpty()
     environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}
     command = [sys.executable, "-c", f"from evalkit.activity import *\nimport time\n{script}"]
@@ -132,7 +132,7 @@ def on_terminal(script: str, columns: int = 40) -> str:
 
 
 def screen(output: str) -> list[str]:
-    """Lines that stay, with carriage returns carried out."""
+    """Return the lines that remain after carriage returns."""
     lines = []
     for line in output.replace("\r\n", "\n").split("\n"):
         cells: list[str] = []
@@ -178,7 +178,7 @@ def test_a_closed_standard_error_is_no_error() -> None:
 
 
 def first_byte(command: list[str], environment: dict[str, str]) -> tuple[float, bytes]:
-    """Seconds until a command prints something, and its standard error."""
+    """Return the seconds until a command's first output, and its standard error."""
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -1,4 +1,4 @@
-"""What `import evalkit` promises."""
+"""The public API of `import evalkit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAVY = ("torch", "transformers", "pandas", "lm_eval", "datasets")
 
 
 def heavy_after(statement: str) -> set[str]:
-    """Which heavy libraries a fresh Python has loaded after a statement."""
+    """Return the heavy libraries that a new Python process has imported after a statement."""
     script = f"{statement}\nimport sys\nprint(*(set({HEAVY}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split("\n")[-2].split())
@@ -49,7 +49,7 @@ def test_submodules_hide_no_public_name() -> None:
 
 
 def defaults(function: Any) -> dict[str, Any]:
-    """Keyword argument → its default."""
+    """Return the default of each keyword argument."""
     parameters = inspect.signature(function).parameters.values()
     return {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/contributing.md, done as the page says: its files written, its commands given."""
+"""The recipes of docs/contributing.md: its files are written and its commands run."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ MOST_LINES = 30
 
 
 def section(title: str) -> str:
-    """What stands under a heading."""
+    """Return the text under a heading."""
     return re.split(r"^## ", PAGE.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0].strip()
 
 
 def blocks(title: str, *languages: str) -> list[str]:
-    """The code of a section in these languages."""
+    """Return the code blocks of a section in these languages."""
     return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", section(title), flags=re.MULTILINE | re.DOTALL)
 
 
 def write_files(title: str) -> None:
-    """Write what the section says; a block of a file that exists is added to it."""
+    """Write a section's files; a block of an existing file is appended to it."""
     for block in blocks(title, "python", "toml", "yaml"):
         first, _, content = block.partition("\n")
         path = Path(first.removeprefix("# "))
@@ -47,7 +47,7 @@ def write_files(title: str) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with two checkpoints, in which all recipes are done in turn."""
+    """A folder with two checkpoints, in which all recipes are run in turn."""
     folder = tmp_path_factory.mktemp("mine")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -69,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def printed(place: Path) -> dict[str, str]:
-    """Command → what it printed, of all recipes."""
+    """Run all recipes and return the output of each command."""
     found: dict[str, str] = {}
     for title in RECIPES:
         write_files(title)
@@ -81,7 +81,7 @@ def printed(place: Path) -> dict[str, str]:
 
 
 def run(command: str) -> str:
-    """Give a command of the page; it succeeds."""
+    """Run a command of the page, which must succeed."""
     program, *arguments = command.split()
     assert program == "evalkit"
     with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as left:

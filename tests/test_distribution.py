@@ -1,4 +1,4 @@
-"""The name evalkit on the package index is another project's: nothing may install it, or ask for its version."""
+"""The name evalkit on the package index belongs to another project: nothing may install it, or query its version."""
 
 from __future__ import annotations
 

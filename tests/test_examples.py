@@ -1,4 +1,4 @@
-"""The README's examples: the script rounds as it says, and its files are valid."""
+"""The README's examples: the script rounds as documented, and its files are valid."""
 
 from __future__ import annotations
 

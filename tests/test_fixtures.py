@@ -1,4 +1,4 @@
-"""The fixtures are parts of the complete data, where that is at hand."""
+"""The fixtures are parts of the complete data, if that is available."""
 
 from __future__ import annotations
 

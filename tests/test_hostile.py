@@ -1,4 +1,4 @@
-"""Hostile input through the real entry point: each is one line on standard error and exit code 1 or 2, at once."""
+"""Hostile input through the real entry point: one line on standard error and exit code 1 or 2, at once."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def is_clean(text: str) -> bool:
-    """Nothing that a terminal would obey, line feeds apart."""
+    """Check that there are no control characters except line feeds."""
     return not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text if c != "\n")
 
 
 def refused(outcome: Outcome) -> str:
-    """The one line that says what is wrong."""
+    """Return the one-line error."""
     assert outcome.code in (1, 2), outcome
     complains(outcome, outcome.code)
     assert is_clean(outcome.err)

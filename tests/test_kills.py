@@ -1,4 +1,4 @@
-"""Killed at any moment, resumed each time: the result is that of a run that nobody disturbed."""
+"""Runs killed at any moment and resumed each time: the result equals that of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _evaluate(options: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Starts processes in which everything is imported already, so that one can be killed every half second."""
+    """Starts processes with everything imported, so that one can be killed every half second."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
@@ -106,7 +106,7 @@ def start(processes: ForkServerContext, options: dict[str, Any], output: Path) -
 
 
 def disturb(process: ForkServerProcess, output: Path, dice: random.Random, duration: float) -> None:
-    """Wait for the moment to kill at."""
+    """Wait until the time of the kill."""
     if dice.random() < 0.3:  # any, also while it starts or writes its results
         process.join(dice.uniform(0, duration))
     else:  # while it scores
@@ -145,7 +145,7 @@ def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_p
                 whole(output, expected, batches)
         whole(output, expected, batches)
         runs += 1
-    # The kills did hit different places of the run
+    # The kills happened at different points of the run
     assert len(seen & set(range(1, batches))) > most / 5
 
 
@@ -157,7 +157,7 @@ def command(options: dict[str, Any], output: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Long enough that a signal meets it while it scores."""
+    """Long enough for a signal to arrive during scoring."""
     folder = made_up(tmp_path_factory.mktemp("many documents"), count=150)
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 
@@ -174,7 +174,7 @@ def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Shells start what runs in the background with interrupts ignored, and that is inherited
+        # Shells start background processes with interrupts ignored, which is inherited
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(lambda: batches_in(tmp_path) >= 2 or process.poll() is not None, 120)

@@ -1,4 +1,4 @@
-"""What other packages add, and what is said of packages that are broken."""
+"""Extensions by other packages, and errors of broken packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOO_FEW = Rule("too_few", "a number too few", "", lambda t: np.zeros(len(t) - 1)
 
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
-    """Have a package add an object of a module to a group."""
+    """Install a package that adds an object of a module to a group."""
     monkeypatch.syspath_prepend(str(tmp_path))
     find_rule.cache_clear()
     yield lambda group, name, what: install(tmp_path, f"package-{name}", {group: {name: what}})

@@ -1,4 +1,4 @@
-"""Private names of other libraries stand in evalkit/compatibility only, and their internal modules too."""
+"""Private names and internal modules of other libraries are used in evalkit/compatibility only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def private(name: str) -> bool:
 
 
 def private_names(tree: ast.AST) -> Iterator[str]:
-    """Private names of anything but a class's own."""
+    """Yield private names, except a class's own."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")

@@ -13,7 +13,7 @@ from evalkit.progress import Progress
 
 
 class Clock:
-    """`time`, set by hand."""
+    """A clock set by the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_line_tells_share_rate_and_time_left(clock: Clock) -> None:
+def test_a_line_has_share_rate_and_time_left(clock: Clock) -> None:
     progress = Progress(live=False)
     progress.start(total=1000, done=0)
     progress.task("piqa")

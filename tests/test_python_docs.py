@@ -24,7 +24,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def columns_after(text: str) -> dict[str, str]:
-    """Column → dtype, of the first table of columns that follows a text of the page."""
+    """Return column → dtype of the first table of columns after a text of the page."""
     [table] = re.findall(r"\| column \| dtype \|.*?(?=\n\n)", PAGE[PAGE.index(text) :], re.DOTALL)[:1]
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.MULTILINE))
 

@@ -160,7 +160,7 @@ def _model(family: Family, shape: dict[str, Any]) -> PreTrainedModel:
 
 
 def _disturb_vectors(model: PreTrainedModel, spread: float) -> None:
-    """Move biases and norm scales off 0 and 1, so that code which drops one of them is found out."""
+    """Move biases and norm scales off 0 and 1, so that code that drops one of them fails."""
     import torch
 
     with torch.no_grad():

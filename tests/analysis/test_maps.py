@@ -1,4 +1,4 @@
-"""Maps that are handed over layer by layer: the effective ones, one at a time, and no more layers than asked for."""
+"""Effective attention maps, layer by layer: one map at a time, and no layers beyond the requested ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ IDS = torch.arange(3, 15).repeat(2, 1)
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_map_is_what_the_values_are_summed_with(variant: str) -> None:
-    """The layer's output, rebuilt from its map and its values."""
+    """Compute the layer's output from its map and its values."""
     model = model_of(variant)
     attention = model.model.layers[1].self_attn
     taken: dict[str, torch.Tensor] = {}
@@ -118,7 +118,7 @@ def test_stock_models_give_maps_too_as_transformers_itself_records_them(tmp_path
     assert all(torch.equal(found[layer], seen) for layer, seen in enumerate(expected))
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+def test_invalid_values_are_rejected_by_name() -> None:
     with pytest.raises(UsageError, match=r"no attention layer 7; the model's are 0 to 2"):
         attention_map(model_of("cog"), IDS, 7)
     with pytest.raises(CheckpointError, match="evalkit models convert"):

@@ -1,4 +1,4 @@
-"""Every benchmark with a run that is small: evalkit's own, and two of another package."""
+"""A small run of every benchmark: evalkit's own, and two of another package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Planner = Callable[[Path, Path], Any]
 
 
 def install_plugin(folder: Path) -> Path:
-    """What installing the package would leave: its metadata with an entry point."""
+    """Write the package's metadata with an entry point, as installed by pip."""
     about = folder / "evalkit_copying-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evalkit-copying\nVersion: 1.0\n", encoding="utf-8")
@@ -27,7 +27,7 @@ def install_plugin(folder: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder that is put on the path."""
+    """The folder added to the path."""
     folder = install_plugin(tmp_path_factory.mktemp("installed"))
     sys.path.insert(0, str(folder))
     benchmark.cache_clear()

@@ -1,4 +1,4 @@
-"""Stretched contexts from the command line and from Python to the run folder: what a run is, says and keeps."""
+"""Extended contexts from the command line and from Python to the run folder: run ids, messages and manifest."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_file_names_what_flags_do_not(model: Path, documents: Path, tmp_path: 
 
 
 def test_lm_evals_tasks_take_longer_texts(model: Path, tmp_path: Path) -> None:
-    """A text of lm-eval's is cut into windows of the stretched length."""
+    """A text of lm-eval's is split into windows of the extended length."""
     tasks = made_tasks(tmp_path / "tasks")
     lines = Lines()
     asked = {"tasks": ("made_texts",), "include_path": tasks, "output": tmp_path / "runs", "progress": lines}

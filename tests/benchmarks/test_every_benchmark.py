@@ -1,4 +1,4 @@
-"""What holds for every benchmark, evalkit's own and another package's, by the same tests."""
+"""Properties of every benchmark, evalkit's own and another package's, by the same tests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LABELS = {
 
 
 class Silent(Progress):
-    """Says nothing."""
+    """Prints nothing."""
 
     def __init__(self) -> None:
         super().__init__(live=False)
@@ -81,7 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str, Any]:
-    """What is asked of a run of a kind."""
+    """Return the arguments of a run of a kind."""
     common: dict[str, Any] = {"output": output, "device": device, "dtype": "float32", "token_budget": BUDGET[kind]}
     if kind in ("multiple_choice", "lm_eval"):
         common |= {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
@@ -109,19 +109,19 @@ def made(kind: str, files: Path, output: Path, seed: int = 0, device: str = "cpu
 
 
 def tables(run: Run) -> dict[str, pd.DataFrame]:
-    """All that was computed, but for times."""
+    """Return everything computed, except times."""
     names = [name for name in run.files if name.endswith(".parquet")]
     assert names
     return {name: run.table(name, ()).drop(columns="seconds", errors="ignore") for name in names}
 
 
 def batches_in(output: Path) -> int:
-    """Lines of the journal of the one run there."""
+    """Return the lines of the journal of the only run there."""
     return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
 
 
 def same(one: Run, other: Run) -> None:
-    """To the last bit."""
+    """Equal to the last bit."""
     found, expected = tables(one), tables(other)
     assert found.keys() == expected.keys()
     for name, table in expected.items():
@@ -130,7 +130,7 @@ def same(one: Run, other: Run) -> None:
 
 @pytest.fixture(scope="module")
 def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Run]:
-    """A finished run of each kind for both checkpoints. Not to be changed."""
+    """A finished run of each kind for both checkpoints. Do not modify."""
     output = tmp_path_factory.mktemp("runs")
     return {(kind, seed): made(kind, files, output / kind / str(seed), seed) for kind in KINDS for seed in (0, 1)}
 
@@ -150,7 +150,7 @@ def test_it_names_its_benchmark_and_is_listed(kind: str, runs: dict[tuple[str, i
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [1, 3])
-def test_an_interrupted_run_goes_on(
+def test_an_interrupted_run_resumes(
     kind: str, after: int, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     interrupt_and_resume(kind, after, runs[kind, 0], files, tmp_path, monkeypatch)
@@ -159,7 +159,7 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("kind", KINDS[:4])
-def test_an_interrupted_run_goes_on_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     whole = made(kind, files, tmp_path / "whole", device="cuda")
     assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
     interrupt_and_resume(kind, 3, whole, files, tmp_path / "resumed", monkeypatch, "cuda")
@@ -168,7 +168,7 @@ def test_an_interrupted_run_goes_on_on_a_gpu(kind: str, files: Path, tmp_path: P
 def interrupt_and_resume(
     kind: str, after: int, whole: Run, files: Path, output: Path, monkeypatch: Any, device: str = "cpu"
 ) -> None:
-    """Stop a run after some batches and start it again: it must become the whole one, to the last bit."""
+    """Stop a run after some batches and resume it: the result must equal the whole run's, to the last bit."""
     append, written = Journal.append, []
 
     def stops(own: Journal, entry: Any, rows: Any) -> Any:
@@ -190,10 +190,10 @@ def interrupt_and_resume(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_journal_of_an_earlier_version_goes_on(
+def test_a_journal_of_an_earlier_version_is_resumed(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
 ) -> None:
-    """Its lines stay as they are, the batches that are missing follow in columns, and the table is the same."""
+    """Its lines are kept, missing batches are appended in columns, and the table is the same."""
     whole = runs[kind, 0]
     folder = Path(shutil.copytree(whole.folder, tmp_path / whole.folder.name))
     (folder / RESULTS).unlink()
@@ -214,7 +214,7 @@ def _run(kind: str, files: Path, output: Path, installed: str) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "copying")) for k in KINDS])
-def test_a_killed_run_goes_on(
+def test_a_killed_run_resumes(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path, plugin: Path
 ) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(kind, files, tmp_path, str(plugin)))
@@ -237,7 +237,7 @@ def test_a_finished_run_loads_no_model(
     monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
     again = made(kind, files, runs[kind, 0].folder.parent)
     assert again.folder == runs[kind, 0].folder
-    # Nor does one whose results are gone, since the journal has all of it
+    # Neither does a run without results, since the journal has everything
     (again.folder / RESULTS).unlink()
     same(made(kind, files, again.folder.parent), runs[kind, 0])
 
@@ -246,7 +246,7 @@ def test_a_finished_run_loads_no_model(
 def test_the_command_line_runs_and_shows_it(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """By `evalkit run --suite`, with its own settings behind `--set`: the run that Python asked for and finished."""
+    """`evalkit run --suite` with settings by `--set` gives the run that Python made."""
     monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
@@ -277,7 +277,7 @@ def test_the_command_line_runs_and_shows_it(
 def test_a_batch_can_be_computed_elsewhere(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
 ) -> None:
-    """In any order, each from its pickle alone; planned without weights, from facts that went through a pickle too."""
+    """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one, Silent().say)
     computer = served_by.computer(one, loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say)
@@ -302,7 +302,7 @@ def test_a_batch_can_be_computed_elsewhere(
 
 
 def without_times(rows: Iterable[Any]) -> list[Any]:
-    """Rows that are equal where what was computed is."""
+    """Return rows that are equal if and only if the computed values are."""
     return [row._replace(seconds=0.0) if hasattr(row, "seconds") else row for row in rows]
 
 
@@ -374,7 +374,7 @@ def test_it_says_what_must_agree_without_reading_a_table(
         assert agreed
         assert all(agreed.values())
     assert differences(a, b) == []
-    # Other documents are another measurement, whatever calls them documents
+    # Other documents are another measurement
     other = Path(shutil.copytree(b.folder, tmp_path / "other"))
     manifest = json.dumps(read(other, MANIFEST))
     (other / MANIFEST).write_text(manifest.replace(list(agreed.values())[-1], "otherwise"), encoding="utf-8")
@@ -384,7 +384,7 @@ def test_it_says_what_must_agree_without_reading_a_table(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_of_another_form_are_refused(kind: str, runs: dict[tuple[str, int], Run], tmp_path: Path) -> None:
-    """Such as an earlier version wrote; each benchmark says what its own must hold."""
+    """As written by an earlier version; each benchmark defines its own required keys."""
     from evalkit.errors import RunError
 
     folder = Path(shutil.copytree(runs[kind, 0].folder, tmp_path / runs[kind, 0].folder.name))
@@ -416,7 +416,7 @@ def test_a_package_that_cannot_be_loaded_breaks_nothing_else(
 
 
 def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys: Any) -> None:
-    """Signed, without bounds, of which neither side is better: a line for each layer, in its own unit."""
+    """Signed, unbounded, without a better direction: a line for each layer, in its own unit."""
     a, b = runs["copying", 0], runs["copying", 1]
     found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}), "lead")
     assert [(task.name, task.layer) for task in found.tasks] == [(f"copying layer {n}", n) for n in (0, 1, 2)]
@@ -430,7 +430,7 @@ def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys
     assert max(abs(task.difference) for task in found.tasks) > 1  # no share
     # Layers answer the same documents, so their mean is taken by document
     assert found.average.stderr == pytest.approx((sum(apart) / 3).sem())
-    # Other quantities are no other rules for this one
+    # Other quantities are not listed as rules of this one
     assert [one.rule for one in found.rules] == ["lead"]
     given = ["compare", str(a.folder), str(b.folder), "--rule"]
     code, out, _ = ended(capsys, *given, "lead")
@@ -444,7 +444,7 @@ def test_a_measure_by_layer_is_compared(runs: dict[tuple[str, int], Run], capsys
 
 
 def ended(capsys: Any, *given: str) -> tuple[int, str, str]:
-    """A command's exit code and output."""
+    """Return a command's exit code and output."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as left:
         main(list(given))

@@ -1,4 +1,4 @@
-"""`evalkit ls runs`: what it shows, in which order, which runs, and that no run breaks it."""
+"""`evalkit ls runs`: columns, order and filters; a damaged run does not break it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["_no_settings", "evalkit", "make"]
 
 
 def changed(folder: Path, results: dict[str, Any] | None = None, **manifest: Any) -> Path:
-    """A run with other entries in its manifest and results."""
+    """Change entries of a run's manifest and results, and seal it again."""
     for name, more in ((MANIFEST, manifest), (RESULTS, results or {})):
         (folder / name).write_text(json.dumps(read(folder, name) | more), encoding="utf-8")
     reseal(folder)
@@ -171,7 +171,7 @@ def test_json_has_everything(evalkit: Command, own_run: Path, checkpoint: Path) 
     assert evalkit("ls", "runs", "-o", own_run.parent).out.splitlines()[-1].endswith(f": {note}")
 
 
-def test_options_that_cannot_be(evalkit: Command, own_run: Path) -> None:
+def test_invalid_options(evalkit: Command, own_run: Path) -> None:
     complains(evalkit("ls", "--sort", "name"), 2, "--sort is of runs", "evalkit ls runs --sort")
     complains(evalkit("ls", "runs", "--sort", "size"), 2, "--sort", "'size'", "'date', 'name', 'model', 'score'")
     shown = evalkit("ls", "runs", "-o", own_run.parent, "--filter", "nothing").out

@@ -1,4 +1,4 @@
-"""Benchmarks of prompts and references: what answers are scored on, what is refused, what makes another run."""
+"""Benchmarks of prompts and references: scoring, invalid documents, and settings in the run id."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Words(PromptedBenchmark):
     kind, description, max_new_tokens = "words", "how many words", 6
 
     def tasks(self) -> dict[str, list[PromptDocument]]:
-        """Of three documents and one."""
+        """Tasks of three documents and of one."""
         return {
             "river": [PromptDocument(f"The river rose in the night, {n} times", str(n)) for n in range(3)],
             "bridge": [PromptDocument("in the morning the bridge was", "gone")],
         }
 
     def score(self, answer: str, reference: str) -> float:
-        """Of the length alone, so that random models have scores between 0 and 1."""
+        """Score the length alone, so that random models have scores between 0 and 1."""
         return min(1.0, len(answer) / 40)
 
 

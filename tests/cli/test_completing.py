@@ -1,4 +1,4 @@
-"""What a shell completes, by click's own machinery."""
+"""Shell completion, through click's own machinery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalkit.runs.folder import Run
 
 
 def completed(*words: str) -> list[str]:
-    """What the last word may become; "file" where a path may stand."""
+    """Return the completions of the last word; "file" where a path is accepted."""
     *before, begun = words
     found = BashComplete(cli, {}, "evalkit", "_EVALKIT_COMPLETE").get_completions(before, begun)
     return [one.value if one.type == "plain" else one.type for one in found]

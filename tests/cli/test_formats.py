@@ -1,4 +1,4 @@
-"""Every command that prints a table prints it in every format, under the same names."""
+"""Every command that prints a table supports every format, under the same names."""
 
 from __future__ import annotations
 

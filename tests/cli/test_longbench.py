@@ -1,4 +1,4 @@
-"""`evalkit longbench` through its real entry point: runs, kills, bad input, what other commands make of its runs."""
+"""`evalkit longbench` through its real entry point: runs, kills, bad input, and its runs in other commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def longbench(evalkit: Command, model: Path, rows: Path) -> Command:
-    """`evalkit longbench` on the made-up rows; options given later win over these."""
+    """Run `evalkit longbench` on the synthetic rows; later options override these."""
     common = {"--model": model, "--data-dir": rows, "--tasks": ",".join(TASKS), "--max-prompt-tokens": 400,
               "--limit": 2, "--context": "none", "--output": "runs"}  # fmt: skip
     return lambda *more: evalkit("longbench", *arguments(common, more))
@@ -56,12 +56,12 @@ def test_a_run(longbench: Command) -> None:
         "Qasper*", "TREC*", "LCC*"]  # fmt: skip
     assert "Mean of groups (3 of 16 tasks)" in first.out
     assert "about 1 min, and up to 0.0 GiB beside the model" in first.err
-    # Finished: the same at once, with nothing to say
+    # Finished: the same at once, without messages
     assert longbench() == Outcome(0, first.out, "")
 
 
 def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, model: Path) -> None:
-    """Of which checkpoint and window, under which context, in every form."""
+    """Checkpoint, window and context extension, in every format."""
     about = f"{model}, float32, plain prompts, cut above 400 tokens of a context of 2,048"
     context = "context stretched from 1,024 to 2,048 tokens by yarn: factor 2"
     table = longbench("--context", 2048)
@@ -107,8 +107,8 @@ def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: 
     complains(evalkit(*bare, "--context", "long"), 2, "--context is 'long'; it must be a whole number, or none")
 
 
-def test_positions_that_cannot_be_stretched(evalkit: Command, rows: Path, tmp_path: Path) -> None:
-    """The model is not silently taken as it is; asked for as it is, it runs."""
+def test_positions_without_context_extension(evalkit: Command, rows: Path, tmp_path: Path) -> None:
+    """The model is not silently run without extension; with `--context none` it runs."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     folder = tiny_tokenizer(tmp_path / "gpt2")
@@ -190,7 +190,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
     assert "Mean of groups (2 of 16 tasks)" in outcome.out
     run = load_run(outcome.out.splitlines()[-1])
     assert set(load_generations(run)["task"]) == {"qasper", "lcc"}
-    # Given again: the same, at once
+    # Repeated: the same, at once
     again = longbench("--limit", 10)
     assert (again.code, again.out) == (1, outcome.out)
 
@@ -236,7 +236,7 @@ def test_help(evalkit: Command) -> None:
 
 
 def test_a_checkpoint_needs_no_flag(longbench: Command, evalkit: Command, model: Path, rows: Path) -> None:
-    """Wherever it stands; and the same run is a suite of `evalkit run`."""
+    """At any position; the same run is a suite of `evalkit run`."""
     expected = longbench()
     common = ["--data-dir", rows, "--tasks", ",".join(TASKS), "--limit", 2, "--context", "none", "--output", "runs"]
     assert evalkit("longbench", model, *common, "--max-prompt-tokens", 400).out == expected.out
@@ -246,7 +246,7 @@ def test_a_checkpoint_needs_no_flag(longbench: Command, evalkit: Command, model:
 
 
 def test_what_a_suite_has_not(evalkit: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is refused where it is typed, and left alone where it is a variable for other commands."""
+    """Rejected as an option, and ignored as a variable of other commands."""
     asked = ["run", model, "--suite", "longbench", "--tasks", "lcc", "--data-dir", "nowhere"]
     complains(
         evalkit(*asked, "--template", "inst"), 2, "--template: suite longbench has no such setting; it has --set "
@@ -278,7 +278,7 @@ def test_variables_set_what_they_set_elsewhere(
 def test_the_command_is_killed_and_given_again(
     longbench: Command, model: Path, rows: Path, kind: signal.Signals
 ) -> None:
-    """The table is that of a run that nobody disturbed, and nothing is generated twice."""
+    """The table equals an uninterrupted run's, and nothing is generated twice."""
     budget = ["--token-budget", "1100", "--limit", "6"]
     expected = load_generations(load_run(longbench(*budget, "--output", "undisturbed").out.splitlines()[-1]))
     batches, output = batches_in(Path("undisturbed")), Path("disturbed")

@@ -1,4 +1,4 @@
-"""The command line through its real entry point: what it prints, what it exits with, what bad input gets."""
+"""The command line through its real entry point: output, exit codes, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.documents import made_up, rewrite
 
 
 class Outcome(NamedTuple):
-    """What a command did."""
+    """Outcome of a command."""
 
     code: int
     out: str
@@ -33,7 +33,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the environment nor the working folder of whoever runs the tests plays a part."""
+    """Isolate tests from the environment and working folder of the test process."""
     for name in [name for name in os.environ if name.startswith("EVALKIT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
@@ -53,14 +53,14 @@ def evalkit(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def run(evalkit: Command, checkpoint: Path, documents: Path) -> Command:
-    """`evalkit run` on two documents each of two tasks; options given later win over these."""
+    """Run `evalkit run` on two documents each of two tasks; later options override these."""
     common = {"--model": checkpoint, "--data-dir": documents, "--allow-unofficial-data": None, "--tasks": "piqa,boolq",
               "--limit": 2, "--output": "runs"}  # fmt: skip
     return lambda *more: evalkit("run", *arguments(common, more))
 
 
 def complains(outcome: Outcome, code: int, *words: str) -> None:
-    """The last line, and only that, is an error that says these words; nothing looks like a traceback."""
+    """Check that only the last line is an error, with these words, and that there is no traceback."""
     assert outcome.code == code, outcome
     assert "Traceback" not in outcome.err
     *news, last = outcome.err.splitlines()
@@ -72,7 +72,7 @@ def complains(outcome: Outcome, code: int, *words: str) -> None:
 
 
 def nothing_whole(output: Path = Path("runs")) -> None:
-    """No run folder under the output passes for a finished one."""
+    """Check that no run folder under the output counts as finished."""
     assert not any(load_run(path.parent).complete for path in output.glob("*/manifest.json"))
 
 
@@ -195,12 +195,12 @@ def test_command_line_over_environment_over_file(
         ("set: [[a]]", ["key 'set' has to be text, or a list of texts"]),
     ],
 )
-def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list[str]) -> None:
+def test_invalid_config_files(evalkit: Command, content: str, words: list[str]) -> None:
     Path("settings.yaml").write_text(content, encoding="utf-8")
     complains(evalkit("run", "--config", "settings.yaml", "--model", "x"), 2, *words)
 
 
-# What bad input gets
+# Errors of bad input
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
         (["data", "--tasks", "piqqa"], ["unknown task 'piqqa'", "did you mean 'piqa'"]),
     ],
 )
-def test_commands_that_cannot_be(evalkit: Command, arguments: list[str], words: list[str]) -> None:
+def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
     outcome = evalkit(*arguments)
     complains(outcome, 2, *words)
     assert len(outcome.err.splitlines()) == 1
@@ -276,9 +276,7 @@ def _empty(folder: Path) -> None:
         (lambda folder: _configure(folder, model_type="bert", architectures=["BertForMaskedLM"]), ["BertForMaskedLM"]),
     ],
 )
-def test_checkpoints_that_cannot_be(
-    run: Command, checkpoint: Path, damage: Callable[[Path], Any], words: list[str]
-) -> None:
+def test_invalid_checkpoints(run: Command, checkpoint: Path, damage: Callable[[Path], Any], words: list[str]) -> None:
     damage(shutil.copytree(checkpoint, Path("broken")))
     complains(run("--model", "./broken"), 1, *words)
     nothing_whole()
@@ -294,7 +292,7 @@ def test_checkpoints_that_cannot_be(
         (lambda path: path.write_bytes(b"\xff\xfe"), ["piqa.jsonl", "UTF-8"]),
     ],
 )
-def test_documents_that_cannot_be(run: Command, damage: Callable[[Path], Any], words: list[str]) -> None:
+def test_invalid_documents(run: Command, damage: Callable[[Path], Any], words: list[str]) -> None:
     damage(made_up(Path("documents")) / "piqa.jsonl")
     complains(run("--data-dir", "documents"), 1, *words)
     assert not Path("runs").exists()
@@ -324,20 +322,20 @@ def test_documents_that_are_not_the_official_ones(evalkit: Command, checkpoint: 
         ("part: []", ["own.yaml", "unknown key 'part'"]),
     ],
 )
-def test_templates_that_cannot_be(run: Command, content: str, words: list[str]) -> None:
+def test_invalid_templates(run: Command, content: str, words: list[str]) -> None:
     Path("own.yaml").write_text(content, encoding="utf-8")
     complains(run("--template", "own.yaml"), 1, *words)
     assert not Path("runs").exists()
 
 
-def test_an_output_that_cannot_be(run: Command) -> None:
+def test_an_invalid_output(run: Command) -> None:
     Path("file").touch()
     complains(run("--output", "file"), 1, "output folder file/", "choose another --output")
     complains(run("--output", "file/below"), 1, "output folder file/below/", "choose another --output")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
-def test_an_output_where_nobody_may_write(run: Command) -> None:
+def test_an_output_without_write_permission(run: Command) -> None:
     complains(run("--output", "/proc/runs"), 1, "/proc/runs", "choose another --output")
 
 
@@ -369,7 +367,7 @@ def test_interrupted(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing_whole()
 
 
-# Looking around
+# Listing commands
 
 
 def test_lists(evalkit: Command, own_run: Path) -> None:
@@ -473,7 +471,7 @@ def test_the_checkpoint_by_its_place(
     first = evalkit("run", checkpoint, *asked)
     assert first.code == 0
     assert evalkit("run", *asked, "--model", checkpoint).out == first.out
-    # The command line wins over the environment
+    # The command line overrides the environment
     monkeypatch.setenv("EVALKIT_MODEL", "nowhere")
     assert evalkit("run", checkpoint, *asked).out == first.out
     complains(evalkit("run", checkpoint, "--model", checkpoint), 2, "the checkpoint is given twice")

@@ -1,4 +1,4 @@
-"""SIGTERM says what Ctrl-C says, wherever it meets a run; `test_kills.py` sends both while batches are scored."""
+"""SIGTERM prints the message of Ctrl-C at any point of a run; `test_kills.py` sends both during scoring."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ place.Prompter.encode = slowly
 
 
 @pytest.mark.parametrize("patch", [LOADING, IN_THE_ENCODER], ids=["while the model loads", "while a thread encodes"])
-def test_it_meets_a_run_before_anything_is_scored(
+def test_it_interrupts_a_run_before_anything_is_scored(
     checkpoint: Path, documents: Path, tmp_path: Path, patch: str
 ) -> None:
     options = ["run", "--model", str(checkpoint), "--data-dir", str(documents), "--allow-unofficial-data",
@@ -75,7 +75,7 @@ def test_in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def test_another_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program that calls evalkit, or of a shell that ignores the signal; and other threads cannot set any."""
+    """A calling program's handler, or a shell that ignores the signal; other threads cannot set one."""
     codes = []
     thread = threading.Thread(target=lambda: codes.append(_code(["ls", "rules"])))
     thread.start()

@@ -46,7 +46,7 @@ def test_a_file_is_written_whole(evalkit: Command) -> None:
 
 
 def test_runs_and_a_layout_of_ones_own(evalkit: Command, finished: Run) -> None:
-    """The five minutes of docs/tables.md."""
+    """The recipe of docs/tables.md."""
     layout = {
         "caption": "Mine",
         "suite": "zeroshot8",
@@ -136,17 +136,17 @@ def test_tables_are_listed(evalkit: Command) -> None:
         (["table", "main_res", "--source", "both", "--runs", "x.yaml", "--as-printed"], ["--as-printed"]),
     ],
 )
-def test_commands_that_cannot_be(evalkit: Command, arguments: list[str], words: list[str]) -> None:
+def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
     complains(evalkit(*arguments), 2, *words)
 
 
-def test_files_that_cannot_be(evalkit: Command) -> None:
+def test_invalid_files(evalkit: Command) -> None:
     complains(evalkit("table", "nowhere.yaml"), 1, "layout nowhere.yaml cannot be read")
     complains(evalkit("table", "main_res", "--source", "runs", "--runs", "x.yaml"), 1, "x.yaml cannot be read")
 
 
 def test_a_table_is_made_without_heavy_imports(finished: Run, tmp_path: Path) -> None:
-    """From the paper and from runs alike: without torch, transformers or pandas."""
+    """From the paper and from runs: without torch, transformers or pandas."""
     mapping = tmp_path / "runs.yaml"
     mapping.write_text(yaml.safe_dump({"rows": {"intg_125m": str(finished.folder)}}), encoding="utf-8")
     options = ["table", "main_res", "--source", "both", "--runs", str(mapping), "--stderr"]

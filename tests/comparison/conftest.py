@@ -1,4 +1,4 @@
-"""Runs to be compared, made of right and wrong answers."""
+"""Runs to compare, made of right and wrong answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUBJECTS = [f"mmlu_{place % 19}" for place in range(N["mmlu"])]
 
 
 def answers(seed: int, share: float, n: int) -> list[int]:
-    """So many right answers at random; a higher share keeps those of a lower one with the same seed."""
+    """Return random right answers; a higher share includes those of a lower one with the same seed."""
     return (np.random.default_rng(seed).random(n) < share).astype(int).tolist()
 
 

@@ -37,7 +37,7 @@ def scores_of(
     for segment in ("special", "instruction", "context", "end", "unconditional"):
         table[f"ll_{segment}"] = np.nan
     first, second = (table["choice"] == place for place in (0, 1))
-    # Right: the gold option is the likeliest. Wrong: the second one is, by its sum or by its sum per character
+    # Right: the gold option has the highest log-likelihood. Wrong: the second one does, in total or per character
     good = np.repeat(np.asarray(right, bool), CHOICES)
     long_good = np.repeat(np.asarray(right if norm_right is None else norm_right, bool), CHOICES)
     table["ll_continuation"] = np.where(first == good, -2.0, -4.0) * np.where(first | second, 1.0, 10.0)

@@ -1,4 +1,4 @@
-"""`evalkit compare` through the command line: every form of its output, and what bad input gets."""
+"""`evalkit compare` through the command line: every output format, and errors of bad input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NASTY = r"100%_of\{it} & $more$ ~#^<b>|x"
 
 
 class Outcome(NamedTuple):
-    """What a command did."""
+    """Outcome of a command."""
 
     code: int
     out: str
@@ -54,7 +54,7 @@ def compare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 def refused(outcome: Outcome, code: int, *words: str) -> None:
-    """One line of error that says these words."""
+    """Check a one-line error with these words."""
     assert outcome.code == code, outcome
     assert outcome.out == ""
     [line] = outcome.err.splitlines()
@@ -241,11 +241,11 @@ def test_a_damaged_run(compare: Compare, make: Make) -> None:
         (["--curve"], ["tells no step", "trainer_state.json"]),
     ],
 )
-def test_options_that_cannot_be(compare: Compare, make: Make, options: list[str], words: list[str]) -> None:
+def test_invalid_options(compare: Compare, make: Make, options: list[str], words: list[str]) -> None:
     refused(compare(make("org/a"), make("org/b"), *options), 2, *words)
 
 
-def test_curves_that_cannot_be(compare: Compare, make: Make) -> None:
+def test_invalid_curves(compare: Compare, make: Make) -> None:
     first = make("org/a/step10")
     refused(compare("--curve", first), 2, "two checkpoints or more")
     refused(compare("--curve", first, make("org/b/step10")), 2, "both of step 10")
@@ -270,7 +270,7 @@ def test_a_name_with_a_terminals_orders(compare: Compare, make: Make) -> None:
 
 @pytest.mark.slow
 def test_two_full_suites_within_two_seconds_of_work(tmp_path: Path) -> None:
-    """34,507 documents of each, from a cold start; processor time, so that a busy machine fails nobody."""
+    """34,507 documents of each, from a cold start; CPU time, so that a busy machine does not fail the test."""
     dice = np.random.default_rng(1)
     runs = []
     for model in ("a", "b"):

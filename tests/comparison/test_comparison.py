@@ -1,4 +1,4 @@
-"""Comparisons of made-up runs against statsmodels and the statistics computed by hand; what refuses to be paired."""
+"""Comparisons of synthetic runs, checked with statsmodels and explicit computation; runs that are not comparable."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_passages_are_clusters_and_subjects_strata(make: Make) -> None:
     assert boolq.p == pytest.approx(max(flips, t_test(adjusted)))
     in_subjects = np.array(answers(7, 0.7, 57), float) - np.array(answers(3, 0.4, 57), float)
     assert (mmlu.strata, mmlu.test) == (19, "McNemar")
-    # Nothing but the order of documents differs between the two ways to number subjects
+    # The two numberings of subjects differ in the order of documents only
     assert mmlu.stderr == pytest.approx(mean(in_subjects, strata=np.arange(57) % 19).stderr, rel=1e-10)
 
 
@@ -185,7 +185,7 @@ def test_tasks_that_are_not_shared_are_left_out(tmp_path: Path) -> None:
     assert found.left_out == {"boolq": "not in every run"}
 
 
-# What one can say of it
+# Statements about a comparison
 
 
 def test_two_checkpoints_one_checkpoint_or_two_architectures(make: Make) -> None:
@@ -236,7 +236,7 @@ def test_a_checkpoint_is_not_two_seeds(make: Make) -> None:
         compared([a, again], b)
 
 
-# What cannot be paired
+# Runs that are not comparable
 
 
 def refused(a: Path, b: Path, *words: str, kind: type[EvalkitError] = UsageError) -> None:

@@ -1,4 +1,4 @@
-"""Steps of checkpoints, and the bands of curves against statsmodels."""
+"""Steps of checkpoints, and the bands of curves compared with statsmodels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_steps_in_names(name: str, step: int | None) -> None:
     assert step_in(name) == step
 
 
-def test_where_a_run_tells_its_step(make: Make, tmp_path: Path) -> None:
+def test_sources_of_a_runs_step(make: Make, tmp_path: Path) -> None:
     assert step_of(load_run(make("org/a/step10"))) == 10
     assert step_of(load_run(make("org/b/step10", manifest={"revision": "step20"}))) == 20
     checkpoint = tmp_path / "trained"
@@ -59,7 +59,7 @@ def test_bands_are_clustered_and_points_are_on_shared_documents(make: Make) -> N
         assert point.step == place + 1
         assert point.accuracy == pytest.approx(right.mean())
         assert point.stderr == pytest.approx(theirs.bse[0], rel=1e-10)
-        # As if two more passages had been answered right and two wrong, about a half as the passages that differ do
+        # Two right and two wrong pseudo-passages, around one half, with the deviation of the differing passages
         assert (point.low, point.high) == pytest.approx(tuple(theirs.conf_int()[0]), abs=0.05)
         assert abs(point.low + point.high - 1) < abs(2 * point.accuracy - 1)
     averages = [np.mean([found.tasks[task][place].accuracy for task in found.tasks]) for place in (0, 1)]

@@ -1,4 +1,4 @@
-"""Comparisons with next to nothing in them: no difference, nothing but differences, one document, one source."""
+"""Degenerate comparisons: no difference, only differences, one document, one source."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def agree(one: Difference) -> None:
 def test_identical_runs_leave_the_doubt_about_other_documents(tmp_path: Path, runs: tuple[int, int]) -> None:
     same: Answers = {"piqa": [0, 1] * 50, "boolq": [1, 0] * 20}
     found = compared(group(tmp_path, "a", [same] * runs[0]), group(tmp_path, "b", [same] * runs[1]))
-    # Of the average what the smaller task alone leaves unknown
+    # The average's interval is at least as long as the smaller task's contribution
     for one, n, share in zip((*found.tasks, found.average), (100, 40, 40), (1, 1, 2), strict=True):
         reach = stats.norm.ppf(0.975) * math.sqrt(2) / (n + 2) / share
         assert (one.p, one.difference) == (1, 0)
@@ -108,7 +108,7 @@ def test_an_average_does_not_make_more_of_few_documents(tmp_path: Path, n: int, 
 
 
 def test_one_large_source_that_stays_and_small_ones_that_are_won(tmp_path: Path) -> None:
-    """60 documents of one source, and 30 sources of two: the mean over documents hangs on more large sources."""
+    """60 documents of one source, and 30 sources of two: the mean over documents needs more large sources."""
     clusters = [0] * 60 + [60 + place - place % 2 for place in range(60)]
     answers = {name: [1] * 60 + [right] * 50 + [1] * 10 for right, name in enumerate("ab")}
     a, b = (group(tmp_path, name, [{"boolq": given}], clusters) for name, given in answers.items())
@@ -133,10 +133,10 @@ def test_parts_of_the_variance_of_an_average(tmp_path: Path) -> None:
         return Side(name, tuple(map(load_run, folders)))
 
     def variance(task: str, values: Any) -> float:
-        """Of the mean of values of a task, by Liang and Zeger."""
-        held = np.bincount(sources[task], values - values.mean())
+        """Return the variance of a task's mean, by Liang and Zeger."""
+        sums = np.bincount(sources[task], values - values.mean())
         count = len(set(sources[task]))
-        return float(count / (count - 1) * (held**2).sum() / len(values) ** 2)
+        return float(count / (count - 1) * (sums**2).sum() / len(values) ** 2)
 
     means = [np.mean([run[task].mean() for task in run]) for run in (one, other)]
     documents = sum(variance(task, alike[task] - (one[task] + other[task]) / 2) for task in alike) / 4

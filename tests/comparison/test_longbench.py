@@ -1,4 +1,4 @@
-"""LongBench's runs, compared: graded answers, documents of one context, and what cannot be paired."""
+"""Comparisons of LongBench runs: graded answers, documents of one context, and runs that are not comparable."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_graded_answers_against_scipy(tmp_path: Path) -> None:
 
 def test_questions_about_one_document_are_one_draw(tmp_path: Path) -> None:
     one, other = graded(1), graded(1, 0.1)
-    for place in range(0, N, 2):  # two questions of a document fare alike
+    for place in range(0, N, 2):  # two questions of a document have the same score
         one[place + 1], other[place + 1] = one[place], other[place]
     whose = {"qasper": [f"document {place // 2}" for place in range(N)]}
     runs = [
@@ -105,7 +105,7 @@ def test_equal_answers_leave_doubt(tmp_path: Path) -> None:
     assert task.low < -0.05 < 0.05 < task.high
 
 
-def test_what_cannot_be_paired(tmp_path: Path) -> None:
+def test_runs_that_are_not_comparable(tmp_path: Path) -> None:
     scores = {"hotpotqa": graded(1)}
     a = make_longbench(tmp_path, scores)
     for other, words in (

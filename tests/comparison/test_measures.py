@@ -1,4 +1,4 @@
-"""Measures that are no shares: signed, without bounds, by layer, where less is better or neither."""
+"""Measures other than shares: signed, unbounded, per layer, lower is better, or without a better direction."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> 
     apart = second - first
     assert task.difference == pytest.approx(apart.mean())
     assert task.stderr == pytest.approx(stats.sem(apart))
-    # Nothing is cut at one, and no source is added: there is no edge near which the interval would be too short
+    # No clipping at one and no pseudo-source: there is no bound near which the interval would be too short
     low, high = stats.t.interval(0.95, N - 1, apart.mean(), stats.sem(apart))
     assert (task.low, task.high) == pytest.approx((low, high), rel=1e-9)
     assert task.low > 1
@@ -82,7 +82,7 @@ def test_intervals_and_tests_are_those_of_paired_differences(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_the_unit_changes_no_verdict(tmp_path: Path, scale: float) -> None:
-    """Means, errors and intervals scale; p values, which are of no unit, stay."""
+    """Means, errors and intervals scale; p values, which have no unit, do not change."""
     shared = [str(n // 3) for n in range(N)]
     for sources in (None, shared):
         found = [
@@ -114,7 +114,7 @@ def test_few_documents_show_nothing(tmp_path: Path) -> None:
 
 
 def test_documents_of_one_source_count_once(tmp_path: Path) -> None:
-    """Each value three times, said to be of one source: nothing is better known than by each once."""
+    """Each value three times, declared as one source: no more information than each once."""
     a, b = np.repeat(drawn(1)[:20], 3), np.repeat(drawn(2, 2)[:20], 3)
     shared = [str(n // 3) for n in range(N)]
     [task] = compared(made(tmp_path, "a", shared, surplus=a), made(tmp_path, "b", shared, surplus=b), SURPLUS).tasks
@@ -172,7 +172,7 @@ def test_models_of_other_layers_are_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_table_without_the_measure_is_refused(tmp_path: Path) -> None:
-    """Such as an earlier version of the package wrote."""
+    """As written by an earlier version of the package."""
     a, b = (load_run(make_copying(tmp_path, {SURPLUS: drawn(1)}, model=f"org/{name}")) for name in "ab")
     with pytest.raises(RunError, match=r"has no 'lead 0' of its documents.*run its command again"):
         compared(a, b, LEAD)

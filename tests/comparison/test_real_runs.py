@@ -1,4 +1,4 @@
-"""Comparisons of runs as `evalkit run` makes them: a suite's, and one of lm-eval's tasks."""
+"""Comparisons of runs made by `evalkit run`: of a suite, and of one of lm-eval's tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evalkit takes of lm-eval's internals, against what lm-eval does with the same files and texts."""
+"""evalkit's uses of lm-eval's internals, compared with lm-eval on the same files and texts."""
 
 from __future__ import annotations
 

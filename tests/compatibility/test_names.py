@@ -1,4 +1,4 @@
-"""A name that another release took away is one line that says what to install."""
+"""A name that another release removed ends in a one-line error that says what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What evalkit uses of torch beyond its public API does what it says."""
+"""evalkit's uses of torch beyond its public API behave as documented."""
 
 from __future__ import annotations
 

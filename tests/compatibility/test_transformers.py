@@ -1,4 +1,4 @@
-"""What evalkit takes of transformers' internals, against what transformers' public functions do."""
+"""evalkit's uses of transformers' internals, compared with transformers' public functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test here has an empty cache of its own, and neither hub nor package index."""
+"""Every test here has an empty cache, and neither hub nor package index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One made-up record per task and set of examples, in the original dataset's fields, and ways to write them down."""
+"""One synthetic record per task and set of examples, with the original dataset's fields, and writers for them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ _RECORDS: dict[str, Record] = {
 
 
 def sample(task: str, **changes: Any) -> Record:
-    """A fresh record of a task, with some fields set otherwise."""
+    """Return a new record of a task, with some fields changed."""
     return copy.deepcopy(_RECORDS[task]) | changes
 
 
 def write(folder: Path, task: str, *records: Record) -> Path:
-    """A `<task>.jsonl` with these records."""
+    """Write a `<task>.jsonl` with these records."""
     path = folder / f"{task}.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Which documents share a source, on made-up documents and on the official ones."""
+"""Documents that share a source, on synthetic and official documents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_twins_differ_in_their_trigger_and_have_the_same_options() -> None:
 
 
 def sizes_of_twins(folder: Path) -> dict[int, int]:
-    """How many clusters have one document and how many two; they must be those that the identifiers name."""
+    """Return the numbers of clusters of one and of two documents; they must match the identifiers."""
     lines = (folder / "winogrande.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     documents = [json.loads(line) for line in lines]
     named: dict[str, int] = {}
@@ -62,7 +62,7 @@ def test_all_official_twins_are_those_that_their_identifiers_name(shared_data: P
 
 
 def number_of_sources(folder: Path) -> dict[str, int]:
-    """Through the task files: BoolQ's passages, WinoGrande's twins; the documents of other tasks are their own."""
+    """Through the task files: BoolQ's passages, WinoGrande's twins; other tasks' documents are clusters of one."""
     from dataclasses import replace
 
     from evalkit.data import Library
@@ -79,6 +79,6 @@ def test_questions_know_their_sources(real_documents: Path) -> None:
 
 @pytest.mark.slow
 def test_all_questions_know_their_sources(shared_data: Path) -> None:
-    # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 stands under two of them
+    # SuperGLUE's passages begin with their titles, and one of BoolQ's 2,938 occurs under two of them
     expected = {"winogrande": 983, "boolq": 2939, "openbookqa": 500}
     assert number_of_sources(shared_data / "zeroshot8") == expected

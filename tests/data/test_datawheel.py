@@ -1,4 +1,4 @@
-"""The data wheel's own layout is read back into the original fields."""
+"""The data wheel's layout is converted back to the original fields."""
 
 from __future__ import annotations
 

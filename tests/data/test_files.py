@@ -1,4 +1,4 @@
-"""Task files: every format gives the same records, and what is wrong with a file is said in one line."""
+"""Task files: every format gives the same records, and errors are one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOOD = json.dumps(sample("piqa")).encode()
 
 
 def _load(path: Path) -> str:
-    """The message that loading a wrong piqa file ends with; wrong means wrong for unofficial data as well."""
+    """Return the error message of loading an invalid piqa file; it is invalid as unofficial data too."""
     with pytest.raises(DataError) as caught:
         Library(path.parent, allow_unofficial=True).load("piqa")
     message = str(caught.value)
@@ -88,7 +88,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def refuse(self: Path, *_: object) -> bytes:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "open", refuse)  # permissions do not bind a root user, so they are played
+    monkeypatch.setattr(Path, "open", refuse)  # permissions do not apply to root, so they are mocked
     assert "cannot be read: Permission denied" in _load(path)
 
 
@@ -141,7 +141,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_beneath_is_named(tmp_path: Path) -> None:
-    """The one with most of what is looked for, of equals the uppermost; not hidden ones, nor those too deep."""
+    """The folder with most matching files, the uppermost of equals; not hidden or too deep ones."""
 
     def hint() -> str:
         return did_you_mean(tmp_path, lambda folder: sum(find(folder, task) is not None for task in "ab"))

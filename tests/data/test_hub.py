@@ -1,4 +1,4 @@
-"""The hub: asked once, said once; its cache is read without it."""
+"""The hub: requested once, reported once; its cache is read offline."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def endpoint(status: int, delay: float = 0.0) -> Iterator[str]:
 
 @pytest.mark.usefixtures("online")
 @pytest.mark.parametrize(("status", "answers"), [(200, True), (404, True), (403, False), (503, False)])
-def test_reach_tells_an_answer_from_a_refusal(monkeypatch: pytest.MonkeyPatch, status: int, answers: bool) -> None:
+def test_reach_distinguishes_an_answer_from_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, status: int, answers: bool
+) -> None:
     with endpoint(status) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         trouble = reach()
@@ -68,7 +70,7 @@ def test_reach_gives_up_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "no url at all"])
-def test_reach_names_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_reach_reports_the_obstacle(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", url)
     trouble = reach()
     assert trouble is not None

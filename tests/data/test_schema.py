@@ -1,4 +1,4 @@
-"""Source records become lm-eval's documents, wrong ones are named, and the hash sees what counts."""
+"""Source records become lm-eval's documents, invalid ones are reported, and the hash covers the relevant fields."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _changed(document: dict[str, Any], path: tuple[Any, ...], letters: str) -> dict[str, Any]:
-    """The document with another text, or another valid label, at one place."""
+    """Return the document with another text, or another valid label, in one field."""
     result = copy.deepcopy(document)
     *parents, last = path
     holder: Any = result

@@ -1,4 +1,4 @@
-"""Files out of wheels, with the real pip on a folder of made-up wheels."""
+"""Files from wheels, with the real pip on a folder of synthetic wheels."""
 
 from __future__ import annotations
 

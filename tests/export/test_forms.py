@@ -1,4 +1,4 @@
-"""Exports to the hub's and to Every Eval Ever's forms, held against their own loader and schema."""
+"""Exports to the hub's and to Every Eval Ever's formats, validated by their own loader and schema."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ EXTENSION = {"method": "linear", "target": 8192, "original": 2048, "factor": 4.0
 
 @pytest.fixture
 def stretched(finished: Run, tmp_path: Path) -> Run:
-    """As on the official documents, of which a part was scored, with unofficial examples and a stretched context."""
+    """A run on some of the official documents, with unofficial examples and an extended context."""
     documents = {task: about | {"official": True} for task, about in finished.manifest["documents"].items()}
     documents["piqa"] |= {"count": 1838}
     examples = {task: about | {"official": task != "mmlu"} for task, about in documents.items()}
@@ -110,7 +110,7 @@ def test_what_is_no_score_of_the_published_documents_is_named_so(
 
 
 def test_the_schema_would_refuse(finished: Run, tmp_path: Path, schema: dict[str, Any]) -> None:
-    """So that passing it says something."""
+    """So that passing it is meaningful."""
     [path] = export_run(finished, "every_eval_ever", None, tmp_path)
     for spoil in ("model_info", "evaluation_results"):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def test_hub(finished: Run, tmp_path: Path, rule: str | None) -> None:
 
 
 def test_a_hub_model_is_named_without_its_revision(finished: Run) -> None:
-    """Which stands beside it, as the commit."""
+    """It is stored beside it, as the commit."""
     hub = Run(finished.folder, finished.manifest | {"model": "org/name@step1000", "path": None})
     assert Content(hub, "acc", (), {}).model == "org/name"
     own = Run(finished.folder, finished.manifest | {"model": "org/name@step1000", "path": "/org/name@step1000"})
@@ -173,7 +173,7 @@ def test_without_an_output_it_goes_into_the_run_folder(own_run: Path) -> None:
     assert load_run(own_run).complete
 
 
-def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
+def test_invalid_exports(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown export 'hob': did you mean 'hub'"):
         export_run(finished, "hob")
     with pytest.raises(UnknownNameError, match=r"unknown rule of run .*'ac'"):
@@ -199,7 +199,7 @@ def test_exports_that_cannot_be(finished: Run, tmp_path: Path) -> None:
                                    ((-2.0, 0.0), None, 0.2), (None, None, 0.2)],
 )  # fmt: skip
 def test_only_shares_are_scaled(bounds: tuple[float, float] | None, whole: float | None, score: float) -> None:
-    """A number in a unit of its own stays what it is, whatever its bounds."""
+    """A number in its own unit is not converted, whatever its bounds."""
     metric = Metric("a", "m", 3, 0.2, 0.1, bounds=bounds)
     assert metric.whole == whole
     found = ExportedScore(metric, None, 3, (), "here")

@@ -1,4 +1,4 @@
-"""The export in lm-eval's form, against what lm-eval itself gives on the same model and documents."""
+"""The export in lm-eval's format, compared with lm-eval's own output on the same model and documents."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_one_subject_is_still_a_subject(checkpoint: Path, documents: Path, tmp_p
 
 
 def test_pmi_is_lm_evals_mutual_information(checkpoint: Path, real_documents: Path, tmp_path: Path) -> None:
-    """On a task of lm-eval's own form with that metric, and our run with the rule `pmi`."""
+    """On a task in lm-eval's own format with that metric, and our run with the rule `pmi`."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

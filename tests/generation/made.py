@@ -1,4 +1,4 @@
-"""Prompts for the models of `tests/models/variants/building.py`, and what transformers itself continues them with."""
+"""Prompts for the models of `tests/models/variants/building.py`, and transformers' own continuations of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompts(many: Sequence[np.ndarray], most: int = NEW, **settings: Any) -> lis
 def by_transformers(
     model: Any, ids: np.ndarray, most: int = NEW, ends: Sequence[int] = (), barred: bool = False
 ) -> list[int]:
-    """Greedy `generate` on a single prompt; the new tokens, the one that ended it included."""
+    """Return the new tokens of greedy `generate` on a single prompt, including the end token."""
     given = torch.from_numpy(ids[None]).to(model.device)
     options: dict[str, Any] = {"eos_token_id": sorted(ends)} if ends else {}
     if barred:

@@ -61,12 +61,12 @@ def test_it_gives_what_transformers_gives(kind: str) -> None:
 
 
 TRAINED = 32
-"""Tokens of the window that short and long frequencies are told apart by."""
+"""Original window, in tokens, which separates short from long frequencies."""
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": TRAINED}
 
 
 def with_longrope(kind: str, channels: int) -> Any:
-    """A model whose short and long frequencies are far from each other."""
+    """A model with very different short and long frequencies."""
     torch.manual_seed(0)
     factors = {"short_factor": [1.0] * channels, "long_factor": [1.5 + 0.5 * place for place in range(channels)]}
     rope = LONGROPE | factors | {"factor": 8.0, "short_mscale": 1.1, "long_mscale": 1.3}
@@ -117,7 +117,7 @@ def made(kind: str, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("kind", WITHOUT_OUR_CACHE)
 def test_what_keeps_no_keys_and_values_is_generated_by_transformers(kind: str) -> None:
-    """Prompt by prompt, with the same stops; its generation config does not count, and is as before."""
+    """Prompt by prompt, with the same stops; its generation config is ignored and restored."""
     settings, reason = WITHOUT_OUR_CACHE[kind]
     model = made(kind, **settings)
     model.generation_config.repetition_penalty = 1.0

@@ -1,4 +1,4 @@
-"""A chunk's attention: transformers' own numbers from additive masks and shared heads."""
+"""A chunk's attention, compared with transformers' own under additive masks and shared heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every prompt once, within the budget, beside those that begin alike."""
+"""Batches contain every prompt once, within the budget, next to prompts with the same prefix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_plans(rows: list[tuple[list[int], int]], budget: int, chunk: int, most_
     for batch in plan:
         columns = max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
         assert len(batch) == 1 or (columns * len(batch) <= budget and len(batch) <= most_rows)
-    # Whoever begins alike by at least a chunk stands in one stretch
+    # Prompts with a common prefix of at least a chunk are contiguous
     beginnings = [tuple(one.tokens[:chunk]) if len(one.tokens) > chunk else None for one in order]
     runs = [key for place, key in enumerate(beginnings) if key and (place == 0 or beginnings[place - 1] != key)]
     assert len(runs) == len(set(runs))

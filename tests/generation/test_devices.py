@@ -1,4 +1,4 @@
-"""Greedy texts are transformers' own on every kind of device, also where memory does not hold a batch."""
+"""Greedy texts equal transformers' own on every kind of device, also when a batch does not fit in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bfloat16_tokens_have_about_the_largest_logit(device: str, attention: st
 
 
 class Narrow(Generator):
-    """Refuses batches of more prompts, as a CUDA device without memory for them does."""
+    """A generator that fails on larger batches, like a CUDA device without memory for them."""
 
     most = sys.maxsize
 

@@ -1,4 +1,4 @@
-"""Batches, chunks, copied beginnings and compaction change no token of transformers' own greedy `generate`."""
+"""Batches, chunks, copied prefixes and compaction do not change transformers' own greedy tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_batch_gives_what_transformers_gives_one_by_one(family: str, attention
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_beginnings_are_computed_once(family: str, attention: str) -> None:
-    """Twenty common tokens are two chunks of eight, and four that are computed again."""
+    """Twenty common tokens are two chunks of eight and four recomputed tokens."""
     model = model_of(family, ATTENTIONS[attention])
     many = tokens(37, 21, 60, 22, beginning=20)
     found = Generator(model, chunk=8).generate(prompts(many))
@@ -115,11 +115,11 @@ def test_logits_that_are_no_numbers(value: float) -> None:
 
 @pytest.mark.parametrize("barred", [False, True])
 def test_end_tokens(barred: bool) -> None:
-    """Each row ends where its own tokens do, with the end token kept; a barred one cannot come first."""
+    """Each row ends at its own end token, which is kept; a suppressed one cannot be first."""
     model = model_of("gpt_neox", VANILLA)
     many = tokens(*range(3, 43, 2), seed=2)
     free = [by_transformers(model, ids) for ids in many]
-    # The commonest tokens, so that rows leave the batch at all times, some at once
+    # The most frequent tokens, so that rows leave the batch at different times, some together
     counts = np.bincount(np.concatenate(free), minlength=VOCABULARY)
     ends = frozenset([int(np.argmax(counts)), free[3][0], free[7][4]])
     found = Generator(model, chunk=16).generate(prompts(many, ends=ends, barred_first=ends if barred else frozenset()))
@@ -133,7 +133,7 @@ def test_end_tokens(barred: bool) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
 def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
-    """Each row has its own number of new tokens; whoever leaves, the others go on as if alone."""
+    """Each row has its own number of new tokens; rows that leave do not affect the others."""
     model = _SMALL
     many = tokens(*(length for length, _ in rows), seed=seed)
     batch = [Prompt(n, ids, most) for n, (ids, (_, most)) in enumerate(zip(many, rows, strict=True))]
@@ -157,12 +157,12 @@ def test_the_pattern_is_looked_for_after_every_token() -> None:
     full = [by_transformers(model, ids) for ids in many]
     assert ids_of(found) == [full[0], full[1][:3], full[2]]
     assert [one.ended for one in found] == ["length", "enough", "length"]
-    held = [replace(batch[1], stops=replace(batch[1].stops, held_back=2))]
-    assert ids_of(Generator(model, tokenizer=tokenizer).generate(held)) == [full[1][:5]]
+    delayed = [replace(batch[1], stops=replace(batch[1].stops, held_back=2))]
+    assert ids_of(Generator(model, tokenizer=tokenizer).generate(delayed)) == [full[1][:5]]
 
 
 class Narrow(Generator):
-    """Has memory for a few prompts, as far as its caller can tell."""
+    """A generator that raises out-of-memory errors beyond a few prompts."""
 
     def __init__(self, model: Any, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
         super().__init__(model, chunk=8)
@@ -177,7 +177,7 @@ class Narrow(Generator):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError, RuntimeError])
-def test_batches_are_parted_where_memory_runs_out(error: type[Exception]) -> None:
+def test_batches_are_split_when_memory_runs_out(error: type[Exception]) -> None:
     many = tokens(5, 12, 9, 30, 2)
     narrow, said = Narrow(_SMALL, 2, error), []
     found = narrow.generate(prompts(many), said.append)
@@ -189,7 +189,7 @@ def test_batches_are_parted_where_memory_runs_out(error: type[Exception]) -> Non
     ]
 
 
-def test_a_single_prompt_too_many_is_told() -> None:
+def test_a_single_prompt_beyond_memory_is_reported() -> None:
     with pytest.raises(ScoringError, match="a prompt of 12 tokens is more than memory holds"):
         Narrow(_SMALL, 0).generate(prompts(tokens(12)))
 

@@ -1,4 +1,4 @@
-"""What a batch may hold, and what a run is said to take."""
+"""Size limits of a batch, and the estimated memory of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_work_is_that_of_weights_and_pairs(tied: bool) -> None:
-    """A prompt's operations and the bytes that its new tokens have read, here at one of each a second."""
+    """A prompt's operations and the bytes read for its new tokens, here at one of each per second."""
     model = model_of("llama", VANILLA, tie_word_embeddings=tied)
     weights, embedding = sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
     room = replace(made(model, 250), operations_a_second=1.0, bytes_a_second=1.0)

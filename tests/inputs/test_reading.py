@@ -1,4 +1,4 @@
-"""JSON and YAML that are large, deep, ambiguous or not text: one line of the caller's class, with file and line."""
+"""Large, deep, ambiguous or binary JSON and YAML: a one-line error of the caller's class, with file and line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 def refusal(path: Path, content: str | bytes, read: object = read_yaml) -> str:
-    """What is said of a file of that content; at once, and in one line that names it."""
+    """Return the one-line error of a file with that content."""
     path.write_bytes(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
     before = time.process_time()
     with pytest.raises(TableError) as caught:
@@ -148,7 +148,7 @@ def test_a_json_file_that_is_too_large(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_json_of_millions_of_brackets(tmp_path: Path) -> None:
-    """Their depth is known before anything is built of them; those inside of texts are none."""
+    """Their depth is checked before parsing; brackets inside strings do not count."""
     assert refusal(tmp_path / "own.json", "[" + "[],[]," * 2**22 + "[]]", read_json).startswith(" is too large")
     deep = "[" * 50 + '"' + "[" * 200 + '\\"[", "' + "\\\\" * 3 + '"' + "]" * 50
     (tmp_path / "own.json").write_text(deep, encoding="utf-8")

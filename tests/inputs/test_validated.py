@@ -1,4 +1,4 @@
-"""Data from files that is of another form than it must be: one line, with the key, what was found and what would do."""
+"""Data from files of another form than expected: a one-line error with key, value and expected form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that must not be rounded, cut or read as something else."""
+"""Values that must not be rounded, truncated or reinterpreted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every test here has a cache folder of its own, so that none depends on what another left behind."""
+"""Every test here has its own cache folder, so that tests are independent."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A checkpoint of this test's own, to be damaged."""
+    """A copy of a checkpoint that may be damaged."""
     shutil.copytree(saved, tmp_path / "small")
     return tmp_path / "small"

@@ -1,4 +1,4 @@
-"""What the tests of loading share: load a folder, or expect its refusal in one line."""
+"""Helpers of the loading tests: load a folder, or expect a one-line error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_folder(folder: Path, **options: Any) -> LoadedModel:
 
 
 def refused(folder: Path, words: str, **options: Any) -> str:
-    """The one-line message of the `CheckpointError` that loading ends in."""
+    """Return the one-line message of the `CheckpointError` that loading raises."""
     with pytest.raises(CheckpointError, match=words) as caught:
         load_folder(folder, **options)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A config.json, weights, a tokenizer and an adapter that do not belong together are refused, each in one line."""
+"""A config.json, weights, a tokenizer and an adapter that do not match are rejected with a one-line error."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype
 def test_quantised_weights_of_a_named_method_without_their_scales(
     folder: Path, method: str, dtype: torch.dtype
 ) -> None:
-    """One has its scales."""
+    """One module has its scales."""
 
     def quantise(stored: Tensors) -> None:
         for layer in (0, 1):
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_loses_all_text(folder: Path, change: Any, words: str) 
 
 
 class TestAdapters:
-    """transformers applies one by itself where `peft` is installed, and leaves it out where it is not."""
+    """transformers applies an adapter if `peft` is installed, and ignores it otherwise."""
 
     @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
     def test_beside_whole_weights(self, folder: Path, name: str) -> None:
@@ -252,7 +252,7 @@ class TestAdapters:
 
 
 class TestSizes:
-    """A config.json that describes far more than the files hold is refused before memory is taken for it."""
+    """A config.json that describes far more than the files contain is rejected before memory is allocated."""
 
     @pytest.mark.parametrize("layers", [22, 200_000, 10**15])
     def test_more_layers_than_weights(self, folder: Path, layers: int) -> None:
@@ -286,6 +286,6 @@ class TestSizes:
         refused(folder, r"buffers \(embed_positions\) have more than 100,000 numbers; its number of positions")
 
     def test_a_vocabulary_that_is_most_of_the_model(self, tmp_path: Path) -> None:
-        """Counted once though it is in the model three times while that is built."""
+        """Counted once although it occurs three times in the model under construction."""
         folder = tiny_checkpoint(tmp_path, hidden=16, heads=2, key_value_heads=1, layers=1, tied=True)
         assert load_folder(folder).parameters < 12_000

@@ -1,4 +1,4 @@
-"""A model built of weights in memory is the one that transformers makes of the folder, to the last bit."""
+"""A model built from weights in memory equals the one that transformers loads from the folder, to the last bit."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_as_transformers_loads_the_folder(tmp_path: Path, kind: str, dtype: str)
 
 
 def test_generation_settings_of_an_old_checkpoint(folder: Path) -> None:
-    """From before there was a file for them."""
+    """A checkpoint from before generation_config.json existed."""
     (folder / "generation_config.json").unlink()
     edit_config(folder, repetition_penalty=1.25, eos_token_id=[1, 7])
     settings = load_folder(folder).model.generation_config
@@ -108,7 +108,7 @@ def test_eight_bits_with_their_scales(tmp_path: Path) -> None:
 
 
 def test_messages_name_the_users_folder(folder: Path) -> None:
-    """And not the one of this process that its files were copied to."""
+    """And not the private folder to which its files were copied."""
     from evalkit.errors import CheckpointError
 
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float32", "hidden_act": "none"}))
@@ -124,7 +124,7 @@ def test_names_of_what_is_loaded_are_the_users(folder: Path) -> None:
     assert loaded.model.name_or_path == loaded.model.config.name_or_path == loaded.tokenizer.name_or_path == str(folder)
 
 
-def test_rounding_that_nobody_asked_for_is_reported(folder: Path) -> None:
+def test_unintended_rounding_is_reported(folder: Path) -> None:
     edit_config(folder, dtype="bfloat16")
     said: list[str] = []
     load_folder(folder, say=said.append)

@@ -1,4 +1,4 @@
-"""A checkpoint whose files change while it is evaluated: the numbers are the original's, or there are none."""
+"""A checkpoint whose files change during its evaluation: the numbers are the original's, or the run fails."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a trainer writes next: the same shapes, other weights."""
+    """A trainer's next checkpoint: the same shapes, other weights."""
     return tiny_checkpoint(tmp_path_factory.mktemp("other") / "tiny", seed=1, window=512, max_shard_size="100KB")
 
 
@@ -114,19 +114,19 @@ def _samples(run: Run, task: str) -> Any:
 
 
 def overwritten(path: Path, source: Path) -> None:
-    """In place, as `cp` and `torch.save` do: who has mapped the file sees it."""
+    """Overwrite in place, like `cp` and `torch.save`: visible in a mapped file."""
     with path.open("r+b") as file:
         file.write(source.read_bytes())
 
 
 def replaced(path: Path, source: Path) -> None:
-    """By another file of its name, as rsync does."""
+    """Replace the file, like rsync."""
     shutil.copy(source, path.with_name("next"))
     path.with_name("next").replace(path)
 
 
 def truncated(path: Path, source: Path) -> None:
-    """Cut short, as a file that is just being written anew: a process that has mapped it is killed."""
+    """Truncate, like a file being rewritten: a process that has mapped it is killed."""
     os.truncate(path, path.stat().st_size // 2)
 
 
@@ -136,7 +136,7 @@ BUT_READING = (MOMENTS[0], *MOMENTS[2:])
 
 
 def at(moment: str, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have something happen at a moment of the next run, once."""
+    """Trigger a change at one moment of the next run."""
     if moment == MOMENTS[0]:
         _before(monkeypatch, loading, "load", change)
     elif moment == MOMENTS[1]:
@@ -162,7 +162,7 @@ def _before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Call
 
 
 def aged(model: Path) -> Path:
-    """A copy whose files do not look new."""
+    """A copy with older file times."""
     for path in [model, *model.rglob("*")]:
         status = path.stat()
         os.utime(path, (status.st_atime - SETTLED, status.st_mtime - SETTLED))
@@ -170,7 +170,7 @@ def aged(model: Path) -> Path:
 
 
 def outcome(command: Command, model: Path, runs: Path, expected: Numbers) -> str:
-    """Whether a command refused, leaving no numbers, or gave the original's; anything else fails."""
+    """Return whether a command failed without numbers, or gave the original's; anything else is a test failure."""
     try:
         found = command(model, runs)
     except CheckpointError as error:
@@ -216,7 +216,7 @@ def test_a_gguf_file_that_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its dequantised copy is what is read; a file that is another one by then has another copy."""
+    """The dequantised copy is read; a changed file has another copy."""
     model = Path(shutil.copy(gguf_files[0], tmp_path / "tiny.gguf"))
     before = commands["run"](aged(model), tmp_path / "before")
     at(moment, lambda: way(model, gguf_files[1]), monkeypatch)
@@ -234,7 +234,7 @@ def test_the_copy_of_a_gguf_file_that_changes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A copy that is not what was written is made again."""
+    """A modified copy is created again."""
     model = aged(Path(shutil.copy(gguf_files[0], tmp_path / "tiny.gguf")))
     expected = commands["run"](model, tmp_path / "before")
     commands["run"](Path(shutil.copy(gguf_files[1], tmp_path / "other.gguf")), tmp_path / "before")
@@ -323,7 +323,7 @@ def test_small_files_that_change(
 def _edit(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     if path.name == "tokenizer.json":
-        # Two words change places
+        # Swap two words
         words = content["model"]["vocab"]
         words["e"], words["t"] = words["t"], words["e"]
     content |= {"config.json": {"rms_norm_eps": 0.5}, "generation_config.json": {"eos_token_id": [1, 40]}}.get(

@@ -1,4 +1,4 @@
-"""A chat template that does not end is an error in a line."""
+"""A chat template that does not terminate is a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refused before a weight is read: pickled, cut short, not causal, or only with code of its own."""
+"""Checkpoints rejected before a weight is read: pickled, truncated, not causal, or with code of their own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_pickled_weights_are_refused_and_not_opened(folder: Path, tmp_path: Path
 
 @pytest.mark.parametrize("shard", ["weights.bin", "model.pt", "inner/model.safetensors", 3, ["model.safetensors"]])
 def test_an_index_of_safetensors_names_nothing_else(folder: Path, tmp_path: Path, shard: Any) -> None:
-    """Else it would have a pickle read without --allow-pickle."""
+    """Otherwise a pickle would be read without --allow-pickle."""
     stored = load_file(folder / "model.safetensors")
     (folder / "inner").mkdir()
     for name in ("weights.bin", "model.pt"):
@@ -93,7 +93,7 @@ def with_own_code(folder: Path, model_type: str) -> None:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where transformers copies a checkpoint's code to before it runs it."""
+    """The folder to which transformers copies a checkpoint's code before running it."""
     from transformers import dynamic_module_utils
 
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))

@@ -1,4 +1,4 @@
-"""A config.json of wrong kinds of values ends in one line that names the key, or loads."""
+"""A config.json with values of the wrong type ends in a one-line error with the key, or loads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_weights_that_the_config_names(folder: Path) -> None:
     refused(folder, r"names its weights in transformers_weights \('other\.safetensors'\)")
 
 
-def test_a_window_past_what_float32_tells_apart(folder: Path) -> None:
+def test_a_window_beyond_float32_positions(folder: Path) -> None:
     """A needle test would make texts of that length."""
     edit_config(folder, max_position_embeddings=10**12)
     with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, above the 16,777,216"):

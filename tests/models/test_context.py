@@ -1,4 +1,4 @@
-"""What is planned from a config, and the frequencies, against transformers' own and against the formulas by hand."""
+"""Planned extensions and their frequencies, compared with transformers' own and with the explicit formulas."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_context_within_the_window_is_not_stretched(target: int) -> None:
     ]
 
 
-def test_the_original_window_is_told_and_may_be_given() -> None:
+def test_the_original_window_is_reported_and_may_be_given() -> None:
     said: list[str] = []
     plan_extension(PLAIN, ContextSettings(8192), said.append)
     assert said == ["original context window 2,048 tokens (config.json, max_position_embeddings)"]
@@ -167,8 +167,8 @@ def test_a_stretched_checkpoint_within_its_own_reach_is_left_alone() -> None:
 
 @pytest.mark.parametrize("target", [1024, 4096])
 @pytest.mark.parametrize("config", [PLAIN, YARNED, {}], ids=["plain", "yarn", "silent"])
-def test_a_window_that_is_told_otherwise_is_taken(config: dict[str, Any], target: int) -> None:
-    """A shorter one than config.json's too; its own stretching goes, since the frequencies are then the plain ones."""
+def test_a_given_original_window_replaces_that_of_the_config(config: dict[str, Any], target: int) -> None:
+    """Also one shorter than config.json's; the config's own extension is removed, with unscaled frequencies."""
     assert planned(config, target=target, original=4096) == Extension("none", 4096, 4096, 1.0)
 
 
@@ -193,7 +193,7 @@ def test_several_kinds_of_rotary_embeddings_are_refused() -> None:
         ({"attention_factor": math.nan}, "attention_factor is nan; it must be a number above 0"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
+def test_invalid_settings(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         planned(**settings)
 
@@ -207,7 +207,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], words: str) -> None:
         (ContextSettings(8192, original=10**12), "--context-original 1000000000000"),
     ],
 )
-def test_more_tokens_than_float32_tells_apart(settings: ContextSettings, flag: str) -> None:
+def test_more_tokens_than_float32_positions(settings: ContextSettings, flag: str) -> None:
     with pytest.raises(UsageError, match=rf"^{flag}: expected 1 to 16,777,216 tokens, all that float32 tells apart$"):
         plan_extension(PLAIN, settings)
     assert planned(PLAIN, target=2**24).target == 2**24

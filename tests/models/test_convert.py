@@ -1,4 +1,4 @@
-"""Converted checkpoints give the logits of the code that they come from."""
+"""Converted checkpoints give the logits of the original code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def diffllama(folder: Path, *, kv_heads: int = 2, tied: bool = False, zero: bool
 
 
 def both(source: Path, output: Path, dtype: torch.dtype, attention: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of a folder and of its conversion."""
+    """Return the logits of a folder and of its conversion."""
     models = [
         AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
         for path in (source, output)
@@ -79,12 +79,12 @@ def test_diffllama(tmp_path: Path, kv_heads: int, tied: bool, attention: str) ->
     source = diffllama(tmp_path / "source", kv_heads=kv_heads, tied=tied)
     convert(locate(str(source)), tmp_path / "out")
     first, second = both(source, tmp_path / "out", torch.float32, attention)
-    # The same operations in the same order: not a bit is another
+    # The same operations in the same order: equal bits
     assert torch.equal(first, second)
 
 
 def test_diffllama_in_double_precision(tmp_path: Path) -> None:
-    for zero, tolerance in ((True, 1e-10), (False, 1e-6)):  # its λ is of float32 even then, ours is not
+    for zero, tolerance in ((True, 1e-10), (False, 1e-6)):  # its λ is float32 even then, ours is not
         source = diffllama(tmp_path / f"source-{zero}", zero=zero)
         convert(locate(str(source)), tmp_path / f"out-{zero}")
         first, second = both(source, tmp_path / f"out-{zero}", torch.float64, "sdpa")
@@ -217,7 +217,7 @@ def test_the_authors_layout(tmp_path: Path, kv_pairs: int, affine: bool, pairing
 
 
 def test_rope_and_pairing_matter(tmp_path: Path) -> None:
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     weights = load_file(authors(tmp_path / "source") / "model.safetensors")
     expected = written_out(weights, True, True)
     for other in (written_out(weights, False, True), written_out(weights, True, False)):
@@ -246,7 +246,7 @@ def test_vanilla_layers_between(tmp_path: Path) -> None:
         convert(locate(str(source)), tmp_path / "neither")
 
 
-# What both have in common
+# Both layouts
 
 
 def test_the_tokenizer_comes_along_and_evalkit_loads_it(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def changed(source: Path, drop: str = "", **add: torch.Tensor) -> None:
         (lambda at: edit_config(at, attention_dropout=0.1, hidden_size="x"), "config.json"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted(tmp_path: Path, damage: Any, words: str) -> None:
+def test_checkpoints_that_are_not_convertible(tmp_path: Path, damage: Any, words: str) -> None:
     source = authors(tmp_path / "source")
     damage(source)
     with pytest.raises(CheckpointError, match=words) as caught:

@@ -1,4 +1,4 @@
-"""An exported folder gives the same numbers in a process that has no evalkit, and in evalkit without its code."""
+"""An exported folder gives the same numbers in a process without evalkit, and in evalkit without the folder's code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: 
         export(locate(str(own)), folder)
         folders.append((own, folder))
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    # Isolated (-I): neither this folder nor the user's packages are looked into
+    # Isolated (-I): neither this folder nor the user's packages are on the path
     done = subprocess.run(
         [sys.executable, "-I", "-c", STRANGER, *(str(folder) for _, folder in folders)],
         env=clean | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
@@ -79,7 +79,7 @@ def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: 
         found = load_file(folder / "logits")
         assert torch.equal(found["logits"], expected)
         assert torch.equal(found["again"], expected)
-        # And evalkit, which trusts nobody's code unless told to
+        # And evalkit, which runs no checkpoint's code without --trust-remote-code
         loaded = load_folder(folder)
         assert type(loaded.model).__module__ == "evalkit.models.variants.modeling"
         assert torch.equal(loaded.model(ids).logits, expected)
@@ -96,7 +96,7 @@ def test_everything_else_stays(tmp_path: Path, words: str) -> None:
     assert after == before
 
 
-def test_what_cannot_be_exported(tmp_path: Path, words: str) -> None:
+def test_runs_that_are_not_exportable(tmp_path: Path, words: str) -> None:
     with pytest.raises(CheckpointError, match="model type 'llama' is none of evalkit's"):
         export(locate(str(tiny_checkpoint(tmp_path / "llama"))), tmp_path / "out")
     own = tmp_path / "own"

@@ -1,4 +1,4 @@
-"""A fingerprint changes with whatever changes the numbers, and with nothing else."""
+"""A fingerprint changes with everything that changes the numbers, and with nothing else."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_gguf_counts_by_content_not_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are hashed from here on; even those of a moment ago are remembered."""
+    """Record the names of hashed files; recently changed files are cached too."""
     names: list[str] = []
     original = hashes.FileHashes._keep
 
@@ -186,7 +186,7 @@ def test_second_time_reads_only_what_changed(folder: Path, read: list[str]) -> N
 def test_another_file_of_the_same_size_and_times_is_seen(
     folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system whose times are too coarse: only the inode tells."""
+    """As on a file system with coarse times: only the inode changes."""
     coarse = hashes._state
     monkeypatch.setattr(hashes, "_state", lambda status: [coarse(status)[0], 0, 0, *coarse(status)[3:]])
     before = of(folder)

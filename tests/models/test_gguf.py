@@ -1,4 +1,4 @@
-"""GGUF files: read to the same numbers, kept whole or not at all, and refused by name when damaged."""
+"""GGUF files: equal numbers, atomic caching, and one-line errors of damaged files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROLES = {
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls a weight of Llama."""
+    """Return GGUF's name of a Llama weight."""
     outer = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     stem = name.removesuffix(".weight")
     if stem in outer:
@@ -46,13 +46,13 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """GGUF keeps the two halves that rotary embedding pairs next to each other: [heads × dim, hidden]."""
+    """Permute rows to GGUF's order, with rotary pairs adjacent: [heads × dim, hidden]."""
     half = weight.shape[0] // heads // 2
     return weight.view(heads, 2, half, -1).transpose(1, 2).reshape(weight.shape)
 
 
 def write_gguf(source: Path, path: Path) -> Path:
-    """The Llama checkpoint in `source` as an unquantised GGUF file."""
+    """Write the Llama checkpoint in `source` as an unquantised GGUF file."""
     tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(192)

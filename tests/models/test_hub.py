@@ -1,4 +1,4 @@
-"""The hub, without one: which files are wanted, and what each of its refusals becomes."""
+"""The hub, mocked: the files that are requested, and the error for each failure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_tokenizer_alone_brings_no_weights() -> None:
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, outcome: object, local: Path | None = None) -> list[dict[str, Any]]:
-    """Let the hub answer with an error or a listing, and the cache hold `local`; returns the downloads."""
+    """Mock the hub with an error or a listing, and a cache with `local`; return the downloads."""
     downloads: list[dict[str, Any]] = []
 
     def model_info(self: object, name: str, *, revision: str | None, timeout: float) -> object:

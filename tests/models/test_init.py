@@ -1,4 +1,4 @@
-"""A checkpoint of random weights: the same for the same seed, whole or not there, and one that evalkit takes."""
+"""Random checkpoints: deterministic by seed, written atomically, and valid for evalkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in memory: evaluated where they are, and given back as they were."""
+"""Models in memory: evaluated in place, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tokenizer(folder: Path) -> Any:
 
 @pytest.fixture
 def asked(documents: Path, tmp_path: Path) -> dict[str, Any]:
-    """What is asked of a small run."""
+    """Return the arguments of a small run."""
     return {"tasks": "piqa", "data_dir": documents, "allow_unofficial_data": True, "output": tmp_path / "runs",
             "progress": Progress(live=False)}  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_its_run_says_so_and_is_listed(model: Any, tokenizer: Any, asked: dict[s
 def test_the_same_state_opens_its_run_without_being_run(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
     first = evalkit.evaluate(model, tokenizer=tokenizer, name="a", **asked)
     again = copy.deepcopy(model)
-    again.forward = again.model.forward = None  # whoever runs it fails
+    again.forward = again.model.forward = None  # running it raises
     tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
     assert evalkit.evaluate(again, tokenizer=tokenizer, name="a", **asked).folder == first.folder
 
@@ -125,7 +125,7 @@ def test_another_weight_is_another_run(model: Any, tokenizer: Any, asked: dict[s
     assert other.folder != first.folder
 
 
-def test_what_was_interrupted_goes_on(
+def test_an_interrupted_run_resumes(
     model: Any, tokenizer: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked |= {"tasks": "piqa,boolq", "token_budget": 256}
@@ -148,7 +148,7 @@ def test_what_was_interrupted_goes_on(
 
 
 def state_of(model: Any) -> dict[str, Any]:
-    """All that a trainer may rely on, of a model and of the process."""
+    """Return all state on which a trainer may rely, of a model and of the process."""
     modules = dict(model.named_modules())
     return {
         "training": {name: part.training for name, part in modules.items()},
@@ -196,7 +196,7 @@ def test_it_comes_back_as_it_was(suite: str, family: Any, asked: dict[str, Any],
     assert (len(tokenizer), tokenizer.special_tokens_map) == words
 
 
-def test_training_goes_on_as_if_nothing_had_been(folder: Path, tokenizer: Any, asked: dict[str, Any]) -> None:
+def test_training_continues_unchanged(folder: Path, tokenizer: Any, asked: dict[str, Any]) -> None:
     def trained(evaluates: Callable[[Any, int], Any]) -> tuple[list[float], Any]:
         torch.manual_seed(0)
         model = loaded(folder)
@@ -206,7 +206,7 @@ def test_training_goes_on_as_if_nothing_had_been(folder: Path, tokenizer: Any, a
             tokens = torch.randint(0, 500, (2, 16))
             loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
-            # Between the gradient and the step that takes it
+            # Between the backward pass and the optimizer's step
             evaluates(model, step)
             optimizer.step()
             optimizer.zero_grad()

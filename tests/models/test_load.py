@@ -1,4 +1,4 @@
-"""From files to a model that scores: its numbers, what is told of it, and weights that do not fit it."""
+"""From files to a loaded model: its numbers, messages, and weights that do not match."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 def test_nothing_is_printed(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rewrite(folder, lambda stored: stored.update({"unused": torch.ones(3)}))  # transformers has much to say
+    rewrite(folder, lambda stored: stored.update({"unused": torch.ones(3)}))  # transformers prints warnings
     load_folder(folder)
     assert capfd.readouterr() == ("", "")
 
@@ -97,7 +97,7 @@ def test_weights_of_another_shape_are_refused(folder: Path) -> None:
     refused(folder, r"model\.norm\.weight is \(65,\), not \(64,\)")
 
 
-def test_unused_weights_are_told_once(folder: Path) -> None:
+def test_unused_weights_are_reported_once(folder: Path) -> None:
     rewrite(folder, lambda stored: stored.update({"value_head.weight": torch.ones(3)}))
     said: list[str] = []
     load_folder(folder, say=said.append)
@@ -173,7 +173,7 @@ def test_window() -> None:
 
 
 def test_attention_that_an_architecture_has_not(tmp_path: Path) -> None:
-    """GPT-J has eager attention only: `auto` takes it, and asking for sdpa says what to do."""
+    """GPT-J has eager attention only: `auto` selects it, and requesting sdpa is an error that says what to do."""
     tiny_tokenizer(tmp_path)
     config = GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2, n_positions=64, rotary_dim=8)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)

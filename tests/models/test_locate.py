@@ -1,4 +1,4 @@
-"""`--model` and `--dtype`: what is found, what is refused and with which words."""
+"""`--model` and `--dtype`: locations, and errors of invalid values."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_tokenizer_from_another_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["demo", "other.gguf"])
-def test_a_tokenizer_inside_a_gguf_file_cannot_be_taken(tmp_path: Path, given: str) -> None:
+def test_a_tokenizer_inside_a_gguf_file_is_rejected(tmp_path: Path, given: str) -> None:
     with pytest.raises(CheckpointError, match=f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder"):
         locate(str(tiny_checkpoint(tmp_path / "tiny")), tokenizer=given)
 
@@ -162,7 +162,7 @@ def test_gguf_is_float32(tmp_path: Path) -> None:
     assert resolve_dtype(Checkpoint("x", "gguf", tmp_path, gguf=tmp_path / "x.gguf"), "auto") == "float32"
 
 
-def test_bare_name_tells_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bare_name_reports_both_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""Which models can be evaluated in memory, and which are what their class makes of their config."""
+"""Modules that can be evaluated in memory, and those equal to what their class builds from their config."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def borrowed(model: Any, tokenizer: Any) -> Any:
 
 
 class FullyShardedDataParallel(torch.nn.Module):
-    """Called as torch's."""
+    """A module with torch's name."""
 
 
 class LoraLayer(torch.nn.Module):
-    """As peft's."""
+    """A module with peft's name."""
 
     __module__ = "peft.tuners.lora.layer"
 
@@ -61,7 +61,7 @@ def test_a_model_that_was_changed_is_checked_by_itself(model: Any) -> None:
     assert state_digest(replaced) != state_digest(model)
 
 
-def test_what_cannot_be_evaluated_is_refused(model: Any, tokenizer: Any, folder: Path) -> None:
+def test_unsupported_models_are_rejected(model: Any, tokenizer: Any, folder: Path) -> None:
     def refused(module: Any, said: str, error: type[Exception] = CheckpointError) -> None:
         with pytest.raises(error, match=said), borrowed(module, tokenizer) as spec:
             spec.load(spec.locate(), print)

@@ -1,4 +1,4 @@
-"""Sizes by formula are those of the models that transformers builds, and the published ones."""
+"""Sizes by formula equal those of the models that transformers builds, and the published ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalkit.models.zoo import models, named_model
 
 
 def built(config: dict[str, Any]) -> Any:
-    """The model itself, without memory for its weights."""
+    """Return the model itself, without memory for its weights."""
     register_models()
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
@@ -91,7 +91,7 @@ def config_of(kind: str, **changes: object) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_parameters_of_other_shapes(config: dict[str, Any]) -> None:
-    """What a config does not say is what transformers takes it for."""
+    """Keys missing from a config have transformers' defaults."""
     assert counted(built(config)) == tuple(parameters(read_shape(config)))
 
 
@@ -125,6 +125,6 @@ def test_cache() -> None:
         (config_of("llama", num_hidden_layers=10**12), "num_hidden_layers is 1.*; expected at most 10,000"),
     ],
 )
-def test_configs_that_cannot_be(config: dict[str, Any], words: str) -> None:
+def test_invalid_configs(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_shape(config)

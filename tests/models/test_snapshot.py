@@ -1,4 +1,4 @@
-"""What is read of a checkpoint's folder is what its fingerprint counts, once."""
+"""The files read from a checkpoint's folder are those in its fingerprint, each read once."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_every_file_of_another_tokenizer_counts(full: Path, tmp_path: Path) -> N
 
 
 def test_nothing_is_read_once_the_model_is_built(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever way: the folder is gone by then."""
+    """In every case the folder is removed."""
     expected = load_folder(full)
     model = loading._model
 
@@ -131,18 +131,18 @@ def test_the_fingerprint_of_what_is_loaded_is_that_of_the_files(full: Path, tmp_
 
 
 def test_a_file_that_changes_meanwhile_is_named(full: Path) -> None:
-    with snapshot(locate(str(full))) as held:
+    with snapshot(locate(str(full))) as taken:
         (full / "tokenizer.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"full: tokenizer\.json changed while it was read; run the command"):
-            held.read()
-        assert (held.checkpoint.folder / "tokenizer.json").stat().st_size > 1000
+            taken.read()
+        assert (taken.checkpoint.folder / "tokenizer.json").stat().st_size > 1000
 
 
 def test_a_file_that_vanishes_meanwhile_is_named(full: Path) -> None:
-    with snapshot(locate(str(full))) as held:
+    with snapshot(locate(str(full))) as taken:
         (full / "config.json").unlink()
         with pytest.raises(CheckpointError, match=r"full/config\.json: cannot be read"):
-            held.read()
+            taken.read()
 
 
 def test_no_place_for_copies(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:

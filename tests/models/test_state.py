@@ -1,4 +1,4 @@
-"""The digest of a model in memory: what counts, and what does not."""
+"""The digest of a model in memory: what it includes and excludes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretched models: every rotary module has the formula's frequencies, or the checkpoint is refused and told why."""
+"""Extended models: every rotary module has the formula's frequencies, or the checkpoint is rejected with the reason."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_frequencies_are_the_formulas(tmp_path: Path, family: Family, method: st
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_variants_are_stretched_in_every_layer(tmp_path: Path, backbone: str, variant: str) -> None:
-    """The backbone's module, and that of each layer whose signals or halves rotate by themselves."""
+    """Return the backbone's module, and that of each layer whose signals or halves rotate separately."""
     config, share = BACKBONES[backbone]
     keys, size = VARIANTS[variant]
     layers = [0] if variant == "cog" else [0, 1]
@@ -154,7 +154,7 @@ def test_a_short_text_is_read_differently_and_an_unstretched_one_is_not(tmp_path
 
 @pytest.mark.parametrize("backbone", ["llama", "gpt_neox"])
 def test_dynamic_yarn_reads_each_length_as_yarn_of_that_length_does(tmp_path: Path, backbone: str) -> None:
-    """In any order: what was read before leaves nothing behind."""
+    """In any order: earlier sequences have no effect."""
     config, _ = BACKBONES[backbone]
     keys = INTEGRAL | {"num_signals": 2}
     folder = saved(config(**SHAPE | {"max_position_embeddings": 32}, **keys, variant_layers=[0]), tmp_path / "model")
@@ -242,8 +242,8 @@ def test_models_that_would_not_be_stretched_are_refused(tmp_path: Path, kind: st
     assert "\n" not in str(caught.value)
 
 
-def test_the_window_of_a_model_without_one_may_be_told(tmp_path: Path) -> None:
-    """ALiBi has no positions to stretch, and its config no window."""
+def test_the_window_of_a_model_without_one_may_be_given(tmp_path: Path) -> None:
+    """ALiBi has no rotary positions to extend, and its config no window."""
     config = BloomConfig(vocab_size=512, hidden_size=64, n_layer=2, n_head=4, pad_token_id=None)
     folder = saved(config, tmp_path / "bloom")
     assert stretched(folder, 700, original=700).window == 700
@@ -252,7 +252,7 @@ def test_the_window_of_a_model_without_one_may_be_told(tmp_path: Path) -> None:
 
 
 def built(folder: Path, **changes: Any) -> tuple[Any, Any]:
-    """A model that was loaded with a stretched config, and what `finish` is to check it by."""
+    """Return a model loaded with an extended config, and the extension that `finish` checks."""
     extension = extension_of(locate(str(folder)), ContextSettings(8192))
     assert extension is not None
     expected = stretched_config("model", folder, extension)
@@ -263,7 +263,7 @@ def built(folder: Path, **changes: Any) -> tuple[Any, Any]:
 
 
 class Ignoring(torch.nn.Module):
-    """A rotary module that does not look at `rope_parameters`."""
+    """A rotary module that ignores `rope_parameters`."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Ignoring(torch.nn.Module):
 
 
 def test_traps_after_loading_are_found(tmp_path: Path) -> None:
-    """The ways in which a stretching is lost without a word."""
+    """The ways in which an extension is lost silently."""
     folder = saved(LlamaConfig(**SHAPE), tmp_path / "llama")
     model, expected = built(folder)
     finish("model", model, expected)
@@ -288,7 +288,7 @@ def test_traps_after_loading_are_found(tmp_path: Path) -> None:
     model.model.rotary_emb.attention_scaling = 1.0
     with pytest.raises(CheckpointError, match=r"attention scaling is 1, not 1\.138"):
         finish("model", model, expected)
-    # The window that is stretched from left out: a ramp for 8,192
+    # Without the original window: a ramp for 8,192
     parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "original_max_position_embeddings"}
     model, _ = built(folder, rope_parameters=parameters)
     with pytest.raises(CheckpointError, match="frequencies are off by"):
@@ -301,7 +301,7 @@ def test_traps_after_loading_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layers", [[0], [3], [1, 2]])
-def test_one_layer_that_goes_its_own_way_is_found(tmp_path: Path, layers: list[int], dtype: torch.dtype) -> None:
+def test_a_single_deviating_layer_is_detected(tmp_path: Path, layers: list[int], dtype: torch.dtype) -> None:
     folder = saved(LlamaConfig(**SHAPE | {"num_hidden_layers": 4}), tmp_path / "llama")
     model, expected = built(folder)
     model = model.to(dtype)
@@ -337,7 +337,7 @@ def test_layers_without_positions_are_as_they_should_be(tmp_path: Path, dtype: s
 
 
 def test_a_lost_share_of_partial_rotary_embeddings_is_found(tmp_path: Path) -> None:
-    """Replaced instead of merged, GPT-NeoX would rotate all channels of a head without a word."""
+    """Replaced instead of merged, GPT-NeoX would silently rotate all channels of a head."""
     folder = tiny_checkpoint(tmp_path / "neox", "gpt_neox", window=512, hidden=256)
     _, expected = built(folder)
     parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "partial_rotary_factor"}

@@ -1,4 +1,4 @@
-"""Temporary folders go with their process, or when the next one is made after it was killed."""
+"""Temporary folders are removed with their process, or after a kill when the next one is created."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with temporary_folder(Path(sys.argv[1])) as folder:
 
 
 def aged(folder: Path) -> None:
-    """As if it had been made an hour ago."""
+    """Set a folder's time to an hour ago."""
     for path in (folder, *folder.rglob("*")):
         os.utime(path, (time.time() - 3600,) * 2)
 
@@ -57,14 +57,14 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
         assert made(tmp_path) == [folder.parent]
 
 
-def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
-    process, held = holder(tmp_path)
+def test_the_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
+    process, locked = holder(tmp_path)
     with process:
         try:
-            aged(held)
+            aged(locked)
             with temporary_folder(tmp_path):
                 pass
-            assert (held / "files" / "content").is_file()
+            assert (locked / "files" / "content").is_file()
         finally:
             process.kill()
 
@@ -76,7 +76,7 @@ def test_its_own_stays(tmp_path: Path) -> None:
             assert made(tmp_path) == sorted((first.parent, second.parent))
 
 
-def test_what_is_young_or_without_a_lock_stays(tmp_path: Path) -> None:
+def test_new_folders_and_folders_without_a_lock_are_kept(tmp_path: Path) -> None:
     """Its owner may be about to lock it, or is of another version."""
     process, young = holder(tmp_path)
     with process:

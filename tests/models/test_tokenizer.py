@@ -1,4 +1,4 @@
-"""The tokenizer is the one that tokenizer.json describes, whatever class transformers has for the model."""
+"""The tokenizer is the one in tokenizer.json, whatever class transformers has for the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ids_are_those_of_tokenizer_json(tmp_path: Path, family: Family) -> None
         assert encoded["offset_mapping"] == reference.encode(text, add_special_tokens=False).offsets
 
 
-def test_departing_from_transformers_class_is_told(tmp_path: Path) -> None:
+def test_a_difference_from_transformers_class_is_reported(tmp_path: Path) -> None:
     said: list[str] = []
     tokenizer = load_tokenizer(tiny_checkpoint(tmp_path / "own", "qwen2"), 512, say=said.append)
     assert len(said) == 1 and "tokenizer.json is used as written" in said[0]

@@ -1,4 +1,4 @@
-"""A trained tokenizer loses no text, is Llama's in form, and says what it was given and could not read."""
+"""A trained tokenizer is lossless, has Llama's format, and reports its input and unreadable files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_no_text_is_lost(tokenizer: Any, text: str) -> None:
 
 @given(st.text() | st.text(alphabet=" \n▁abthe1,."))
 def test_no_text_is_lost_whatever_it_is(tokenizer: Any, text: str) -> None:
-    """But for ▁ itself, which is how a space is written, as in Llama's."""
+    """Except ▁ itself, which encodes a space, as in Llama's."""
     ids = tokenizer(text)["input_ids"]
     assert 0 not in ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace("▁", " ")
@@ -108,7 +108,7 @@ def test_too_little_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 300_000, " " * 300_000 + "b", "ab" * 150_000, "ก" * 100_000])
 def test_a_word_without_end(tmp_path: Path, text: str) -> None:
-    """Minutes, did the trainer see it as one: its time grows with the square of a word's length."""
+    """As one word it would take minutes: the trainer's time is quadratic in a word's length."""
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     train_tokenizer([tmp_path / "text.txt"], 512, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -123,7 +123,7 @@ def test_text_that_spells_byte_tokens(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer("<0x0A> <0x0A>")["input_ids"], skip_special_tokens=True) == "<0x0A> <0x0A>"
 
 
-def test_texts_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_texts(tmp_path: Path) -> None:
     def refused(kind: type[Exception], words: str, path: Path, size: int = 512) -> None:
         with pytest.raises(kind, match=words):
             train_tokenizer([path], size, tmp_path)

@@ -1,4 +1,4 @@
-"""Weights as they are read: the same numbers as safetensors' and torch's own, hashed, in memory of this process."""
+"""Weights as read: the numbers of safetensors and torch, hashed, in this process's memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(one: Tensors, other: Tensors) -> bool:
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Of any bits, but for booleans, which have two values."""
+    """Return a tensor of random bits, except booleans, which have two values."""
     count = torch.Size(shape).numel() * dtype.itemsize
     draw = torch.Generator().manual_seed(seed)
     content = torch.randint(0, 2 if dtype == torch.bool else 256, (count,), generator=draw).to(torch.uint8)
@@ -103,7 +103,7 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
     assert found.eq(1).all()
-    path.write_bytes(b"")  # to whom maps it, the next look is the end
+    path.write_bytes(b"")  # the next access of a process that maps it would crash
     assert found.eq(1).all()
 
 
@@ -155,7 +155,7 @@ def test_headers_that_are_wrong(tmp_path: Path, header: dict[str, Any], words: s
 
 
 def test_a_known_digest_is_taken_by_content_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's times say nothing here: a quick digest of what was read finds it, and finds that it is another."""
+    """The file's times do not change here: a quick digest of the bytes read detects the change."""
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100)}, path)
     digest = hashes.file_sha256(path)

@@ -1,4 +1,4 @@
-"""The named models are the paper's, each can be built, and a user's file that cannot be says why."""
+"""The named models are the paper's, each can be built, and an invalid user file is reported."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def changed(**keys: object) -> dict[str, Any]:
         (changed(cog_keep_last=True), "'cog_keep_last' has no meaning for integral attention"),
     ],
 )
-def test_files_that_cannot_be(tmp_path: Path, content: object, words: str) -> None:
+def test_invalid_files(tmp_path: Path, content: object, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         read_models(written(tmp_path, content))
     assert "own.yaml" in str(caught.value)

@@ -1,1 +1,1 @@
-"""A benchmark as another package would add it: nothing here is known to evalkit but an entry point."""
+"""A benchmark of another package: evalkit knows it by its entry point only."""

@@ -1,4 +1,4 @@
-"""Copying: does a model go on with a list of numbers that it has seen once?"""
+"""Copying benchmark: does a model continue a list of numbers that it has seen once?"""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Copying(GeneratedBenchmark):
     def save(self, plan: CopyingPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Scores are shares of new tokens that are digits of the list."""
         table = pd.DataFrame([answer._asdict() for answer in answers[COPYING]])
-        table["task"], table["wanted"] = COPYING, list(plan.texts)
+        table["task"], table["reference"] = COPYING, list(plan.texts)
         table["score"] = [
             sum(letter in text for letter in answer) / max(1, len(answer))
             for text, answer in zip(plan.texts, table["text"], strict=True)
@@ -146,10 +146,10 @@ class Copying(GeneratedBenchmark):
         """Each list by itself."""
 
         def load() -> pd.DataFrame:
-            table = run.table(ANSWERS, ("task", "id", "wanted", "score"))
+            table = run.table(ANSWERS, ("task", "id", "reference", "score"))
             return table if "source" in table else table.assign(source=table["id"])
 
-        return GradedAnswers(run, load, ("wanted",), {"Average": [COPYING]}, MEASURES)
+        return GradedAnswers(run, load, ("reference",), {"Average": [COPYING]}, MEASURES)
 
     def label(self, run: Run, task: str) -> Label:
         """With a capital."""

@@ -1,4 +1,4 @@
-"""Norms: how long is each hidden state? One row for each document, layer and token, kept as columns."""
+"""Norms benchmark: the length of each hidden state, one row per document, layer and token, stored as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact decimals: against the standard library's, and the tolerance against numbers whose truth is known."""
+"""Exact decimals, compared with the standard library's; the tolerance, compared with exact numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that hold anything, on a line of a terminal and in the cell of a spreadsheet."""
+"""Names with arbitrary characters, on a terminal line and in a spreadsheet cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LaTeX: what is escaped, and that every table compiles and prints what it should."""
+"""LaTeX: escaping, and every table compiles and prints correctly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_tex = pytest.mark.skipif(
     reason="pdflatex or pdftotext is not installed (Debian: texlive-latex-extra, poppler-utils)",
 )
 
-# The paper's packages that a table could need, in its order
+# The paper's packages that tables use, in its order
 PREAMBLE = r"""\documentclass[11pt,twocolumn]{article}
 \usepackage{times}\usepackage{latexsym}\usepackage[T1]{fontenc}\usepackage[utf8]{inputenc}\usepackage{microtype}
 \usepackage{graphicx}\usepackage{xcolor}\usepackage{multirow}\usepackage{booktabs}\usepackage{amsmath}
@@ -67,7 +67,7 @@ def test_plain_text_stays(text: str) -> None:
     assert escape(text) == text
 
 
-def test_letters_without_a_glyph_are_told_by_their_code() -> None:
+def test_letters_without_a_glyph_are_shown_by_their_code() -> None:
     assert escape("中") == "{[}U+4E2D{]}"
     assert escape("é ü ß") == "é ü ß"
     assert escape("e\u0301") == "é"
@@ -98,7 +98,7 @@ def test_every_table_compiles_beside_the_papers_packages(tmp_path: Path) -> None
 
 @needs_tex
 @pytest.mark.parametrize("name", ["main_res", "app_long_contx"])
-def test_a_table_compiles_as_it_stands(tmp_path: Path, name: str) -> None:
+def test_a_table_compiles_unchanged(tmp_path: Path, name: str) -> None:
     text = compiled(tmp_path, printed(make(TableRequest(name)), "latex", standalone=True))
     first = {"main_res": "VANILLA 51.3 44.3 24.7 29.7 62.8 23.8 57.1 24.9 39.8",
              "app_long_contx": "Passage Count 2.18 1.04 1.81"}[name]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables on a terminal: they fit its width, and folded ones lose nothing."""
+"""Tables on a terminal fit its width, and wrapped ones lose nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tables(draw: st.DrawFn) -> Table:
 @given(tables(), st.integers(60, 160))
 def test_tables_fit_and_lose_nothing(table: Table, width: int) -> None:
     lines = terminal_table(table, width).split("\n")
-    # Three columns of texts that cannot be broken take 40 columns, a number 8
+    # Three columns of unbreakable texts take 40 columns, a number 8
     assert max(map(wcswidth, lines)) <= width
     shown = " ".join(lines).split()
     for line in table.lines:

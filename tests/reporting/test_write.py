@@ -1,4 +1,4 @@
-"""Markdown, CSV, HTML and terminal: read back, they hold the same cells."""
+"""Markdown, CSV, HTML and terminal output contain the same cells when read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where batches are computed: kept for each, said where it changes; `--device` of a finished run."""
+"""Devices of batches: stored for each, changes reported; `--device` of a finished run."""
 
 from __future__ import annotations
 

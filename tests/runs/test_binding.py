@@ -1,4 +1,4 @@
-"""Every file of a finished run belongs to it: another run's in its place, or a flipped bit, is refused."""
+"""Every file of a finished run is bound to it: another run's file, or a flipped bit, is rejected."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_flipped_bit_of_the_journal_costs_a_batch_and_changes_nothing(
         assert again.scores.equals(run.scores)
 
 
-# What a finished run can do without
+# Files that a finished run does not need
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_without_its_journal_nothing_is_scored_anew_unasked(again: Callable[...,
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(RunError, match=r"has .* but no journal.jsonl to make the rest from; put back .*or delete the "):
         again()
-    # Nothing is lost by the refusal, and no manifest made that the other files were not written with
+    # The error loses nothing, and no manifest is created that does not match the other files
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
@@ -313,7 +313,7 @@ def test_another_runs_journal_is_not_taken(again: Callable[..., Run], pairs: dic
     (folder / SCORES).unlink()
     with pytest.raises(RunError, match=rf"line 1: not a batch of this run \(it is of run {other.manifest['id']}"):
         again()
-    # Nothing is lost by the refusal
+    # The error loses nothing
     assert (folder / JOURNAL).read_bytes() == (other.folder / JOURNAL).read_bytes()
     assert load_run(folder).stored
 

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns: exact, and refused in a line where somebody else has made them otherwise."""
+"""Rows as Arrow columns: exact, and rejected with a one-line error if made with another schema."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_rows_of_another_form_are_not_written(rows: Any, words: str) -> None:
         record_batch(rows, Row)
 
 
-# Made by somebody else
+# Tables made by other code
 
 
 def packed(batch: pa.RecordBatch, **options: Any) -> bytes:

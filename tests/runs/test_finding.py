@@ -1,4 +1,4 @@
-"""What runs are called: folder names that tell checkpoints apart, and the run that each command finds by a name."""
+"""Names of runs: folder names that distinguish checkpoints, and the lookup by each command."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_run_is_found_by_whatever_names_it_alone(make: Make, tmp_path: Path, m
     assert find_run("na", root).folder == hub
 
 
-def test_revisions_of_a_hub_model_are_told_apart(make: Make, checkpoint: Path) -> None:
+def test_revisions_of_a_hub_model_are_distinguished(make: Make, checkpoint: Path) -> None:
     """By what was asked for, in whichever way, and by the commit that it stood for."""
     hub = replace(locate(str(checkpoint)), kind="hub", revision="0a1b2c")
     asked = [ModelSpec("org/name", revision="step1000"), ModelSpec("org/name@step2000"), ModelSpec("org/name")]

@@ -1,4 +1,4 @@
-"""What the journal holds: keys in memory, rows from the file, tables written piece by piece."""
+"""The rows in a journal: keys in memory, rows from the file, tables written incrementally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: its name, its lock, and what it says when it is damaged or not to be had."""
+"""The run folder: its name, its lock, and errors when it is damaged or unavailable."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_another_specification_does_not_get_in(tmp_path: Path) -> None:
         pass
 
 
-def test_a_second_process_is_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_process_reports_who_has_it(tmp_path: Path) -> None:
     script = (
         "import json, sys\nfrom pathlib import Path\nfrom evalkit.runs.writing import open_run\n"
         "try:\n"
@@ -77,8 +77,8 @@ def test_a_second_process_is_told_who_has_it(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", script, str(tmp_path), json.dumps(MANIFEST)]
     with open_run(tmp_path, "run", MANIFEST):
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert f"is in use by another process (process {os.getpid()} on " in told
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert f"is in use by another process (process {os.getpid()} on " in output
         with pytest.raises(RunError, match="is in use by another process"), open_run(tmp_path, "run", MANIFEST):
             pass
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
@@ -94,7 +94,7 @@ def test_an_output_that_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
-def test_an_output_where_nobody_may_write() -> None:
+def test_an_output_without_write_permission() -> None:
     with pytest.raises(RunError, match="choose another --output"), open_run(Path("/proc/runs"), "run", MANIFEST):
         pass
 

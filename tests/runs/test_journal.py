@@ -1,4 +1,4 @@
-"""The journal under everything that can happen to a file: torn, flipped, doubled, empty, full disk."""
+"""The journal under every kind of file damage: torn, flipped, doubled, empty, full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs were measured: one definition, by which tables refuse or mark them, and compare names what differs."""
+"""Settings of runs: one definition, by which tables reject or mark runs and compare lists differences."""
 
 from __future__ import annotations
 

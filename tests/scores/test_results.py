@@ -1,4 +1,4 @@
-"""Accuracies, their standard errors and averages, against closed forms and lm-eval's statistics."""
+"""Accuracies, their standard errors and averages, compared with closed forms and lm-eval's statistics."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_rules_that_a_table_cannot_answer_are_left_out() -> None:
         summarise(scores, manifest(G=["a"]), "pmi")
 
 
-def test_examples_are_told_under_the_table() -> None:
+def test_examples_are_reported_under_the_table() -> None:
     shown = manifest(Only=["mmlu"]) | {
         "examples": {"mmlu": {"official": False, "source": "data-dir here/mmlu_dev.jsonl"}}
     }

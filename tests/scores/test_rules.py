@@ -1,4 +1,4 @@
-"""Every rule against its formula done by hand, and against lm-eval's own arithmetic."""
+"""Every rule, compared with its explicit formula and with lm-eval's own arithmetic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_scores_follow_the_formula(rule: str) -> None:
     assert predictions(document(), rule) == [int(np.argmax(BY_HAND[rule]))]
 
 
-def test_worked_example_tells_the_rules_apart() -> None:
+def test_a_worked_example_distinguishes_the_rules() -> None:
     """The example chooses A, B and C under different rules, so that one rule cannot pass for another."""
     assert {rule: predictions(document(), rule)[0] for rule in RULES} == {
         "ppl": 1,

@@ -1,4 +1,4 @@
-"""Batches in turn."""
+"""Preparing batches ahead, in order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nothing_to_do() -> None:
     assert list(in_turn(batches(3), lambda batch: True)) == []
 
 
-def test_a_tree_that_cannot_be_laid_out_is_told() -> None:
+def test_a_tree_that_cannot_be_built_is_reported() -> None:
     broken = TreeBatch(np.empty(0, np.int32), (SequenceSet(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
     with pytest.raises(IndexError):
         list(in_turn([broken], lambda batch: False))

@@ -1,4 +1,4 @@
-"""Tiles, against the mask of the whole tree; a layout, against attention under that mask."""
+"""Tiles, compared with the mask of the whole tree; layouts, compared with attention under that mask."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tiles_cover_the_tree_and_see_what_they_must(
         assert tile.start == at < tile.end
         at = tile.end
         keys = [key for a, b in tile.ancestors for key in range(a, b)]
-        # All that its first token sees of earlier tokens, which is all that any of its tokens may see
+        # Earlier tokens that its first token attends to, which are all that any of its tokens may attend to
         assert keys == np.flatnonzero(seen[tile.start, : tile.start]).tolist()
         assert not np.delete(seen[tile.start : tile.end, : tile.start], keys, axis=1).any()
     assert at == len(tree.tokens)

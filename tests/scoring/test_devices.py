@@ -1,4 +1,4 @@
-"""Shared scores are those of each sequence by itself on every kind of device, by the kernel that a run takes there."""
+"""Shared scores equal those of each sequence alone on every kind of device, with the kernel used there."""
 
 from __future__ import annotations
 

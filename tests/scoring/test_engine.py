@@ -1,4 +1,4 @@
-"""Models that do not do as they are told, and machines that run out of memory."""
+"""Models that violate assumptions of sharing, and out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def drop_cache(options: dict[str, Any]) -> None:
 def test_a_model_that_cannot_share_is_found_out_and_scored_by_itself(
     tiny: Tiny, change: Callable[[dict[str, Any]], None], kernels: tuple[str, ...], template: str, dtype: str
 ) -> None:
-    # Wide weights, so that tokens mind their context about as much as a trained model's do
+    # Large weights, so that the effect of the context is similar to a trained model's
     loaded = patched(tiny(spread=0.5, dtype=dtype), change)
     encoded = encode(loaded, load_template(template))
     said: list[str] = []
@@ -162,7 +162,7 @@ class Scarce:
         monkeypatch.setattr(Forward, "score", forward)
 
 
-def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_budget_and_continues(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny()
     encoded = encode(loaded, unconditional=True)
     widest, _ = smallest_budget(plan(items_of(encoded), 1))
@@ -176,7 +176,7 @@ def test_out_of_memory_halves_the_budget_and_goes_on(tiny: Tiny, monkeypatch: py
     assert refused > 0
     assert len(said) == 1
     assert re.fullmatch(r"out of memory at \d+ tokens a batch: such batches are halved", said[0])
-    # No batch learns from another: the same again is split the same way, to the same bits; the plan stays what it was
+    # Batches are independent: a repetition is split the same way, to the same bits; the plan does not change
     assert largest_between(first, score(engine, encoded)) == 0
     assert memory.refused == 2 * refused
     assert len(said) == 1
@@ -326,7 +326,7 @@ def test_a_model_that_cannot_be_given_a_tree_is_scored_right_and_reported(tmp_pa
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
-def test_a_way_to_attend_that_fails_is_told_and_another_one_taken(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_attention_is_reported_and_replaced(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise NotImplementedError("no kernel for this device")
 
@@ -357,7 +357,7 @@ def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_that_does_what_nobody_knows(tiny: Tiny, dtype: str) -> None:
+def test_a_head_with_an_unknown_operation(tiny: Tiny, dtype: str) -> None:
     """A model that does something of its own to its logits is found out in any dtype, and scored by its own pass."""
     loaded = tiny(dtype=dtype)
     forward = loaded.model.forward
@@ -389,7 +389,7 @@ def test_stretched_contexts_share_what_they_may(tmp_path: Path, method: str, ori
     lengths = [len(s.tokens) for e in encoded for s in e.sequences]
     assert min(lengths) < original < max(lengths)
     engine = Engine(loaded.model, BUDGET, lambda line: None)
-    # The longest first: whether a model looks ahead is found out within the original window
+    # The longest first: causality is tested within the original window
     engine.check(items_of(sorted(encoded, key=lambda one: -len(one.sequences[0].tokens))[:1]))
     assert engine.shares
     assert largest_from_alone(engine, loaded, encoded) <= RELATIVE

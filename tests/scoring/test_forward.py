@@ -1,4 +1,4 @@
-"""The output head by columns, against log_softmax over the whole vocabulary; the config is put back after a tree."""
+"""The output head by columns, compared with log_softmax over all columns; the config is restored after a tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tiny = Callable[..., LoadedModel]
 def test_the_head_by_columns_is_the_whole_head(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch, columns: int, bias: bool, ruled_out: float | None
 ) -> None:
-    """With a vocabulary that is no multiple of the columns, several targets a node, and tokens that cannot be."""
+    """With a vocabulary that is not a multiple of the columns, several targets per node, and masked tokens."""
     model = tiny().model
     head = model.get_output_embeddings()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Scoring MMLU takes little memory beside the model's own."""
+"""Scoring MMLU needs little memory beyond the model's own."""
 
 from __future__ import annotations
 

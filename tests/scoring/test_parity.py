@@ -1,4 +1,4 @@
-"""Shared scores are those of each sequence by itself, whatever the architecture, budget, order and company."""
+"""Shared scores equal those of each sequence alone, for any architecture, budget, order and batch."""
 
 from __future__ import annotations
 

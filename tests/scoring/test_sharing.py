@@ -1,4 +1,4 @@
-"""Whether the start-up check finds every way of sharing that is wrong, and passes those that are right."""
+"""The start-up check rejects every wrong way of sharing and passes correct ones."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_a_model_that_does_not_run_is_named_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-# Verdicts that are kept
+# Cached verdicts
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
         checked(**other)
         assert comparisons(), other
     wrong = {"attention_types": [[["global", "local"], 1]], "window_size": 256, "num_layers": 2, "num_heads": 4}
-    for _ in range(2):  # may lie in the weights, so it is not kept
+    for _ in range(2):  # may depend on the weights, so it is not cached
         assert not checked("gpt_neo", **wrong).shares
         assert comparisons()
     for content in ("", "[]", "[3]", '{"tiles row 1375 longest 687": ""}', "[" * 10**5):
@@ -376,7 +376,7 @@ def test_a_model_changed_by_hand_is_always_compared(comparisons: Callable[[], in
         assert comparisons()
 
 
-# What the check is made of
+# The check's probes
 
 
 @pytest.mark.parametrize(("row", "longest"), [(256, 8), (256, 64), (700, 350), (640, 600), (3000, 1000)])
@@ -427,7 +427,7 @@ def test_half_precision_runs_in_float32_without_a_copy(kind: str, dtype: torch.d
     assert half.dtype == dtype and not torch.allclose(half.float(), exact, rtol=1e-5, atol=1e-5)
 
 
-# What is not about sharing
+# Checks other than sharing
 
 
 def recurrent(scale: float) -> Any:

@@ -1,4 +1,4 @@
-"""The tree of shared prefixes, against a trie written out as a set of prefixes."""
+"""The tree of shared prefixes, compared with a trie written as a set of prefixes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def cases(draw: st.DrawFn) -> Case:
     # A prefix of another sequence, a duplicate and a sequence with but one token after the trunk are all legal
     tails = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7))
     sequences = [np.array(trunk + tail, dtype=np.int32) for tail in tails]
-    wanted = [np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences]
-    return sequences, wanted, len(trunk)
+    masks = [np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences]
+    return sequences, masks, len(trunk)
 
 
 def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
@@ -32,13 +32,13 @@ def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
     return [(*trunk.tolist(), *(int(tree.tokens[k]) for k in ancestors)) for ancestors in seen]
 
 
-def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], wanted: list[NDArray[np.bool_]], trunk: int) -> None:
+def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], masks: list[NDArray[np.bool_]], trunk: int) -> None:
     first = max(trunk, 1)
     whole = [tuple(s.tolist()) for s in sequences]
     stem = sequences[0][:trunk]
     found = prefixes(tree, stem)
 
-    # Every distinct prefix that is an input is one node, and sees its ancestors and nothing else
+    # Every distinct input prefix is one node, and attends to its ancestors and nothing else
     assert sorted(found) == sorted({s[:end] for s in whole for end in range(trunk + 1, len(s))})
     assert tree.positions.tolist() == [len(prefix) - 1 for prefix in found]
 
@@ -46,21 +46,21 @@ def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], wanted: list[NDAr
     before = [tuple(stem.tolist()) if node == TRUNK else found[node] for node in tree.pair_nodes.tolist()]
     pairs = list(zip(before, tree.pair_targets.tolist(), strict=True))
     expected = {
-        (s[:at], s[at]) for s, want in zip(whole, wanted, strict=True) for at in range(first, len(s)) if want[at]
+        (s[:at], s[at]) for s, mask in zip(whole, masks, strict=True) for at in range(first, len(s)) if mask[at]
     }
     assert sorted(pairs) == sorted(expected)
 
     # A sequence's path leads to the pairs of its scored tokens, in order
-    for s, want, path in zip(whole, wanted, tree.paths, strict=True):
+    for s, mask, path in zip(whole, masks, tree.paths, strict=True):
         assert [None if p < 0 else pairs[p] for p in path.tolist()] == [
-            (s[:at], s[at]) if want[at] else None for at in range(first, len(s))
+            (s[:at], s[at]) if mask[at] else None for at in range(first, len(s))
         ]
 
 
 @given(cases())
 def test_a_tree_is_the_trie_of_its_sequences(case: Case) -> None:
-    sequences, wanted, trunk = case
-    check_tree(build_tree(sequences, wanted, trunk), sequences, wanted, trunk)
+    sequences, masks, trunk = case
+    check_tree(build_tree(sequences, masks, trunk), sequences, masks, trunk)
 
 
 def test_a_tree_written_out() -> None:

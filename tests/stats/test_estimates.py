@@ -1,4 +1,4 @@
-"""Means, errors and intervals against statsmodels, scipy and closed forms."""
+"""Means, errors and intervals, compared with statsmodels, scipy and closed forms."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_clusters_of_equal_size_are_statsmodels_sandwich(size: int, groups: int)
     clusters = np.random.default_rng(n).permutation(np.repeat(np.arange(groups), size))
     values = random_differences(n, n) + np.random.default_rng(n).normal(0, 0.2, groups)[clusters]
     theirs = sm.OLS(values, np.ones(n)).fit(cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True)
-    ours = mean(values, clusters * 7 - 3)  # the numbers themselves mean nothing
+    ours = mean(values, clusters * 7 - 3)  # arbitrary labels
     assert ours.value == pytest.approx(theirs.params[0], **EXACT)
     assert ours.stderr == pytest.approx(theirs.bse[0], **EXACT)
     assert ours.freedom == pytest.approx(groups - 1)
@@ -123,7 +123,7 @@ def test_clusters_of_very_unequal_size_have_few_degrees_of_freedom() -> None:
     """Independent documents: closed forms of Bell and McCaffrey's. A source with half of the documents leaves few."""
     sizes = np.array([50] + [5] * 10)
     clusters, values = np.repeat(np.arange(11), sizes), random_differences(100, 1)
-    # Within sources documents are as unlike as can be, so no shared effect is found
+    # Maximum variation within sources, so the estimated shared effect is zero
     values[:50], values[50:] = np.tile([1, -1], 25), np.tile([1, -1, 0, 1, -1], 10)
     share = sizes / 100
     whole = (share**2).sum() + ((share**2 / (1 - share)).sum() ** 2 - (share**4 / (1 - share) ** 2).sum())
@@ -284,5 +284,5 @@ def test_resampled_means_keep_clusters_together() -> None:
     assert alone.std() == pytest.approx(stats.sem(values), rel=0.05)
     low, high = percentile_interval(alone)
     assert ((alone < low).mean(), (alone > high).mean()) == pytest.approx((0.025, 0.025), abs=1e-3)
-    # As if they were independent, the same values would seem better known
+    # Treated as independent, the same values would have a smaller error
     assert resampled_means(twice, np.arange(800), 4000, [1]).std() < 0.8 * alone.std()

@@ -1,4 +1,4 @@
-"""What documents could show, against statsmodels, enumeration and simulation."""
+"""Detectable differences, compared with statsmodels, enumeration and simulation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_smallest_difference_has_the_power_that_is_promised(n: int, share: f
 def test_documents_that_can_show_nothing() -> None:
     assert mcnemar_detectable(5, 5) is None  # five of five is still p = 0.06
     assert mcnemar_detectable(1, 0) is None
-    # Where the runs agree everywhere, six documents at least would have to be won
+    # If the runs agree everywhere, at least six documents would have to be won
     assert mcnemar_detectable(200, 0) == pytest.approx(_six_of(200), rel=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Several runs of each side: parts of the variance against closed forms, Banerjee's test against scipy."""
+"""Several runs per side: variance components compared with closed forms, Banerjee's test with scipy."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_runs_that_all_agree_leave_the_doubt_about_documents() -> None:
 def test_a_difference_without_any_error_has_no_p_value() -> None:
     parts = Spread(0.0, 0.0, 0.0, 0.0, 3, 3)
     assert math.isnan(crossed_p_value(Estimate(0.5, 0.0, 9.0), parts))
-    # A single document shows nothing of others, however well known the spread between runs is
+    # A single document has no error over documents, whatever the spread between runs
     alone, parts = Estimate(0.5, math.nan, math.nan), Spread(0.01, 0.01, math.nan, math.nan, 3, 3)
     assert math.isnan(crossed_p_value(alone, parts))
     assert math.isnan(interval(crossed(alone, parts)).low)
@@ -161,7 +161,7 @@ def test_clusters_and_strata_reach_every_part() -> None:
     dice = np.random.default_rng(4)
     a, b = dice.normal(size=(3, 20)), dice.normal(size=(3, 20))
     clusters = np.repeat(np.arange(20), 5)
-    # Five copies of each document, told to be copies, are worth one
+    # Five copies of each document, declared as one source, are worth one
     copied = spread(np.repeat(a, 5, axis=1), np.repeat(b, 5, axis=1), clusters)
     assert copied == pytest.approx(spread(a, b))
     assert spread(a, b, strata=np.repeat([0, 1], 10)).documents != spread(a, b).documents

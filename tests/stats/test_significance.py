@@ -1,4 +1,4 @@
-"""Tests and corrections against scipy and statsmodels."""
+"""Tests and corrections, compared with scipy and statsmodels."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_clusters_are_summed_before_they_are_flipped() -> None:
     differences, clusters = np.array([1.0, 1.0, -1.0, 0.0, 1.0]), np.array([9, 9, 4, 4, 2])
     assert sorted(cluster_sums(differences, clusters)) == [-1.0, 1.0, 2.0]
     assert cluster_sums(differences, None) is differences
-    # Four copies of each document tell no more than one
+    # Four copies of each document add no information
     copied = cluster_sums(np.repeat(differences, 4), np.repeat(np.arange(5), 4))
     assert sign_flip(copied).p == sign_flip(differences).p
 

@@ -52,7 +52,7 @@ def draws(
 
 
 def p_of(differences: Floats, clusters: Codes | None) -> float:
-    """As `compare` tests a task."""
+    """Return the p value of a task, as in `compare`."""
     if clusters is None:
         return mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
     return max(sign_flip(cluster_sums(differences, clusters)).p, t_test(adjusted([(differences, clusters)])))
@@ -98,7 +98,7 @@ def test_size_on_documents_that_share_sources(n: int, times: int) -> None:
 
 
 def test_what_would_happen_without_clusters() -> None:
-    """The simulation can tell: McNemar on the same documents finds differences that are not there."""
+    """The simulation has power: McNemar that ignores shared sources finds differences that are not there."""
     alone = [p_of(differences, None) <= 0.05 for differences, _ in draws(clustered, 1000, 0.0, 1000)]
     assert np.mean(alone) > 0.08
 

@@ -1,4 +1,4 @@
-"""The paper's tables read from LaTeX, by other code than any of evalkit's: a small reader of tabular bodies."""
+"""The paper's tables read from LaTeX, independently of evalkit's code: a small reader of tabular bodies."""
 
 from __future__ import annotations
 

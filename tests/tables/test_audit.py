@@ -1,4 +1,4 @@
-"""The audit finds what is planted, and is silent where nothing is."""
+"""The audit finds planted errors, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_planted_contradiction_between_tables_is_found() -> None:
 
 
 def test_it_computes_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's own way: a number changed in the CSV changes what is found."""
+    """Through the command: a changed number in the CSV changes the findings."""
     shutil.copytree(resource("results"), tmp_path / "results", ignore=shutil.ignore_patterns("runs"))
     shutil.copytree(resource("configs"), tmp_path / "configs")
     for module in ("layout", "audit", "request"):

@@ -1,4 +1,4 @@
-"""What the paper's text says of its tables: each claim's verdict, and that it is the tables that decide."""
+"""Claims of the paper's text about its tables: each verdict, and its dependence on the tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_SO = {
     "three_of_six": "2",
 }
 """Claims that do not follow, with what does."""
-NOT_TOLD = {
+NOT_CHECKED = {
     "negative_attention", "quarters_alike", "backbone_sizes", "attention_to_kinds", "entropy", "corpora",
     "training_time", "comparable", "rouge",
 }  # fmt: skip
@@ -76,13 +76,13 @@ def with_cell(table: Audited, model: str, measure: str, value: float) -> Audited
 
 
 def test_the_verdict_on_each(verdicts: dict[str, Verdict]) -> None:
-    assert set(verdicts) == HOLD | NOT_SO.keys() | NOT_TOLD
+    assert set(verdicts) == HOLD | NOT_SO.keys() | NOT_CHECKED
     for key, verdict in verdicts.items():
         if key in NOT_SO:
             assert verdict.verdict == (BY_PRINTED if key == "backbone_order" else FAILS), key
             assert verdict.computed == NOT_SO[key]
         else:
-            assert verdict.verdict == (UNCHECKED if key in NOT_TOLD else HOLDS), (key, verdict.computed)
+            assert verdict.verdict == (UNCHECKED if key in NOT_CHECKED else HOLDS), (key, verdict.computed)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
         ({"holds": {"above": [1, 2]}}, "'claims.made.holds' is keys and values; expected a list"),
     ],
 )
-def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
+def test_invalid_claims(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
     path = tmp_path / "claims.yaml"
     made = {"where": "here", "says": "it", "printed": "1"} | about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")
@@ -190,10 +190,10 @@ def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about
 
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:
-    """What is printed stands there as a figure or a few words."""
+    """Printed values are figures or a few words."""
     assert max(len(claim.printed.split()) for claim in claims.claims) <= 8
 
 
 def test_all_of_them_are_shown(verdicts: dict[str, Verdict]) -> None:
     shown = [(str(section.title), len(section.lines)) for section in sections(list(verdicts.values()))]
-    assert [count for _, count in shown] == [len(NOT_SO), len(HOLD), len(NOT_TOLD)]
+    assert [count for _, count in shown] == [len(NOT_SO), len(HOLD), len(NOT_CHECKED)]

@@ -1,4 +1,4 @@
-"""Files of claims that are none."""
+"""Invalid files of claims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evalkit.tables.claims_file import read_claims
         ("models: {a: {model_type: bert}}\nclaims: {}", r"claims\.yaml: 'models\.a': .*bert"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_files(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match=words):

@@ -1,4 +1,4 @@
-"""Layouts: those that evalkit ships, and files that are none."""
+"""Layouts: those that evalkit ships, and invalid files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
         ({"rows": [{"items": {"a": {"model": ["x", ""]}}}]}, ["'rows[0].items.a.model[1]' is empty; expected a text"]),
     ],
 )
-def test_layouts_that_cannot_be(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+def test_invalid_layouts(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
     with pytest.raises(TableError) as caught:
         load_layout(written(tmp_path, **changes))
     for word in ("my_table.yaml", *words):

@@ -1,4 +1,4 @@
-"""Which numbers are marked, and what a filled cell says: on made-up tables."""
+"""Marked numbers, and the content of filled cells, on synthetic tables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_averages_are_computed_and_need_all_their_parts(layout: TableLayout) -> 
     assert [cell.value for cell in cells["c"]] == ["-"] * 4
 
 
-def test_a_difference_is_of_what_stands_side_by_side(layout: TableLayout) -> None:
+def test_a_difference_is_of_printed_numbers(layout: TableLayout) -> None:
     """51.84 and 51.36 print 51.8 and 51.4: a reader would miss a tenth if 0.48 were printed as +0.5."""
     filling = Filling({"a": {"arc_easy": Number(Fraction("51.84"))}}, {"a": {"arc_easy": Number(Fraction("51.36"))}})
     cell = fill(layout, filling).sections[0].lines[0].cells[1]

@@ -1,4 +1,4 @@
-"""Tables filled from run folders: the numbers are the runs', and what does not belong is refused by name."""
+"""Tables filled from run folders: the numbers are the runs', and runs that do not match are rejected by name."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
     assert [row[0] for row in rows] == ["key", "one", "two", "three", "note", "note"]
 
 
-def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None:
+def test_invalid_runs(layout: str, tmp_path: Path, finished: Run) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
@@ -253,7 +253,7 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
         ("values: 2.5", "'values' is 2.5; expected a text"),
     ],
 )
-def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> None:
+def test_invalid_mappings(tmp_path: Path, content: str, word: str) -> None:
     path = tmp_path / "mapping.yaml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TableError, match=word):

@@ -1,4 +1,4 @@
-"""Every table as printed, against the paper's own source: numbers, marks, labels and headings, cell by cell."""
+"""Every table as printed, compared with the paper's own source: numbers, marks, labels and headings, cell by cell."""
 
 from __future__ import annotations
 

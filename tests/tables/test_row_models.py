@@ -1,4 +1,4 @@
-"""Rows of tables and models by name are one vocabulary: a run finds its row, and one of another model is marked."""
+"""Rows of tables and named models share one vocabulary: a run finds its row, and another model is marked."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ ROWS = [(name, item) for name in names() for item in load_layout(name).models]
 
 
 def of_model(finished: Run, name: str) -> Run:
-    """The finished run, as if it were of a named model; its folder stays what it is."""
+    """Return the finished run with a named model's sizes; its folder is not changed."""
     return Run(finished.folder, finished.manifest | {"loaded": finished.manifest["loaded"] | loaded(name)})
 
 
 def loaded(name: str, **changes: object) -> dict[str, Any]:
-    """What a manifest keeps of a named model, whose shape is changed."""
+    """Return a manifest's entry of a named model with changed sizes."""
     model = named_model(name)
     facts = shape_facts(model.config) or {}
     return {"parameters": parameters(model.shape).total, "architecture": "Some", "shape": facts | changes}
@@ -43,7 +43,7 @@ def loaded(name: str, **changes: object) -> dict[str, Any]:
 
 @pytest.fixture
 def run_of(finished: Run, tmp_path: Path) -> Any:
-    """A copy of the finished run, as if of a named model, in a folder whose name says nothing of it."""
+    """Copy the finished run with a named model's sizes, in a folder with an unrelated name."""
     count = iter(range(100))
 
     def make_run(name: str, **changes: object) -> Run:
@@ -53,7 +53,7 @@ def run_of(finished: Run, tmp_path: Path) -> Any:
     return make_run
 
 
-# Which row is what
+# Models of rows
 
 
 @pytest.mark.parametrize(("name", "item"), ROWS, ids=[f"{name}-{item.key}" for name, item in ROWS])
@@ -84,7 +84,7 @@ def test_a_key_is_one_model_in_all_tables_but_where_the_paper_contradicts_itself
 
 
 def test_every_model_of_the_paper_has_a_row() -> None:
-    """All but other readings of a row's model, which find it too."""
+    """All except other readings of a row's model, which are assigned to it too."""
     shown = {model for _, item in ROWS for model in item.models}
     left = {model.name for model in models()} - shown
     assert left == {name for name in left if name.endswith(("-keep", "-full-head"))}
@@ -100,7 +100,7 @@ def test_the_documentation_lists_the_rows() -> None:
     assert listed in page
 
 
-# What a manifest keeps
+# Sizes in manifests
 
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.name)

@@ -1,4 +1,4 @@
-"""Which leads of a table are marked: compare's own tests, corrected over the whole table."""
+"""Marked leads of a table: compare's own tests, corrected over the whole table."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_only_what_stands_alone_as_best_leads(folder: Path) -> None:
     assert seen == [Lead("one", "three", "piqa")]
 
 
-def test_what_cannot_be_tested(folder: Path) -> None:
+def test_leads_that_are_not_tested(folder: Path) -> None:
     right = {task: won(8, 0) for task in TASKS}
     one = made(folder, "one", **{task: pair[0] for task, pair in right.items()})
     fewer = made(folder, "two", **{task: pair[1][:-1] for task, pair in right.items()})

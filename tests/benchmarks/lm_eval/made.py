@@ -1,4 +1,4 @@
-"""lm-eval task files with small documents of their own, for `--include-path`: one of each kind that evalkit serves."""
+"""lm-eval task files with small documents, for `--include-path`: one of each supported kind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ALL = ("made_pair", "made_last_word", "made_texts", "made_answers", "made_shots"
 
 
 def made_tasks(folder: Path, count: int = 6) -> Path:
-    """A folder with a task of each kind, a few-shot task with a split of its own, and a group of two tasks."""
+    """Write a folder with a task of each kind, a few-shot task with a separate split, and a group of two tasks."""
     dice = random.Random(3)
     choices = [_choice(dice) for _ in range(count)]
     last_words = [{"text": _words(dice, 9)} for _ in range(count)]
@@ -78,7 +78,7 @@ def made_tasks(folder: Path, count: int = 6) -> Path:
     write_task(folder, LAST_WORD, last_words)
     write_task(folder, TEXTS, texts)
     write_task(folder, ANSWERS, answers)
-    # Another split than the one that is scored
+    # A split that is not scored
     examples = folder / "examples.jsonl"
     examples.write_text("".join(json.dumps(_choice(dice)) + "\n" for _ in range(5)), encoding="utf-8")
     shots = CHOICE | {"task": "made_shots", "num_fewshot": 2, "fewshot_split": "examples"}
@@ -93,7 +93,7 @@ def made_tasks(folder: Path, count: int = 6) -> Path:
 
 
 def write_task(folder: Path, config: dict[str, Any], documents: list[dict[str, Any]], **splits: Path) -> Path:
-    """A task file with its documents beside it, as the split `test`."""
+    """Write a task file and its documents, as the split `test`."""
     folder.mkdir(parents=True, exist_ok=True)
     name = config["task"]
     data = folder / f"{name}.jsonl"
@@ -115,7 +115,7 @@ def _words(dice: random.Random, most: int) -> str:
 
 
 def same_metrics(found: dict[str, Any], expected: dict[str, Any], rel: float = 1e-3) -> None:
-    """lm-eval's results of the same tasks agree: names and counts exactly, measures within rounding."""
+    """Check lm-eval's results of the same tasks: names and counts exactly, metrics within rounding."""
     assert found.keys() == expected.keys()
     for task, metrics in expected.items():
         assert found[task].keys() == metrics.keys(), task

@@ -1,4 +1,4 @@
-"""What evalkit cannot run of lm-eval is named in one line, before a model is loaded."""
+"""Unsupported or invalid lm-eval tasks end in a one-line error, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], model: Path, *arguments: object) -> tuple[int, str]:
-    """Exit code and last line of a command that fails."""
+    """Return exit code and last line of a failing command."""
     with pytest.raises(SystemExit) as left:
         main(["run", "--model", str(model), "--output", "runs", *map(str, arguments)])
     err = capsys.readouterr().err
@@ -58,7 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], model: Path, *arguments: object)
          "task made_bad: its documents (nobody/nothing) cannot be loaded: the hub cannot be reached (HF_HUB_OFFLINE"),
     ],
 )  # fmt: skip
-def test_a_task_that_cannot_be_served(
+def test_an_unsupported_task(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, change: dict[str, Any], code: int, words: str
 ) -> None:
     write_task(tmp_path / "bad", CHOICE | {"task": "made_bad"} | change, DOCUMENTS)
@@ -86,7 +86,7 @@ def test_code_beside_a_task_file_that_fails(capsys: pytest.CaptureFixture[str], 
     assert (code, line) == (1, "evalkit: task made_bad: lm-eval cannot load it: ValueError: no such luck")
 
 
-def test_more_text_than_the_window_is_told_by_document(
+def test_more_text_than_the_window_is_reported_by_document(
     capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
@@ -116,7 +116,7 @@ def test_more_text_than_the_window_is_told_by_document(
         (["--tasks", "made_choice", "--num-fewshot", "-1"], "--num-fewshot is -1"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_invalid_requests(
     capsys: pytest.CaptureFixture[str], model: Path, made: Path, arguments: list[str], words: str
 ) -> None:
     code, line = refused(capsys, model, "--include-path", made, *arguments)
@@ -124,7 +124,7 @@ def test_what_cannot_be_asked(
     assert line.startswith(f"evalkit: {words}")
 
 
-def test_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+def test_an_invalid_folder(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     arguments = ("--tasks", "made_choice", "--include-path")
     (tmp_path / "empty").mkdir()
     assert "there is no such folder" in refused(capsys, model, *arguments, tmp_path / "none")[1]
@@ -132,7 +132,7 @@ def test_a_folder_that_is_none(capsys: pytest.CaptureFixture[str], model: Path, 
 
 
 @pytest.mark.parametrize(("task", "words"), [("humaneval", "runs the code"), ("mmmu_val", "shows pictures")])
-def test_lm_evals_own_tasks_that_cannot_be_served(
+def test_unsupported_tasks_of_lm_evals_own(
     capsys: pytest.CaptureFixture[str], model: Path, task: str, words: str
 ) -> None:
     code, line = refused(capsys, model, "--suite", "lm_eval", "--tasks", task)

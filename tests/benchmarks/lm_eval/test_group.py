@@ -58,7 +58,7 @@ def test_the_average_is_evalkits(checkpoint: Path, real_documents: Path, tmp_pat
 
 
 def test_pooled_prompts_are_the_subjects(real_documents: Path) -> None:
-    """The same documents under the same words, a subject in turn, so that a limit takes some of each."""
+    """The same documents with the same prompts, a subject in turn, so that a limit samples each subject."""
     tasks = manager(Library(real_documents, allow_unofficial=True)).load(["mmlu", "mmlu_pooled"])["tasks"]
     pooled = tasks["mmlu_pooled"]
     assert len(pooled.eval_docs) == sum(len(tasks[f"mmlu_{subject}"].eval_docs) for subject in SUBJECTS)
@@ -72,7 +72,7 @@ def test_pooled_prompts_are_the_subjects(real_documents: Path) -> None:
 
 @pytest.mark.slow
 def test_lm_evals_own_command(checkpoint: Path, shared_data: Path, tmp_path: Path) -> None:
-    """On the official documents, which it takes from the same folder."""
+    """On the official documents, from the same folder."""
     documents = shared_data / "zeroshot8"
     command = [sys.executable, "-m", "lm_eval", "--include_path", str(resource("tasks")), "--tasks", "zeroshot8",
                "--model", "hf", "--model_args", f"pretrained={checkpoint}", "--device", "cpu", "--limit", str(LIMIT),

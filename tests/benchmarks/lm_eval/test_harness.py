@@ -1,4 +1,4 @@
-"""evalkit as an lm-eval model against lm-eval's own Hugging Face class: the same tokens, scores and texts."""
+"""evalkit as an lm-eval model, compared with lm-eval's own Hugging Face class: the same tokens, scores and texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def theirs(ours: Harness) -> Iterator[HFLM]:
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    # Without its cache of logits, which reads wrong places where two requests part the same tokens differently
+    # Without its cache of logits, which reads wrong positions if two requests split the same tokens differently
     yield HFLM(ours.loaded.model, tokenizer=ours.loaded.tokenizer, batch_size=3, logits_cache=False)
     logger.setLevel(level)
 
@@ -80,7 +80,7 @@ def test_the_tokens_are_lm_evals_whatever_the_text(
     if not context.strip():
         return
     head, tail = theirs._encode_pair(context, continuation)
-    if not tail:  # lm-eval fails; evalkit encodes the continuation by itself
+    if not tail:  # lm-eval fails; evalkit encodes the continuation separately
         moved = context[len(context.rstrip()) :] + continuation
         tail = theirs.tok_encode(moved, add_special_tokens=False)
     [pair] = ours.encode(asked("loglikelihood", (context, continuation)))
@@ -94,8 +94,8 @@ def test_the_log_likelihoods_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
 
 
-def test_a_greedy_continuation_is_told(ours: Harness, theirs: HFLM) -> None:
-    """What the model says itself, token by token."""
+def test_a_greedy_continuation_is_recognised(ours: Harness, theirs: HFLM) -> None:
+    """Compared with the model's own argmax, token by token."""
     text, tokens = "The river rose", []
     for _ in range(3):
         ids = ours.loaded.tokenizer(text, return_tensors="pt")["input_ids"]
@@ -123,7 +123,7 @@ def test_texts_are_generated_as_by_lm_eval(ours: Harness, theirs: HFLM) -> None:
 
 
 def test_simple_evaluate_takes_it(ours: Harness, theirs: HFLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All metrics of a task of each kind, through lm-eval's own front door."""
+    """All metrics of a task of each kind, through lm-eval's `simple_evaluate`."""
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     manager = TaskManager(include_path=str(made_tasks(tmp_path / "tasks", count=4)), include_defaults=False)
     results = [
@@ -144,7 +144,7 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
     assert named.batch_size == 2
 
 
-def test_a_token_over_the_join_is_told(ours: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_spans_the_join_is_reported(ours: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(ours, "_say", said.append)
     context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
@@ -163,7 +163,7 @@ def test_a_token_over_the_join_is_told(ours: Harness, monkeypatch: pytest.Monkey
         (("The river", " rose" * 200), rf"made document 0: its continuation has \d+ tokens.*window of {WINDOW}"),
     ],
 )
-def test_what_cannot_be_scored_is_named(ours: Harness, text: tuple[str, str], words: str) -> None:
+def test_unscorable_documents_are_reported(ours: Harness, text: tuple[str, str], words: str) -> None:
     with pytest.raises(ScoringError, match=words):
         ours.loglikelihood(asked("loglikelihood", text))
 

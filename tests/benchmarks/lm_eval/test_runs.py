@@ -1,4 +1,4 @@
-"""Runs of lm-eval's tasks: lm-eval's own numbers, kept, resumed and printed as those of a suite."""
+"""Runs of lm-eval's tasks: lm-eval's own numbers, stored, resumed and printed like those of a suite."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(model: Path, tasks: Path, tmp_path: Path) -> Evaluate:
 
 @pytest.fixture(scope="module")
 def finished(model: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """All tasks, undisturbed. Not to be changed."""
+    """An uninterrupted run of all tasks. Do not modify."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISABLE_MULTIPROC", "1")
         return evaluate(
@@ -113,7 +113,7 @@ def test_the_numbers_are_lm_evals(finished: Run, model: Path, tasks: Path) -> No
 
 
 def test_unofficial_documents_are_named_in_lm_evals_own_file(model: Path, documents: Path, tmp_path: Path) -> None:
-    """Of evalkit's pinned tasks: in the alias, which is what lm-eval's tables print, of the group too."""
+    """For evalkit's pinned tasks: in the alias, which lm-eval's tables print, also the group's."""
     found = evaluate(
         str(model),
         suite="lm_eval",
@@ -208,7 +208,7 @@ def test_another_way_to_aggregate_is_another_run(run: Evaluate, tmp_path: Path) 
 
 
 def test_an_answer_to_another_question_is_not_taken(run: Evaluate, tmp_path: Path) -> None:
-    """As a journal would hold that was put there by hand."""
+    """A manipulated journal."""
     first = run(tasks=("made_choice",))
     entries = entries_of(first, RequestRow)
     (first.folder / "journal.jsonl").unlink()
@@ -228,7 +228,7 @@ def test_a_token_budget_too_small_names_the_document(run: Evaluate) -> None:
 
 
 def same_run(found: Run, expected: Run) -> None:
-    """To the last bit, with every answer once in the journal."""
+    """Equal to the last bit, with every answer once in the journal."""
     pd.testing.assert_frame_equal(found.scores, expected.scores, check_exact=True)
     assert exported(found)["results"] == exported(expected)["results"]
     journals = [entries_of(one, RequestRow) for one in (found, expected)]
@@ -237,8 +237,8 @@ def same_run(found: Run, expected: Run) -> None:
     assert len({(task, *row[:3]) for task, _, row in answers[0]}) == len(answers[0])
 
 
-def test_an_interrupted_run_goes_on(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every few batches: whatever kind of request it was at, nothing is scored twice, and nothing differs."""
+def test_an_interrupted_run_resumes(run: Evaluate, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after every few batches, at any kind of request: nothing is scored twice, and nothing differs."""
     append, written = Journal.append, []
 
     def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
@@ -298,7 +298,7 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
 
 
 def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known before anything is scored."""
+    """Reported before anything is scored."""
     monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda _: pytest.fail("a model was loaded"))
     path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
     long = "made_" + "x" * 230
@@ -310,7 +310,7 @@ def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monk
 
 
 def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no token where the tokenizer adds none, so its log-likelihood is 0, as lm-eval's."""
+    """It has no token unless the tokenizer adds one, so its log-likelihood is 0, as in lm-eval."""
     bare = str(tiny_checkpoint(tmp_path / "tiny", window=128))
 
     def measured(*texts: str) -> dict[str, float]:
@@ -357,7 +357,7 @@ def test_a_model_is_checked_on_the_first_text_that_has_a_token(tmp_path: Path) -
 def test_sampled_texts_are_those_of_an_undisturbed_run(
     run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an interruption and in batches of other sizes; each repeat is a text of its own."""
+    """After an interruption and in batches of other sizes; each repeat is a different text."""
     sampling = {"until": ["\n"], "max_gen_toks": 8, "do_sample": True, "temperature": 1.0, "top_p": 0.9}
     documents = [{"text": f"The river {word}", "answer": "a"} for word in ("rose", "fell", "was", "is", "ran")]
     own = ANSWERS | {"task": "made_sampled", "repeats": 3, "generation_kwargs": sampling}
@@ -382,11 +382,11 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
         during.setattr(Journal, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(**options, output=tmp_path / "cut", token_budget=60)
-    # The budget that it was begun with is kept, of keys and values too
+    # The original budget is kept, also of keys and values
     cut = run(**options, output=tmp_path / "cut")
     assert cut.manifest["kept_tokens"] == 60
     assert texts(cut) == expected
-    # Which of its own accord is another than what is scored at a time
+    # Its default differs from the token budget of scoring
     with monkeypatch.context() as during:
         during.setattr(Journal, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):

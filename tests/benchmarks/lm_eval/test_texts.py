@@ -1,4 +1,4 @@
-"""Generated texts beside lm-eval's own Hugging Face class, and what of them depends on nothing else."""
+"""Generated texts, compared with lm-eval's own Hugging Face class; independence of batches and order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ GREEDY: dict[str, Any] = {"until": [], "max_gen_toks": 16, "do_sample": False}
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """lm-eval warns of every prompt that it cuts."""
+    """lm-eval warns about every prompt that it truncates."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -94,14 +94,14 @@ def asked(texts: list[str], settings: dict[str, Any], task: str = "made", start:
 
 
 def stops_in(texts: list[str]) -> list[str]:
-    """Pairs of whole letters out of some texts: part of a letter is another one with what follows."""
+    """Pairs of whole characters from texts: an incomplete character may decode differently with the next token."""
     found = [text[place : place + 2] for text in texts for place in (2, 5) if "\ufffd" not in text[place : place + 2]]
     return [text for text in found if len(text) == 2][:4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
-    """Beside lm-eval one by one and in batches, with stops that are met and without."""
+    """Compared with lm-eval one by one and in batches, with stops that match and that do not."""
     loaded = loaded_model(kind, tokenizer)
     ours, alone = Harness(loaded), theirs(loaded, 1)
     free = alone.generate_until(asked(PROMPTS, GREEDY), disable_tqdm=True)
@@ -114,7 +114,7 @@ def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
     stopped = ours.generate_until(asked(PROMPTS, settings))
     assert stopped == alone.generate_until(asked(PROMPTS, settings), disable_tqdm=True)
     assert sum(len(one) < len(other) for one, other in zip(stopped, free, strict=True)) >= 3
-    # What has a state cannot be padded on the left; lm-eval does so, and writes something else in a batch
+    # Models with a state cannot be padded on the left; lm-eval does so, and its batched texts differ
     if not ours.generator.without_cache:
         assert stopped == theirs(loaded, 5).generate_until(asked(PROMPTS, settings), disable_tqdm=True)
 
@@ -156,7 +156,7 @@ def test_the_models_own_generation_config_counts(kind: str, tokenizer: Any) -> N
 
 @pytest.mark.parametrize("own", [{"max_new_tokens": 3}, {"max_new_tokens": 30}, {"encoder_repetition_penalty": 1.6}])
 def test_what_generate_puts_before_a_task_s_settings(own: dict[str, Any], tokenizer: Any) -> None:
-    """Within the window, past which lm-eval goes on."""
+    """Generation ends at the window, where lm-eval continues."""
     loaded = loaded_model("llama", tokenizer)
     before = Harness(loaded).generate_until(asked(PROMPTS[:7], GREEDY))
     for name, value in own.items():
@@ -175,7 +175,7 @@ SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "top_k
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mamba"])
 def test_a_sampled_text_is_its_documents_own(kind: str, tokenizer: Any) -> None:
-    """Whatever goes through the model beside it, before it, or in which order."""
+    """Whatever shares its batch or precedes it, in any order."""
     loaded = loaded_model(kind, tokenizer)
     requests = asked(PROMPTS, SAMPLED)
     found = Harness(loaded).generate_until(requests)
@@ -202,7 +202,7 @@ def test_one_candidate_is_the_likeliest(tokenizer: Any) -> None:
 
 
 def test_without_a_temperature_it_is_the_models_own(tokenizer: Any) -> None:
-    """lm-eval stops here, since it takes it for 0."""
+    """lm-eval fails here, since it reads it as 0."""
     loaded = loaded_model("llama", tokenizer)
     requests = asked(PROMPTS, GREEDY | {"do_sample": True})
     found = Harness(loaded).generate_until(requests)
@@ -221,7 +221,7 @@ def test_samples_have_the_models_probabilities(kind: str, tokenizer: Any) -> Non
     best = loaded.model(ids).logits[0, -1].div(0.5).topk(4)
     expected = best.values.softmax(-1)
     assert 0.02 < float(expected[-1]) < 0.3
-    # Several tokens may be a part of a character, which all look alike
+    # Several tokens may be part of a character, and all decode alike
     shares: Counter[str] = Counter()
     for token, share in zip(best.indices.tolist(), expected.tolist(), strict=True):
         shares[tokenizer.decode([token], skip_special_tokens=True)] += share
@@ -272,7 +272,7 @@ def test_a_model_that_asks_for_something_else_is_refused(own: dict[str, Any], to
         Harness(loaded).generate_until(asked(["a"], GREEDY))
 
 
-def test_settings_that_leave_no_token_are_told(tokenizer: Any) -> None:
+def test_settings_that_leave_no_token_are_reported(tokenizer: Any) -> None:
     nothing = GREEDY | {"do_sample": True, "temperature": 1.0, "suppress_tokens": list(range(VOCABULARY))}
     with pytest.raises(ScoringError, match="settings leave no token to choose from"):
         Harness(loaded_model("llama", tokenizer)).generate_until(asked(["a"], nothing))

@@ -1,4 +1,4 @@
-"""Every test here has an empty cache of its own and no hub."""
+"""Every test here has an empty cache and no hub."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def all_golden(longbench_data: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def real_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `--data-dir` with a real row of nine tasks."""
+    """A `--data-dir` with a real row of each of nine tasks."""
     return unpacked("longbench", tmp_path_factory.mktemp("rows"))

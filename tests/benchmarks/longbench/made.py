@@ -1,4 +1,4 @@
-"""Made-up rows and predictions."""
+"""Synthetic rows and predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANSWERS = {"trec": "Person", "passage_retrieval_en": "Paragraph 3", "passage_cou
 
 
 def record(task: str = "hotpotqa", number: int = 0, **changes: Any) -> dict[str, Any]:
-    """A sound row in the official form; a change to None leaves the field out."""
+    """Return a valid row in the official format; a change to None removes the field."""
     made = {
         "input": INPUTS.get(task, f"Question {number}?"),
         "context": f"Document {number} of {task}.",
@@ -37,7 +37,7 @@ def record(task: str = "hotpotqa", number: int = 0, **changes: Any) -> dict[str,
 
 
 def write(path: Path, records: list[Any]) -> Path:
-    """A file of JSON lines; bytes go in as they are."""
+    """Write a file of JSON lines; bytes are written verbatim."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in records]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -45,12 +45,12 @@ def write(path: Path, records: list[Any]) -> Path:
 
 
 def prediction(pred: str, answers: list[str], length: int = 10, all_classes: list[str] | None = None) -> dict[str, Any]:
-    """A line in the form of the official code's output."""
+    """Return a line in the format of the official code's output."""
     return {"pred": pred, "answers": answers, "all_classes": all_classes, "length": length}
 
 
 def generations(task: str, *pairs: tuple[str, str], lengths: list[int] | None = None) -> pd.DataFrame:
-    """A generations table of (prediction, gold answer) pairs."""
+    """Return a generations table of (prediction, gold answer) pairs."""
     return pd.DataFrame(
         {
             "task": task,

@@ -1,4 +1,4 @@
-"""Documents: official ones are recognised, others marked, unsound ones and re-worked copies refused."""
+"""Documents: official ones are recognised, others marked, invalid ones and reformatted copies rejected."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_huge_row_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.M
     assert documents.LARGEST_ROW == 32 << 20
 
 
-def test_empty_files_and_folders_are_told(tmp_path: Path) -> None:
+def test_empty_files_and_folders_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "hotpotqa.jsonl", [b"", b" "])
     with pytest.raises(DataError, match="expected rows, found none"):
         load(tmp_path)
@@ -189,8 +189,8 @@ def test_empty_files_and_folders_are_told(tmp_path: Path) -> None:
         load(tmp_path, "musique")
 
 
-# What the hub's re-worked copies look like: the prompt in the documents, the question in a field of another name,
-# and the cue to answer taken off the input
+# The hub's reformatted copies: the prompt in the documents, the question in a field of another name,
+# and the answer cue removed from the input
 REWORKED: list[tuple[str, dict[str, Any], str]] = [
     ("hotpotqa", record(input=None, question="Question: Who?", answer_prefix="Answer:"), "field 'question'"),
     ("hotpotqa", record(max_new_tokens=32), "field 'max_new_tokens'"),
@@ -255,7 +255,7 @@ def test_a_reworked_copy_from_the_hub_is_refused(
         served.load(task)
 
 
-def test_a_wrong_or_broken_archive_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_or_broken_archive_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(tmp_path, monkeypatch, {"data/other.jsonl": []})
     with pytest.raises(DataError, match=r"has no trec.jsonl; it is not LongBench's data.zip"):
         served.load("trec")

@@ -1,4 +1,4 @@
-"""The metrics, against closed forms, difflib, and what the official code is known to do."""
+"""The metrics, compared with closed forms, difflib, and known behaviour of the official code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sentences = st.lists(st.sampled_from(["the", "cat", "Cat", "a", "sat.", "12", "M
         ("the", "a", 0.0),  # nothing is left of either
         ("well-known", "wellknown", 1.0),
         ("theatre", "theatre the", 1.0),
-        ("“cat”", "cat", 0.0),  # only ASCII punctuation goes
+        ("“cat”", "cat", 0.0),  # only ASCII punctuation is removed
     ],
 )
 def test_f1(prediction: str, answer: str, score: float) -> None:
@@ -77,7 +77,7 @@ def test_retrieval_and_count(prediction: str, score: float) -> None:
     assert count(prediction, "3") == score
 
 
-def test_an_answer_without_its_paragraph_is_told() -> None:
+def test_an_answer_without_its_paragraph_is_reported() -> None:
     with pytest.raises(DataError, match="expected an answer like 'Paragraph 3'"):
         retrieval("3", "three")
 
@@ -116,12 +116,12 @@ def test_rapidfuzz_is_the_indel_distance(prediction: str, answer: str) -> None:
             row.append(above[column] + 1 if left == right else max(above[column + 1], row[-1]))
         table.append(row)
     total = len(prediction) + len(answer)
-    wanted = round(100 * 2 * table[-1][-1] / total) / 100 if total else 1.0
-    assert edit_similarity(prediction, answer, "rapidfuzz") == pytest.approx(wanted, abs=0.0100001)
+    expected = round(100 * 2 * table[-1][-1] / total) / 100 if total else 1.0
+    assert edit_similarity(prediction, answer, "rapidfuzz") == pytest.approx(expected, abs=0.0100001)
     assert edit_similarity(prediction, answer, "rapidfuzz") == edit_similarity(answer, prediction, "rapidfuzz")
 
 
-def test_a_missing_rapidfuzz_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rapidfuzz_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rapidfuzz.distance", None)
     with pytest.raises(UsageError, match="pip install rapidfuzz"):
         edit_similarity("a", "b", "rapidfuzz")
@@ -129,7 +129,7 @@ def test_a_missing_rapidfuzz_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_line() -> None:
     assert first_line("\n\n one \ntwo") == " one "
-    assert first_line(" \none") == " "  # only newlines are passed over
+    assert first_line(" \none") == " "  # only newlines are skipped
     assert first_line("") == ""
 
 

@@ -1,4 +1,4 @@
-"""Predictions in the official form, and `evalkit longbench score`."""
+"""Predictions in the official format, and `evalkit longbench score`."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_every_form_has_the_scores(tmp_path: Path, capsys: pytest.CaptureFixture
         assert found["tasks"][0]["buckets"][2] == {"n": 0, "score": None, "low": None, "high": None}
 
 
-def test_what_is_odd_is_told_under_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_irregularities_are_reported_under_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     once = [prediction("a", [f"answer {number}"], number) for number in range(3)]
-    write(tmp_path / "lcc.jsonl", once + once[::-1])  # several processes write in no order
+    write(tmp_path / "lcc.jsonl", once + once[::-1])  # several processes write in arbitrary order
     write(tmp_path / "qasper.jsonl", once)
     write(tmp_path / "multifieldqa_en.jsonl", [prediction("a", [str(number)], number) for number in range(151)])
     write(tmp_path / "vcsum.jsonl", once)
@@ -103,8 +103,8 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err.startswith("evalkit: ")
 
 
-def test_the_length_is_wanted_for_e_and_pictures_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As by the official scorer."""
+def test_the_length_is_required_for_e_and_plots_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Same scores as the official scorer."""
     file = write(tmp_path / "hotpotqa.jsonl", [{"pred": "x", "answers": ["x"], "all_classes": None}])
     assert command("score", file) == 0
     assert "100.00" in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_the_length_is_wanted_for_e_and_pictures_only(tmp_path: Path, capsys: py
     assert "some predictions have no field 'length'; leave out --plot" in capsys.readouterr().err
 
 
-def test_files_of_e_without_the_flag_are_told(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_e_without_the_flag_are_reported(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("score", golden / "hotpotqa.jsonl") == 0
     assert "hotpotqa.jsonl 300 for 200; are they LongBench-E's, which are scored with --e" in capsys.readouterr().out
 
@@ -146,7 +146,7 @@ def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFi
         read_predictions([tmp_path])
 
 
-def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+def test_files_that_are_no_predictions_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"expected a folder with <task>.jsonl files, found none$"):
         read_predictions([tmp_path])
     inner = write(tmp_path / "pred" / "my-model" / "lcc.jsonl", [prediction("x", ["x"])]).parent

@@ -1,4 +1,4 @@
-"""Pictures are drawn, in both forms, and what cannot be drawn is told. (How they look, a person must judge.)"""
+"""Figures are drawn in both formats, and failures are reported. (Appearance needs a human check.)"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_heatmap_is_drawn(tmp_path: Path, suffix: str, shape: tuple[int, int])
     assert path.read_bytes().startswith(BEGINNINGS[suffix])
 
 
-def test_what_cannot_be_drawn_is_told(tmp_path: Path) -> None:
+def test_figures_that_fail_are_reported(tmp_path: Path) -> None:
     scores = np.zeros((2, 3))
     with pytest.raises(UsageError, match="3 depths and 2 lengths"):
         needle_heatmap(scores, [0, 50, 100], [1, 2], tmp_path / "a.png")

@@ -1,4 +1,4 @@
-"""Prompts: the official text, proven by its hash, and rows put into it to the letter."""
+"""Prompts: the official text, verified by its hash, with rows inserted verbatim."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ def test_a_row_of_another_task_is_refused() -> None:
         prompt(TASKS["trec"], row("lcc", "c", "i"))
 
 
-def test_another_lm_eval_is_told(another_lm_eval: Path) -> None:
+def test_another_lm_eval_is_reported(another_lm_eval: Path) -> None:
     (another_lm_eval / "trec.yaml").write_text('process_results: !function metrics.x\ndoc_to_text: "{{context}} new"')
     with pytest.raises(TemplateError, match=r"trec\.yaml: the prompt for trec is not the official one .*0\.4\.13"):
         template(TASKS["trec"])
 
 
 @pytest.mark.parametrize("content", [None, "a: [", "other: 1", "7", b"\xff\xfe"])
-def test_an_unreadable_task_file_is_told(another_lm_eval: Path, content: str | bytes | None) -> None:
+def test_an_unreadable_task_file_is_reported(another_lm_eval: Path, content: str | bytes | None) -> None:
     if content is not None:
         (another_lm_eval / "trec.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(TemplateError, match=r"trec\.yaml.*install lm-eval 0\.4\.13"):
         template(TASKS["trec"])
 
 
-def test_no_lm_eval_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lm_eval_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "find_spec", lambda _: None)
     with pytest.raises(TemplateError, match="not installed"):
         prompts._task_folder()

@@ -1,4 +1,4 @@
-"""The constants, against the recorded facts of the official code; and what importing costs."""
+"""The constants, compared with recorded facts of the official code; the cost of importing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked, made into what the run is; what cannot be is refused before a model is loaded."""
+"""Requests and plans of LongBench runs; invalid requests are rejected before a model is loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(tmp_path: Path) -> Path:
 
 def prepared(model: Path, rows: Path, tasks: tuple[str, ...] = ("qasper", "trec"), **asked: Any) -> LongBenchPlan:
     say = asked.pop("say", silent)
-    # As it is, so that numbers are this checkpoint's, unless a test is about the context
+    # Without extension, so that numbers are this checkpoint's, unless a test is about the context
     common = {"data_dir": rows, "context": "none", "tasks": tasks}
     return plan_longbench(request_of(LongBenchRequest, model, common | asked), say)
 
@@ -57,7 +57,7 @@ def test_windows(asked: int | None, context: int, most_new: int, window: int) ->
      (-5, 8192, 512, "--max-prompt-tokens -5: "),
      (None, 512, 512, "answers have up to 512 tokens and the model takes 512; give a longer --context")],
 )  # fmt: skip
-def test_windows_that_cannot_be(asked: int | None, context: int, most_new: int, words: str) -> None:
+def test_invalid_windows(asked: int | None, context: int, most_new: int, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         max_prompt_tokens(asked, context, most_new)
 
@@ -97,7 +97,7 @@ def test_damaged_tasks_are_left_out(model: Path, rows: Path) -> None:
     assert [task.name for task in found.rows] == ["trec"]
     [reason] = found.manifest["left_out"]
     assert reason.startswith(f"data-dir {path}, line 2 (qasper): expected one JSON object")
-    # The window is that of the tasks that are left
+    # The window is that of the remaining tasks
     assert prepared(model, rows, max_prompt_tokens=1024 - 64).manifest["specification"]["max_prompt_tokens"] == 960
 
 
@@ -109,7 +109,7 @@ def test_nothing_left(model: Path, rows: Path) -> None:
 
 
 def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path) -> None:
-    """Without documents in the error alone; beside some documents in a line of news."""
+    """In the error if there are no documents; in a message if there are some."""
     said: list[str] = []
     everything = tuple(task.name for task in suite_tasks("longbench-e"))
     with pytest.raises(DataError) as caught:
@@ -127,7 +127,7 @@ def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path)
 
 
 def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
-    """Files of the same names that hold predictions are not what was looked for."""
+    """Files of the same names with predictions are not documents."""
     for task in ("qasper", "trec"):
         write(rows.parent / "a_predictions" / f"{task}.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
     with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub does"):
@@ -150,7 +150,7 @@ def test_unknown_names(model: Path, rows: Path) -> None:
         prepared(model, rows, tasks=("musique",), suite="longbench-e")
 
 
-def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_window(rows: Path, tmp_path: Path) -> None:
     silent_model = tiny_checkpoint(tmp_path / "tiny")
     edit_config(silent_model, "max_position_embeddings")
     with pytest.raises(UsageError, match="has no context window; give --context with --context-original"):
@@ -158,7 +158,7 @@ def test_a_model_that_tells_no_window(rows: Path, tmp_path: Path) -> None:
     assert prepared(silent_model, rows, context=1024, context_original=1024).manifest["context"] == 1024
 
 
-def test_a_folder_that_is_none_is_told_once(model: Path, tmp_path: Path) -> None:
+def test_an_invalid_folder_is_reported_once(model: Path, tmp_path: Path) -> None:
     said: list[str] = []
     asked = request_of(LongBenchRequest, model, {"data_dir": tmp_path / "none"})
     with pytest.raises(DataError, match=r"--data-dir .*none: expected a folder with <task>.jsonl files, found nothing"):
@@ -178,7 +178,7 @@ def test_dynamic_yarn_cannot_generate(model: Path, rows: Path) -> None:
         UsageError, match=r"longbench generates text, and under --context-method dynamic-yarn .* use yarn"
     ):
         prepared(model, rows, context=4096, context_method="dynamic-yarn")
-    # Within the window nothing is stretched, whatever the method
+    # Within the window nothing is extended, whatever the method
     assert prepared(model, rows, context=1024, context_method="dynamic-yarn").manifest["context"] == 1024
 
 
@@ -188,7 +188,7 @@ def test_a_manifest_is_plain_data(model: Path, rows: Path) -> None:
 
 
 def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
-    """The same run as with --context 8192, announced in one line that says how to leave it."""
+    """The same run as with --context 8192, announced in one line that says how to disable it."""
     said: list[str] = []
     bare = prepared(model, rows, context=None, say=said.append)
     assert [line for line in said if "stretched" in line] == [
@@ -196,11 +196,11 @@ def test_the_papers_context_is_the_default(model: Path, rows: Path) -> None:
         "(--context 8192 is LongBench's default, as in the paper; --context none leaves the model as it is)"
     ]
     assert bare.manifest["id"] == prepared(model, rows, context=8192).manifest["id"]
-    assert bare.request.model.context == 8192  # which the model is loaded by
+    assert bare.request.model.context == 8192  # the model is loaded with it
     assert (bare.manifest["context"], bare.manifest["specification"]["max_prompt_tokens"]) == (8192, 7500)
     left = prepared(model, rows, say=said.append)
     assert left.manifest["specification"]["context_extension"] is None
-    assert len(said) == 2  # the other is the window that was found
+    assert len(said) == 2  # the other is the detected window
 
 
 @pytest.mark.parametrize("window", [8192, 32768])
@@ -231,7 +231,7 @@ def test_how_to_stretch_without_how_far(model: Path, rows: Path, tmp_path: Path)
 
 
 def test_a_checkpoint_that_stretches_itself(rows: Path, tmp_path: Path) -> None:
-    """Its own window is not taken for the paper's context: it is asked for."""
+    """Its own window is not used as the paper's context; the option is required."""
     model = tiny_checkpoint(tmp_path / "tiny", window=2048)
     edit_config(model, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Tables: marks, notes and what LaTeX must not see."""
+"""Tables: marks, notes, and characters that LaTeX must not receive."""
 
 from __future__ import annotations
 

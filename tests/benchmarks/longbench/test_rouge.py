@@ -1,4 +1,4 @@
-"""ROUGE-L, against the package that LongBench's code uses, and where that package fails."""
+"""ROUGE-L, compared with the package that LongBench's code uses, and inputs on which that package fails."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def compare_texts(predictions: Path, every: int) -> None:
 def test_long_texts_are_scored() -> None:
     text = " ".join(f"w{number}" for number in range(3000))
     assert rouge_l(text, text) == pytest.approx(1, abs=1e-8)
-    assert by_the_package(text[:6000], text[:6000]) == 0  # the fault that is not repeated
+    assert by_the_package(text[:6000], text[:6000]) == 0  # the defect that evalkit does not reproduce
 
 
 def test_the_known_answer() -> None:

@@ -1,4 +1,4 @@
-"""Scores: the official code's to two decimals, and the means and intervals over them."""
+"""Scores: the official code's to two decimals, and their means and intervals."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_rows_are_scored_in_their_order() -> None:
     assert score_rows(TASKS["hotpotqa"], hits(1, 2)).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_what_cannot_be_scored_is_named() -> None:
+def test_unscorable_documents_are_reported() -> None:
     with pytest.raises(DataError, match="no generations"):
         score_generations(hits(0, 0))
     with pytest.raises(UnknownNameError, match="hotpotq"):
@@ -163,6 +163,6 @@ def test_intervals_take_rows_of_one_document_together() -> None:
         assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.08)
     # Each document once: the same interval as by rows, to the last digit
     assert score_generations(table.assign(source=range(len(table)))).tasks[0].all == alone
-    # One document alone says nothing of others
+    # A single document has no interval
     one = score_generations(table.assign(source="x")).tasks[0].all
     assert (one.low, one.high) == (None, None)

@@ -58,13 +58,13 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request(model: Path, rows: Path, output: Path, *tasks: str, **asked: Any) -> LongBenchRequest:
     named = {"tasks": tasks or ("qasper", "trec", "samsum", "lcc"), "max_prompt_tokens": 600}
-    # As it is, which transformers is asked for too
+    # Without extension, as in the transformers reference
     common = {"data_dir": rows, "output": output, "dtype": "float32", "context": "none"}
     return request_of(LongBenchRequest, model, common | named | asked)
 
 
 def table_of(run: Run) -> pd.DataFrame:
-    """But for times, the same whenever and however often a run is begun."""
+    """Return everything but times, which is the same for every start of a run."""
     return load_generations(run).drop(columns="seconds")
 
 
@@ -75,7 +75,7 @@ def generated(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def compare_with_transformers(run: Run, asked: LongBenchRequest) -> pd.DataFrame:
-    """Compare every answer with what transformers generates after the same tokens; the table."""
+    """Compare every answer with transformers' generation after the same tokens; return the table."""
     table = load_generations(run)
     loaded = load_folder(Path(asked.model.model), dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
@@ -140,7 +140,7 @@ class Stopped(Exception):
 def test_what_is_missing_is_generated(
     generated: Run, model: Path, rows: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after some batches, with the line that was being written torn: the table is the same, reuse included."""
+    """Stopped after some batches, with a torn last line: the table is the same, reuse included."""
     output = tmp_path / "runs"
     asked = request(model, rows, output, token_budget=2000)
     append = Journal.append
@@ -170,7 +170,7 @@ def test_what_is_missing_is_generated(
     assert any("1 damaged line(s) dropped" in line for line in said.said)
 
 
-def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_path: Path) -> None:
+def test_another_device_is_reported(generated: Run, model: Path, rows: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     for name in (RESULTS, GENERATIONS):
         (folder / name).unlink()
@@ -234,7 +234,7 @@ def test_a_model_that_ends_at_once(model: Path, rows: Path, tmp_path: Path) -> N
     states: list[torch.Tensor] = []
     loaded.base_model.norm.register_forward_hook(lambda *found: states.append(found[2]))
     loaded(torch.arange(2, 60)[None])
-    # Against what all hidden states have in common no other token comes up
+    # The common component of all hidden states makes this token the argmax
     loaded.get_output_embeddings().weight.data[1] = 100 * states[0].mean((0, 1))
     mute = Path(shutil.copytree(model, tmp_path / "mute"))
     loaded.save_pretrained(mute)

@@ -1,4 +1,4 @@
-"""Models without keys and values of each token: LongBench and needle tests generate with transformers, row by row."""
+"""Models without a key-value cache per token: LongBench and needle tests generate with transformers, row by row."""
 
 from __future__ import annotations
 

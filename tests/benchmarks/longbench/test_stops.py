@@ -1,4 +1,4 @@
-"""Generation that ends early changes no score; samsum's newline is transformers' own rule."""
+"""Early stopping changes no score; samsum's newline follows transformers' own rule."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def has_code_line(text: str) -> bool:
 
 
 def cut(pieces: list[Any], enough: Callable[[list[Any]], bool]) -> list[Any]:
-    """As many pieces as generation goes on for."""
+    """Return the pieces up to the stop."""
     return next((pieces[:end] for end in range(1, len(pieces)) if enough(pieces[:end])), pieces)
 
 
 def cut_scores_the_same(name: str, rows: Iterable[dict[str, Any]], tokenizer: Any) -> int:
-    """Compare the scores of whole predictions with those of what is generated of them; how many were cut."""
+    """Compare the scores of whole and stopped predictions; return the number of stopped ones."""
     task = TASKS[name]
     pattern = stops_of(task, frozenset({1}), tokenizer).pattern
     assert pattern
@@ -109,7 +109,7 @@ def read(predictions: Path) -> list[dict[str, Any]]:
 
 
 @given(LINES, LINES)
-def test_what_is_read_stays_what_it_is(text: str, more: str) -> None:
+def test_read_values_are_not_converted(text: str, more: str) -> None:
     if has_first_line(text):
         assert first_line(text + more) == first_line(text)
     if has_code_line(text):
@@ -118,7 +118,7 @@ def test_what_is_read_stays_what_it_is(text: str, more: str) -> None:
 
 @given(LINES)
 def test_nothing_is_waited_for_once_it_is_there(text: str) -> None:
-    """Where any continuation reads the same, that is known, but for a line that lacks its end."""
+    """The stop is found as soon as no continuation changes the scored text, except for an incomplete line."""
     whole = text.lstrip("\n")
     if "\n" in whole:
         assert has_first_line(text) or first_line(text + "\n") == whole.rstrip("\n")
@@ -147,13 +147,13 @@ def test_a_tokenizer_without_an_end_token(tmp_path: Path) -> None:
 
 
 def test_samsum_is_transformers_generate_with_two_end_tokens(tokenizer: Any) -> None:
-    """`eos_token_id=[eos, newline]` with a least length of one token, as the official code asks for."""
+    """`eos_token_id=[eos, newline]` with a minimum length of one token, as in the official code."""
     stops = stops_of(TASKS["samsum"], frozenset({7, 9}), tokenizer)
     newline = tokenizer("\n", add_special_tokens=False).input_ids[-1]
     assert stops.ends == stops.barred_first == {tokenizer.eos_token_id, newline}
     model = model_of("llama", VANILLA, vocab_size=512)
     many = tokens(*range(4, 40, 3))
-    # A random model hardly says a newline by itself: its output head says them often instead
+    # A random model rarely generates a newline: its output head is changed to generate them often
     with_newlines = sorted(stops.ends)
     head = model.get_output_embeddings().weight.data
     free = [by_transformers(model, ids) for ids in many]

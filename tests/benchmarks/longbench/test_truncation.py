@@ -1,4 +1,4 @@
-"""Prompts are cut as the official code cuts them, and always fit."""
+"""Prompts are truncated as in the official code, and always fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def real() -> Any:
-    """The demo checkpoint's, where a run has left it."""
+    """The demo checkpoint's tokenizer, if a run has cached it."""
     found = sorted(Path.home().glob(".cache/evalkit/gguf/*/tokenizer.json"))
     if not found:
         pytest.skip("no demo checkpoint in the cache; `evalkit run --model demo --limit 1` puts it there")
@@ -68,7 +68,7 @@ def test_real_rows(which: str, real_rows: Path, request: pytest.FixtureRequest) 
 
 @pytest.mark.parametrize("window", range(20, 60))
 def test_text_that_grows_when_it_is_tokenised_again(tiny: Any, window: int) -> None:
-    """Cut characters come back as several tokens; the official code lets them run over."""
+    """Cut characters decode to several tokens; the official code does not limit them."""
     found = fit(tiny, CHINESE, window, window, chat=False, label="row")
     assert found.truncated
     assert window - 12 < len(found.tokens) <= window
@@ -83,11 +83,11 @@ def test_a_chat_template_is_put_around_what_is_left(tiny: Any, monkeypatch: pyte
     short = fit(tiny, "Why?", 100, 100, chat=True, label="row").tokens.tolist()
     # One begin token, the template's own
     assert short == tiny("<s>[user] Why? [answer]", add_special_tokens=False).input_ids
-    # The window is that of the text, as in the official code; the template comes on top
+    # The window applies to the text, as in the official code; the template is added to it
     long = fit(tiny, MIXED, 50, 200, chat=True, label="row")
     inside = tiny.decode(official(tiny, MIXED, 50), skip_special_tokens=True)
     assert long.tokens.tolist() == tiny(f"<s>[user] {inside} [answer]", add_special_tokens=False).input_ids
-    # Where both have no room, the text gives way
+    # If both do not fit, the text is truncated
     tight = fit(tiny, MIXED, 50, 50, chat=True, label="row")
     assert 40 < len(tight.tokens) <= 50
     assert tiny.decode(tight.tokens).startswith("<s>[user] 0: The river")

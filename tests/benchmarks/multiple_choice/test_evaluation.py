@@ -1,4 +1,4 @@
-"""From a request to a finished run folder: what a run is, what resuming does, what a failure leaves."""
+"""From a request to a finished run folder: run ids, resumption, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Evaluate = Callable[..., Run]
 
 
 class Lines(Progress):
-    """Progress that keeps its news."""
+    """Progress that records its messages."""
 
     def __init__(self) -> None:
         super().__init__(live=False)
@@ -130,8 +130,8 @@ def test_scores_do_not_depend_on_the_budget(small: Evaluate, tmp_path: Path, bud
     pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times: nothing is scored again, and the table is the uninterrupted one."""
+def test_an_interrupted_run_resumes(small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted three times: nothing is scored again, and the table equals the uninterrupted one."""
     whole = small(output=tmp_path / "whole")
     append, written = Journal.append, []
 
@@ -152,10 +152,10 @@ def test_an_interrupted_run_goes_on(small: Evaluate, tmp_path: Path, monkeypatch
     pd.testing.assert_frame_equal(run.scores, whole.scores, check_exact=True)
 
 
-def test_a_run_that_ran_out_of_memory_and_was_killed_goes_on(
+def test_a_run_killed_after_running_out_of_memory_resumes(
     small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is learnt of the memory must not change the plan, or batches would be taken for others."""
+    """Measured memory must not change the plan, or batches would be mistaken for others."""
     import torch
 
     from evalkit.scoring.forward import Forward, Scores, Trunk
@@ -187,7 +187,7 @@ def test_a_run_that_ran_out_of_memory_and_was_killed_goes_on(
 
 
 def test_a_resumed_run_keeps_its_batches(small: Evaluate, tmp_path: Path) -> None:
-    """Asked with another budget, the rest of the batches would be other ones."""
+    """With another budget the remaining batches would differ."""
     whole = small()
     lines = (whole.folder / "journal.jsonl").read_bytes().splitlines(keepends=True)
     (whole.folder / "journal.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]) + lines[-1][:40])
@@ -213,7 +213,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
 
 
 def test_results_are_gone_while_they_are_made_anew(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or those of before would stand beside tables that they were not written with, should the process die."""
+    """Otherwise old files would remain beside new tables if the process were killed."""
     from evalkit.runs.writing import RunWriter
 
     first = small()
@@ -231,7 +231,7 @@ def test_results_are_gone_while_they_are_made_anew(small: Evaluate, monkeypatch:
 
 
 def test_a_journal_of_other_batches_is_gone_on_with(small: Evaluate) -> None:
-    """Without the manifest and its budget the remaining batches are other ones: documents count, not batches."""
+    """Without the manifest and its budget the remaining batches differ: documents count, not batches."""
     run = small()
     expected = run.scores
     journal = run.folder / "journal.jsonl"
@@ -253,7 +253,7 @@ def test_a_run_that_could_not_begin_leaves_nothing(small: Evaluate, tmp_path: Pa
 def test_a_full_disk_loses_nothing_that_was_saved(
     small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """The disk fills up after so many writes, wherever that is: an error, then the same result as without it."""
+    """The disk is full after any number of writes: an error, then on resumption the same result."""
     fsync, calls = os.fsync, []
 
     def full(handle: int) -> None:
@@ -272,7 +272,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(
 
 
 def test_samples_are_all_there_or_asked_for_again(small: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples of one task, left by a run that died while it wrote them, do not pass for those of all tasks."""
+    """Samples of one task, left by a run killed during writing, are not accepted for those of all tasks."""
     plain = small()
     assert not plain.has_samples
     fsync, calls = os.fsync, []
@@ -335,7 +335,7 @@ def test_context_that_does_not_fit_is_cut_and_counted(small: Evaluate, tmp_path:
         ({"tasks": ("piqa", "piqa")}, "named twice"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
+def test_invalid_requests_are_rejected_before_anything_is_written(
     small: Evaluate, tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as caught:
@@ -360,7 +360,7 @@ def test_options_in_the_forms_people_write_them(small: Evaluate, documents: Path
         ({"token_budget": "lots"}, "--token-budget is 'lots'; it must be a whole number, or auto"),
     ],
 )
-def test_options_that_cannot_be(small: Evaluate, options: dict[str, Any], words: str) -> None:
+def test_invalid_options(small: Evaluate, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         small(**options)
 
@@ -376,8 +376,8 @@ def test_a_data_dir_without_the_documents(small: Evaluate, documents: Path, tmp_
         small(data_dir=beneath.parent)
 
 
-def test_a_document_that_cannot_fit_is_told(small: Evaluate, documents: Path, tmp_path: Path) -> None:
-    """Of the last task, with the first ones fitting."""
+def test_a_document_that_cannot_fit_is_reported(small: Evaluate, documents: Path, tmp_path: Path) -> None:
+    """In the last task, while documents of earlier tasks fit."""
     model = tiny_checkpoint(tmp_path / "narrow", window=64)
     with pytest.raises(ScoringError, match=r"tokens remain without its context, more than the context window of 64"):
         small(model, tasks=None)

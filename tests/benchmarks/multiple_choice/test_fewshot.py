@@ -1,4 +1,4 @@
-"""Few-shot examples before a question, against lm-eval's own run of its own task files on the same documents."""
+"""Few-shot examples, compared with lm-eval's own run of its own task files on the same documents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own_documents(folder: Path, examples: int) -> Library:
 
 
 def lm_evals_own(folder: Path, task: str, shots: int, limit: int) -> dict[str, list[dict[str, Any]]]:
-    """What lm-eval logs of each leaf when it runs its own task files; only the place of their documents is changed."""
+    """Return lm-eval's logs of each leaf of its own task files, with the path of their documents changed."""
     from datasets import Dataset
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
@@ -50,7 +50,7 @@ def lm_evals_own(folder: Path, task: str, shots: int, limit: int) -> dict[str, l
         return found
 
     class Indifferent(LM):  # type: ignore[misc]
-        """Everything is as likely; lm-eval's own dummy asks the hub for a tokenizer."""
+        """A model with constant log-likelihoods; lm-eval's own dummy requests a tokenizer from the hub."""
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             return [(0.0, False) for _ in requests]
@@ -101,7 +101,7 @@ def test_questions_are_those_of_lm_evals_own_run(real_documents: Path, task: str
     agree(questions, lm_evals_own(real_documents, task, shots, limit=2), limit=2)
 
 
-def test_what_stands_before_a_question(tmp_path: Path) -> None:
+def test_text_before_a_question(tmp_path: Path) -> None:
     """Written out by hand: the subject's line, its first examples with their answers, the question."""
     library = own_documents(tmp_path, 4)
     letter = load_questions(suite_of("mmlu", 2), library)["mmlu"][-2]
@@ -127,7 +127,7 @@ def test_what_stands_before_a_question(tmp_path: Path) -> None:
 
 
 class Watched(Library):
-    """A library that remembers what was loaded from it."""
+    """A library that records what was loaded from it."""
 
     asked: tuple[str, ...] = ()
 
@@ -137,14 +137,14 @@ class Watched(Library):
 
 
 @pytest.mark.parametrize(("shots", "loaded"), [(0, {"mmlu"}), (1, {"mmlu", "mmlu_dev"})])
-def test_examples_are_loaded_only_where_they_are_wanted(tmp_path: Path, shots: int, loaded: set[str]) -> None:
+def test_examples_are_loaded_only_for_few_shot_runs(tmp_path: Path, shots: int, loaded: set[str]) -> None:
     own_documents(tmp_path, 1)
     library = Watched(tmp_path, allow_unofficial=True)
     assert load_questions(suite_of("mmlu", shots), library)["mmlu"]
     assert set(library.asked) == loaded
 
 
-def test_too_few_examples_of_a_subject_are_told(tmp_path: Path) -> None:
+def test_too_few_examples_of_a_subject_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="mmlu_abstract_algebra: expected at least 5 few-shot examples, found 4"):
         load_questions(suite_of("mmlu", 5), own_documents(tmp_path, 4))
 
@@ -153,7 +153,7 @@ def test_too_few_examples_of_a_subject_are_told(tmp_path: Path) -> None:
 def test_lm_evals_command_line_has_the_examples_that_are_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
-    """It tells a data set nothing of --num_fewshot, so nothing is fetched on a guess."""
+    """lm-eval does not pass --num_fewshot to a data set, so nothing is fetched on a guess."""
     from evalkit.data.lm_eval_dataset import dataset
 
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))

@@ -113,7 +113,7 @@ def lm_eval_scores(
     from lm_eval.models.huggingface import HFLM
 
     requests = []
-    # `eval_docs` prepares all documents anew each time that it is asked for
+    # `eval_docs` prepares all documents again on each access
     prepared = {subtask: leaves[subtask].eval_docs for subtask in {question.subtask for question in questions}}
     for question in questions:
         leaf = leaves[question.subtask]

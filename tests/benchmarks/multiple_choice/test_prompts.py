@@ -1,4 +1,4 @@
-"""Token sequences and the segment of each token, against the bytes that each token stands for."""
+"""Token sequences and the segment of each token, compared with the bytes of each token."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def encode(
 
 
 def text_of(tokenizer: Any, sequence: TokenSequence, *codes: int) -> str:
-    """The text of the tokens of some segments, special ids left out."""
+    """Return the text of the tokens of some segments, without special ids."""
     kept = [t for t, s in zip(sequence.tokens.tolist(), sequence.segments.tolist(), strict=True) if s in codes]
     special = set(tokenizer.all_special_ids)
     return b"".join(token_bytes(tokenizer, t) for t in kept if t not in special).decode()
@@ -128,7 +128,7 @@ def test_each_token_belongs_to_the_segment_of_its_last_byte(
     stood_in = int(sequence.tokens[0] == tokenizer.bos_token_id)
     segments, straddles = by_bytes(tokenizer, sequence.tokens[stood_in:].tolist(), pieces)
     assert sequence.segments[stood_in:].tolist() == segments
-    # Offsets leave out the space that a token begins with, so such a reach is not counted
+    # Offsets exclude a token's leading space, so such a straddle is not counted
     assert sequence.straddles <= straddles
     assert bool(stood_in) == (segments[0] == CONTINUATION)
 
@@ -143,7 +143,7 @@ def test_a_token_over_the_boundary_counts_with_the_continuation(tokenizer: Any) 
 
 
 def test_a_choice_inside_the_contexts_last_token_is_not_empty(tokenizer: Any) -> None:
-    """lm-eval's cut at the context's own token count can leave nothing here, and fails then."""
+    """lm-eval's split at the context's own token count can leave no token here, and then fails."""
     (sequence,) = encode(tokenizer, JOINED, question("ice and wate", ["r"]))
     assert text_of(tokenizer, sequence, CONTINUATION) == " water"
 
@@ -275,7 +275,7 @@ def chatty(tmp_path: Path) -> PreTrainedTokenizerFast:
 
 
 def test_the_tokenizers_chat_template(chatty: Any) -> None:
-    """Braces of the template and of the question stay what they are; what follows the end token goes."""
+    """Braces of the template and of the question are literal; text after the end token is removed."""
     chatty.chat_template = CHAT
     asked = question("What is {x}?", ["{y}", "a set"])
     template = load_template("chat")

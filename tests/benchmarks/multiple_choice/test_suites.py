@@ -1,4 +1,4 @@
-"""The suite that the paper runs."""
+"""The paper's suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions on real documents, against lm-eval's own task files given the raw documents."""
+"""Questions on real documents, compared with lm-eval's own task files given the raw documents."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_questions_on_the_complete_data_are_lm_evals(complete: Path, task: str) 
 
 
 def compare_questions(folder: Path, task: str) -> int:
-    """Compare the first questions with lm-eval's; how many there were."""
+    """Compare the first questions with lm-eval's; return their number."""
     questions = load_questions(suite_of(task), Library(folder, allow_unofficial=True), LIMIT)[task]
     leaf = built_in(BUILT_IN[task], list(raw(folder, task))[:LIMIT])
-    # `eval_docs` prepares all documents anew each time that it is asked for
+    # `eval_docs` prepares all documents again on each access
     for doc_id, (question, doc) in enumerate(zip(questions, leaf.eval_docs, strict=True)):
         agree(question, leaf, doc_id, doc)
         assert (question.task, question.subtask) == (task, task)
@@ -155,7 +155,7 @@ def test_all_of_winogrande_keeps_the_sentences_own_spacing(complete: Path) -> No
 
 
 def compare_spacing(folder: Path) -> int:
-    """Compare context, gap and continuation with the sentence that has the option written in; of how many questions."""
+    """Compare context, gap and continuation with the sentence with its option; return the number of questions."""
     questions = load_questions(suite_of("winogrande"), Library(folder, allow_unofficial=True))["winogrande"]
     for question in questions:
         for choice, option in enumerate((question.doc["option1"], question.doc["option2"])):
@@ -166,7 +166,7 @@ def compare_spacing(folder: Path) -> int:
 
 @pytest.mark.parametrize(("rest", "gap"), [("'s coat.", ""), (" coat.", " "), ("  coat. ", "  "), (".", "")])
 def test_winogrande_where_the_sentence_runs_on(tmp_path: Path, rest: str, gap: str) -> None:
-    """lm-eval's own request has a space there all the same."""
+    """lm-eval's own request has a space there in any case."""
     document = {"sentence": f"Ann gave Eve _{rest}", "option1": "Ann", "option2": "Eve", "answer": "2"}
     (question,) = load_questions(suite_of("winogrande"), own_library(tmp_path, "winogrande", [document]))["winogrande"]
     assert question.contexts == ("Ann gave Eve Ann", "Ann gave Eve Eve")
@@ -223,7 +223,7 @@ def test_share_limit_takes_turns(sizes: dict[str, int], limit: int | None) -> No
     assert list(taken) == list(sizes)
     for name, count in taken.items():
         assert 0 <= count <= sizes[name]
-    # A subject with documents left has had its turn: nobody before it has fewer, nobody at all more than one more
+    # Counts of subjects with documents left differ by at most one, and earlier subjects have at least as many
     most = max(taken.values(), default=0)
     unfinished = [taken[name] for name in sizes if taken[name] < sizes[name]]
     assert all(count >= most - 1 for count in unfinished)

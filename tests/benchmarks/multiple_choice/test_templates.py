@@ -1,4 +1,4 @@
-"""Template files: what is read, and what a wrong one is told."""
+"""Template files: valid ones are read, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_hash_is_of_what_shapes_a_sequence(tmp_path: Path) -> None:
         (GOOD, "", r"expected keys and values \(description, bos, "),
     ],
 )
-def test_a_wrong_file_is_told_which_and_where(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_the_error_of_a_wrong_file_has_file_and_key(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert old in GOOD
     with pytest.raises(TemplateError, match=words) as caught:
         load_template(written(tmp_path, GOOD.replace(old, new)))

@@ -1,4 +1,4 @@
-"""Suites of the user's own: any multiple-choice tasks, under any template and every rule, in tables and comparisons."""
+"""User-defined suites: any multiple-choice tasks, under any template and every rule, in tables and comparisons."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ TASKS = ("made_choice", "made_other")
 
 
 class Lines(Progress):
-    """What was said."""
+    """Records messages."""
 
     def __init__(self) -> None:
         super().__init__(live=False)
         self.said: list[str] = []
 
     def say(self, line: str) -> None:
-        """Keep it."""
+        """Record a message."""
         self.said.append(line)
 
 
@@ -116,7 +116,7 @@ def test_what_a_suite_says_and_what_wins(checkpoint: Path, files: Path, tmp_path
     assert (run.manifest["rule"], run.template) == ("acc_norm", "plain")
     other = run_of(checkpoint, files, tmp_path, suite=str(path), template="inst", rule="ppl")
     assert (other.manifest["rule"], other.template) == ("ppl", "inst")
-    # Its groups are part of what a run is
+    # Its groups are part of the run's id
     write_suite(files, "settings", groups={"Mine": ["made_choice"]}, labels=None, short=None, template="plain")
     again = run_of(checkpoint, files, tmp_path, suite=str(path), rule="acc_norm")
     assert again.manifest["id"] != run.manifest["id"]
@@ -152,7 +152,7 @@ def test_changed_documents_are_another_run(checkpoint: Path, tmp_path: Path) -> 
         ({"fewshot": {"piqa": {"documents": "x", "most": 3}}}, "are for evalkit's own suites"),
     ],
 )
-def test_a_file_that_cannot_be(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_an_invalid_file(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"groups": {"A": ["piqa"]}} | changes), "utf-8")
     with pytest.raises((UsageError, UnknownNameError), match=words) as caught:

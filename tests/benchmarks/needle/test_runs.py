@@ -46,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def needle(evalkit: Command, model: Path) -> Command:
-    """`evalkit needle` on a small grid; options given later win over these."""
+    """Run `evalkit needle` on a small grid; later options override these."""
     return lambda *more: evalkit("needle", *arguments({"--model": model, "--output": "runs"} | GRID, more))
 
 
@@ -93,7 +93,7 @@ def test_answers_are_what_transformers_generates(needle: Command, model: Path) -
 
 
 def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that reads: short prompts it answers rightly and goes on, of the others it forgets a digit."""
+    """A model that answers short prompts correctly and continues, and omits a digit for long ones."""
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def read(_: Generator, prompts: list[Prompt]) -> list[Generation]:
@@ -112,7 +112,7 @@ def test_needles_that_are_found(needle: Command, model: Path, monkeypatch: pytes
     table = load_needles(run)
     assert list(table["found"]) == list(table["length"] == 400)
     short = table[table["found"]]
-    # Ended by what follows the secret, which might have been another digit, and one more token
+    # Stopped after the character that follows the secret, which could have been a digit, and one more token
     assert [said[: said.index(".")] for said in short["answer"]] == [f" {secret}" for secret in short["secret"]]
     assert short["answer"].str.len().max() < 12
     assert table.loc[~table["found"], "answer"].str.endswith("And so on").all()
@@ -134,7 +134,7 @@ def test_what_makes_another_run(needle: Command, tmp_path: Path) -> None:
     assert all(run.code == 0 for run in runs), runs
     assert len({run.out.splitlines()[-1] for run in runs}) == 4
     assert f"text: {book}" in runs[1].out
-    # Neither the order nor a repetition of what is asked does
+    # Neither order nor repetition of the values does
     assert needle(*arguments(one | {"--depths": "50,50.0"}, ())).out == runs[0].out
 
 
@@ -195,7 +195,7 @@ def test_a_disk_that_is_full_when_the_picture_is_drawn(needle: Command, monkeypa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_an_answer_of_no_cell_stands_for_none(needle: Command) -> None:
-    """In a whole line of the journal, as evalkit writes none."""
+    """In a complete line of the journal, in a form that evalkit never writes."""
     folder = Path(needle().out.splitlines()[-1])
     expected = load_needles(load_run(folder)).drop(columns="seconds")
     run = load_run(folder)

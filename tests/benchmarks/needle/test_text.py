@@ -1,4 +1,4 @@
-"""Haystacks: as long as asked, the needle where asked, the same every time."""
+"""Haystacks: requested length, requested depth of the needle, and determinism."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_length_and_depth(tokenizer: Any, length: int, depth: float) -> None:
 
 @pytest.mark.parametrize("wrong", [0.7, 1.0, 1.5])
 def test_a_text_is_filled_however_sentences_are_sized(tokenizer: Any, wrong: float) -> None:
-    """By themselves they may be more tokens than in a text, or fewer."""
+    """Alone they may be more or fewer tokens than in a text."""
     cell = NeedleCase(2000, 50.0, 0)
 
     def size(text: str) -> int:
@@ -69,7 +69,7 @@ def test_without_a_cue_the_answer_is_asked_for(tokenizer: Any) -> None:
 
 
 def test_texts_of_a_repeat_begin_alike(tokenizer: Any) -> None:
-    """So that what stands before the needle is shared, between lengths too."""
+    """So that the text before the needle is shared, also between lengths."""
     late, later, longer = (
         made(Haystack(None), tokenizer, NeedleCase(*cell, 2)) for cell in ((900, 75), (900, 100), (1800, 90))
     )
@@ -140,7 +140,7 @@ def test_a_users_text_is_kept_to_the_letter(text: str) -> None:
     assert re.sub(r"\s+", "", whole).startswith(re.sub(r"\s+", "", text).removeprefix("\ufeff")[:2000])
 
 
-def test_a_users_text_goes_round(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_users_text_is_repeated(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TRAINING_TEXT), encoding="utf-8")
     haystack = Haystack(path)

@@ -84,7 +84,7 @@ def shape_keys(family: str, **changes: Any) -> dict[str, Any]:
         "pad_token_id": None,
         "tie_word_embeddings": False,
     }
-    # Not the default base, so that one which is not read is found out
+    # Not the default base, so that an ignored base fails the test
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 5000.0}
     if family == "gpt_neox":
         keys["rope_parameters"] = rope | {"partial_rotary_factor": 0.5}
@@ -145,7 +145,7 @@ def random_ids(batch: int, tokens: int, seed: int = 1) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """A batch, and what its tokens may see."""
+    """A batch and its attention mask."""
 
     ids: torch.Tensor
     """[batch, tokens]."""
@@ -154,11 +154,11 @@ class Scene:
     seen: torch.Tensor
     """[batch, queries, keys], boolean."""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What tells a model of it."""
+    """Further model inputs that define the mask."""
 
     @property
     def real(self) -> torch.Tensor:
-        """[batch, tokens]: those that see something."""
+        """[batch, tokens]: tokens that attend to anything."""
         return self.seen.any(-1)
 
     def given(self) -> dict[str, torch.Tensor]:
@@ -171,7 +171,7 @@ def causal(batch: int = 2, tokens: int = 11) -> Scene:
 
 
 def left_padded(paddings: tuple[int, ...] = (0, 5), tokens: int = 11) -> Scene:
-    """Sequences that end together."""
+    """Return left-padded sequences."""
     whole = causal(len(paddings), tokens)
     mask = torch.arange(tokens)[None] >= torch.tensor(paddings)[:, None]
     seen = whole.seen & mask[:, None, :]

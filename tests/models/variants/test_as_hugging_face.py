@@ -1,4 +1,4 @@
-"""The models as any other of transformers: saved, loaded, shared out, trained, looked into."""
+"""The variants as ordinary transformers models: saved, loaded, sharded, trained and inspected."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_sliding_windows_are_refused(variant: str) -> None:
     assert EvalkitQwen2ForCausalLM(vanilla_only).model.layers[0].self_attn.sliding_window == 4
 
 
-def test_what_cannot_be_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_settings_are_rejected_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.LlamaForCausalLM.__init__", lambda *_: pytest.fail("built"))
     with pytest.raises(ValueError, match="3 signals do not divide a head of 16 channels"):
         EvalkitLlamaForCausalLM(config_of("llama", INTEGRAL | {"num_signals": 3}))

@@ -1,4 +1,4 @@
-"""Cog attention, against its formula: the model's, and the blockwise product under it."""
+"""Cog attention, compared with its formula: the model's, and its blockwise product."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def literal(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: floa
 def case(
     batch: int = 2, groups: int = 2, members: int = 2, queries: int = 7, keys: int = 7, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values that want gradients, in float64; values wider than keys."""
+    """Return queries, keys and values that require gradients, in float64; values wider than keys."""
     draw = torch.Generator().manual_seed(seed)
     shapes = ((batch, groups * members, queries, 4), (batch, groups, keys, 4), (batch, groups, keys, 6))
     query, key, value = (torch.randn(shape, generator=draw, dtype=torch.float64).requires_grad_() for shape in shapes)
@@ -65,7 +65,7 @@ def causal_rows(batch: int, queries: int, keys: int) -> Tensor:
 
 
 def random_rows(batch: int, queries: int, keys: int, seed: int = 3) -> Tensor:
-    """Each row sees its own share of keys, at least one."""
+    """Each row attends to its own random subset of keys, at least one."""
     seen = torch.rand(batch, queries, keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     seen[..., 0] |= ~seen.any(-1)
     return seen
@@ -80,7 +80,7 @@ def as_mask(seen: Tensor, kind: str) -> Tensor | None:
     return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, hidden)[:, None]
 
 
-@settings(deadline=None, max_examples=50)  # the literal loops are slow where others want the cores
+@settings(deadline=None, max_examples=50)  # the literal loops are slow when other processes use the cores
 @given(
     shape=st.tuples(*(st.integers(1, 3) for _ in range(3))),
     lengths=st.tuples(st.integers(1, 12), st.integers(0, 9)),

@@ -1,4 +1,4 @@
-"""Token by token, in pieces or at once: the same model."""
+"""Token by token, in chunks or at once: the same logits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def uncached(model: Any, ids: Tensor, mask: Tensor, tokens: int) -> Tensor:
 @torch.no_grad()
 def test_generation(family: str, variant: str, implementation: str, cache: str) -> None:
     """Token for token what a greedy loop without a cache writes, batched, without and with left padding."""
-    # Large weights, or a random model says one thing again and again, whatever it is given
+    # Large weights; otherwise a random model repeats one token for any input
     model = model_of(family, VARIANTS[variant], implementation=implementation, initializer_range=0.3)
     settings: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     for paddings in ((0, 0, 0), (0, 3, 6)):
@@ -39,7 +39,7 @@ def test_generation(family: str, variant: str, implementation: str, cache: str) 
         found = model.generate(scene.ids, attention_mask=mask, cache_implementation=cache, **settings)
         assert torch.equal(found, uncached(model, scene.ids, mask, 10))
         assert len(set(found[:, 9:].flatten().tolist())) > 5
-    # Alone and without padding, the last is written as in its batch
+    # Alone and without padding, the last text is the same as in its batch
     assert torch.equal(uncached(model, scene.ids[2:, 6:], mask[2:, 6:], 10), found[2:, 6:])
 
 

@@ -1,4 +1,4 @@
-"""Differential attention, against its formula and against transformers' own DiffLlama."""
+"""Differential attention, compared with its formula and with transformers' own DiffLlama."""
 
 from __future__ import annotations
 

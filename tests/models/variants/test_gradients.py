@@ -1,4 +1,4 @@
-"""Gradients of the attention modules, against finite differences."""
+"""Gradients of the attention modules, compared with finite differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integral attention, against a loop over its signals and against plain models that must be the same."""
+"""Integral attention, compared with a loop over its signals and with equivalent vanilla models."""
 
 from __future__ import annotations
 

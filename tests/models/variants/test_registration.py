@@ -1,4 +1,4 @@
-"""transformers' auto classes know the model types after `import evalkit`, whatever was imported before."""
+"""transformers' auto classes know the model types after `import evalkit`, in any order of imports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ assert not heavy, heavy
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Side by side, since each spends seconds importing."""
+    """Run in parallel, since each takes seconds to import."""
     folder = tmp_path_factory.mktemp("variant")
     model = model_of("llama", DIFFERENTIAL)
     model.save_pretrained(folder)

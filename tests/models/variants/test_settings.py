@@ -1,4 +1,4 @@
-"""What a config may ask for, and what is refused with which words."""
+"""Valid settings of a config, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_values(config: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("other", CONFIGS)
 def test_keys_without_a_meaning(name: str, other: str) -> None:
-    """Each variant's own keys are refused in any other's config, even with the value they need at home."""
+    """Each variant's own keys are rejected in any other's config, even with their valid value."""
     for key in set(KEYS[other]) - set(KEYS[name]):
         message = f"'{key}' has no meaning for {name} attention; leave it out"
         assert refused(CONFIGS[name] | {key: CONFIGS[other][key]}) == message
