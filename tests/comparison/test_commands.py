@@ -220,7 +220,7 @@ def test_the_same_run_twice(compare: Compare, make: Make) -> None:
 def test_a_run_in_progress(compare: Compare, make: Make) -> None:
     a, b = make("org/a"), make("org/b")
     (b / "results.json").unlink()
-    refused(compare(a, b), 1, str(b), "not finished", "give its command again")
+    refused(compare(a, b), 1, str(b), "not finished", "run its command again")
 
 
 def test_a_damaged_run(compare: Compare, make: Make) -> None:
