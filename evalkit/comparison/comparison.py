@@ -32,7 +32,7 @@ from evalkit.comparison.line import ScoredLine, by_layer, by_task, known, line_l
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.stats.adjusted import adjusted_average, no_better_known_than
+from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
@@ -177,7 +177,7 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
         sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
         adjusted = adjusted_average(estimate, of_tasks, sources, sizes)
     else:
-        adjusted = no_better_known_than(estimate, of_tasks)
+        adjusted = at_least_task_intervals(estimate, of_tasks)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2

@@ -20,7 +20,7 @@ from evalkit.comparison.sides import Side
 from evalkit.comparison.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.stats.adjusted import no_better_known_than, pooled, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
 
@@ -137,7 +137,7 @@ def _by_step(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, la
 def _average(tasks: Sequence[_Accuracy], measure: Measure) -> _Accuracy:
     pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
     found = _accuracy(average([one.estimate for one in tasks]), *pool, measure)
-    return found._replace(adjusted=no_better_known_than(found.adjusted, [one.adjusted for one in tasks]))
+    return found._replace(adjusted=at_least_task_intervals(found.adjusted, [one.adjusted for one in tasks]))
 
 
 def _points(steps: Sequence[int], found: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:

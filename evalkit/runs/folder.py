@@ -34,7 +34,7 @@ from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
 from evalkit.runs.forms import StoredManifest, StoredResults, TimedResults
-from evalkit.runs.seal import content_digest, digest, unsealed, describe_mismatch
+from evalkit.runs.seal import content_digest, describe_mismatch, digest, unsealed
 
 if TYPE_CHECKING:
     import pandas as pd

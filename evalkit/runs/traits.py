@@ -111,7 +111,7 @@ def summary(run: Run, rule: str | None = None) -> str:
 
 
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the tasks whose "documents", or solved "examples", are not the official ones; keys without tasks are left out.
+    """Return the tasks whose "documents", or solved "examples", are not the official ones, by these keys where any.
 
     Material without an official version, such as a needle test's text, is never listed.
     """

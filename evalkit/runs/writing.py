@@ -95,8 +95,8 @@ class RunWriter:
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
             raise RunError(
-                f"run {self.folder} has {made[0]} but no {JOURNAL} to rebuild the rest from; restore the missing files, "
-                f"or {WITHOUT_JOURNAL}"
+                f"run {self.folder} has {made[0]} but no {JOURNAL} to rebuild the rest from; restore the missing "
+                f"files, or {WITHOUT_JOURNAL}"
             )
 
     def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
