@@ -1,6 +1,6 @@
-"""Comparisons and curves as figures.
+"""Figures of comparisons and curves.
 
-In: `Comparison`s or `Curve`s and where the figure goes.
+In: `Comparison`s or `Curve`s, and a path. Out: the figure, as a file.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: "#6b6b6b"}
-"""By verdict; told apart also by those who do not see red and green."""
+"""Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT, _INK = "#ececec", "#222222"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _LONGEST = 32
 _PLAIN: dict[str, Any] = {"parse_math": False}
-"""A dollar in a model's name is a dollar."""
+"""Keyword arguments that print a dollar sign in a model's name literally."""
 
 
 def forest(found: Sequence[Comparison], path: Path) -> None:
-    """A forest plot: a row for each task, a panel for each side that is compared with A.
+    """Draw a forest plot: a row for each task, a panel for each side that is compared with A.
 
     Args:
         found: comparisons with the same baseline.
         path: ends in .png or .pdf.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     found = [replace(one, a=_short(one.a), b=_short(one.b)) for one in found]
     names = list(dict.fromkeys(task.name for one in found for task in one.tasks))
@@ -74,7 +74,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
         shown = next((label(one, name) for one in found if name in one.labels), name)
         _beside(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
     figure.supxlabel(
-        "interval: 95 %, each row's own; filled: significant (tasks: Holm); shaded: less than these documents can show",
+        "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show",
         fontsize=7.5,
         color="#888888",
     )
@@ -82,14 +82,14 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
 
 
 def curves(found: Sequence[Curve], path: Path) -> None:
-    """Accuracy against step with 95 % bands: the average and every task, a line for each training.
+    """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training.
 
     Args:
         found: trainings.
         path: ends in .png or .pdf.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     tasks = list(dict.fromkeys(task for one in found for task in one.tasks))
     shown = ["Average", *tasks] if len(tasks) > 1 else tasks
@@ -177,7 +177,7 @@ def _row(panel: Axes, row: TaskDifference | AverageDifference, place: float, p: 
 
 
 def _beside(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
-    """Text on a row's height, so many points to the right of the panel, or (negative) to the left of it."""
+    """Write text at a row's height, `shift` points to the right of the panel, or to its left if negative."""
     panel.annotate(
         text,
         (1 if shift > 0 else 0, place),
@@ -206,7 +206,7 @@ def _tidy(panel: Axes) -> None:
 
 
 def _short(name: str) -> str:
-    """A long name without its middle, so that it leaves room for the picture."""
+    """Shorten a long name in its middle."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
