@@ -141,7 +141,7 @@ def test_what_names_several_lists_them(make: Make) -> None:
 
 def test_what_names_no_run(make: Make, tmp_path: Path) -> None:
     root = make("org/model").parent
-    with pytest.raises(UnknownNameError, match=r"unknown run 'modle': there is no name like it\. Known: model-"):
+    with pytest.raises(UnknownNameError, match=r"unknown run 'modle': no known name is similar\. Known: model-"):
         find_run("modle", root)
     with pytest.raises(UnknownNameError, match="none in "):
         find_run("model", tmp_path / "elsewhere")
