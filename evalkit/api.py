@@ -15,7 +15,7 @@ from evalkit.comparison.differences import Comparison
 from evalkit.comparison.sides import sides_of
 from evalkit.inputs import values
 from evalkit.resources import RUNS
-from evalkit.runs.finding import find_begun_run
+from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 
 GivenRun: TypeAlias = Run | str | Path
@@ -33,7 +33,7 @@ def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
         UnknownNameError: no run matches.
         RunError: the run is damaged, or the folder is not a run folder.
     """
-    return find_begun_run(values.name_or_path("run", run), values.path("root", root))
+    return find_any_run(values.name_or_path("run", run), values.path("root", root))
 
 
 def compare(
@@ -67,5 +67,5 @@ def compare(
 
 def _finished(given: GivenRun, root: str | Path) -> Run:
     run = given if isinstance(given, Run) else load_run(given, root)
-    run.refuse_unfinished()
+    run.require_finished()
     return run

@@ -35,7 +35,7 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         progress.say,
         plan.request.model.device,
     )
-    run.refuse_other_form(served_by.results_form)
+    run.require_form(served_by.results_form)
     return run
 
 

@@ -36,19 +36,19 @@ def claim_of(a: Side, b: Side) -> Claim:
         UsageError: the runs of one side differ in more than their checkpoint.
     """
     for side in (a, b):
-        _refuse_same_checkpoint(side)
-        refuse_mixture(side)
+        _check_distinct_checkpoints(side)
+        check_uniform(side)
     differing = _differing(a, b)
     kind, sentence = _sentence(a, b, differing)
     return Claim(kind, sentence, differing)
 
 
-def refuse_mixture(side: Side, besides: Collection[str] = ()) -> None:
+def check_uniform(side: Side, may_differ: Collection[str] = ()) -> None:
     """Raise `UsageError` if the runs of a side have different models or measurement settings.
 
     Args:
         side: one run or several.
-        besides: traits in which the runs may differ.
+        may_differ: traits in which the runs may differ.
     """
     first = side.runs[0]
     for run in side.runs[1:]:
@@ -58,14 +58,14 @@ def refuse_mixture(side: Side, besides: Collection[str] = ()) -> None:
                 f"{', '.join(models)}; a group must be seeds or checkpoints of one model"
             )
         for one, other in _setting_differences(first, run):
-            if one.refused and one.name not in besides:
+            if one.refused and one.name not in may_differ:
                 raise UsageError(
                     f"group {side.name} mixes runs that differ in {one.name} ({first.folder.name}: {one.value}, "
                     f"{run.folder.name}: {other.value}); a group must be seeds or checkpoints under the same settings"
                 )
 
 
-def _refuse_same_checkpoint(side: Side) -> None:
+def _check_distinct_checkpoints(side: Side) -> None:
     """Raise `UsageError` if two runs of a side have the same checkpoint: seeds are different checkpoints."""
     if pair := same_checkpoint(side.runs):
         first, second = (run.folder.name for run in pair)

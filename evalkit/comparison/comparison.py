@@ -29,7 +29,7 @@ from evalkit.comparison.differences import (
     RuleVerdict,
     TaskDifference,
 )
-from evalkit.comparison.line import ScoredLine, by_layer, by_task, known, line_label, line_name
+from evalkit.comparison.line import ScoredLine, by_layer, by_task, line_label, line_name, nan_to_none
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
@@ -185,10 +185,10 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2
         parts = Spread(between(a), between(b), estimate.variance, shared, len(a), len(b))
-        p = known(crossed_p_value(adjusted, parts))
+        p = nan_to_none(crossed_p_value(adjusted, parts))
         estimate, adjusted = crossed(estimate, parts), crossed(adjusted, parts)
     else:
-        p = members[0].p if len(members) == 1 else known(t_test(adjusted))
+        p = members[0].p if len(members) == 1 else nan_to_none(t_test(adjusted))
     common = _common(name, a[:, None], b[:, None], estimate, adjusted, p, measure)
     return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value, measure.higher_is_better))
 
@@ -212,7 +212,7 @@ def _common(
         "difference": estimate.value,
         "low": low,
         "high": high,
-        "stderr": known(estimate.stderr),
-        "freedom": known(adjusted.freedom),
+        "stderr": nan_to_none(estimate.stderr),
+        "freedom": nan_to_none(adjusted.freedom),
         "p": p,
     }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.claim import refuse_mixture
+from evalkit.comparison.claim import check_uniform
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
@@ -82,7 +82,7 @@ def curve(side: Side, rule: str | None = None) -> Curve:
     first, *later = (by_step[step] for step in steps)
     graded: dict[str, Comparable] = {}
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
-    refuse_mixture(side, besides=("limit",))  # only documents that all runs have count
+    check_uniform(side, may_differ=("limit",))  # only documents that all runs have count
     rules = {run.manifest["rule"] for run in by_step.values()}
     if rule is None and len(rules) > 1:
         raise UsageError(

@@ -57,7 +57,7 @@ class ScoredLine:
         else:
             # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
             self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
-        self.p = known(p)
+        self.p = nan_to_none(p)
 
     def detectable(self) -> float | None:
         """Return the smallest true difference that these documents detect with 80 % power; None if there is none."""
@@ -98,6 +98,6 @@ def line_label(label: Label, layer: int | None) -> Label:
     return label if layer is None else Label(*(f"{text}, layer {layer}" for text in label))
 
 
-def known(value: float) -> float | None:
+def nan_to_none(value: float) -> float | None:
     """Return a number, or None for NaN."""
     return None if math.isnan(value) else value

@@ -69,10 +69,10 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     panels[0].set_yticks(list(places.values()), ["" for _ in places])
     for name, place in places.items():
         count = f"n = {by_name[name].n:,}" if name in by_name else ""
-        _beside(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
+        _margin_text(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
         weight = "normal" if count else "bold"
         shown = next((label(one, name) for one in found if name in one.labels), name)
-        _beside(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
+        _margin_text(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
     figure.supxlabel(
         "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show",
         fontsize=7.5,
@@ -107,7 +107,7 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         weight = "bold" if name == "Average" else "normal"
         known = [one.labels[name].full for one in found if name in one.labels]
         panel.set_title(known[0] if known else name, fontsize=10, loc="left", color=_INK, weight=weight)
-        _tidy(panel)
+        _style_axes(panel)
         panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for panel in list(figure.axes)[len(shown) :]:
@@ -152,7 +152,7 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
             **_PLAIN,
         )
     panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=_INK)
-    _tidy(panel)
+    _style_axes(panel)
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
@@ -172,11 +172,11 @@ def _row(panel: Axes, row: TaskDifference | AverageDifference, place: float, p: 
         markeredgewidth=1.5,
         zorder=3,
     )
-    _beside(panel, unit.difference(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
-    _beside(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
+    _margin_text(panel, unit.difference(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
+    _margin_text(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
 
 
-def _beside(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
+def _margin_text(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
     """Write text at a row's height, `shift` points to the right of the panel, or to its left if negative."""
     panel.annotate(
         text,
@@ -197,7 +197,7 @@ def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str, factor: f
     panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=_short(name))
 
 
-def _tidy(panel: Axes) -> None:
+def _style_axes(panel: Axes) -> None:
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     panel.tick_params(labelsize=8, colors="#444444")

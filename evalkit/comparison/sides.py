@@ -59,7 +59,7 @@ def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
             if sides
             else "name two runs or more: evalkit compare RUN_A RUN_B (evalkit ls runs lists them)"
         )
-    refuse_duplicates(sides)
+    check_unique(sides)
     return sides
 
 
@@ -74,7 +74,7 @@ def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> l
         found = [Side(_training_name(singles), singles), *found]
     if not found:
         raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
-    refuse_duplicates(found)
+    check_unique(found)
     return found
 
 
@@ -84,7 +84,7 @@ def _training_name(runs: Sequence[Run]) -> str:
     return printable(folders.pop()) if len(folders) == 1 and "" not in folders else "training"
 
 
-def refuse_duplicates(sides: Sequence[Side]) -> None:
+def check_unique(sides: Sequence[Side]) -> None:
     """Raise `UsageError` if a run or a side's name occurs twice."""
     seen: dict[str, str] = {}
     for side in sides:

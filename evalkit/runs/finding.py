@@ -64,13 +64,13 @@ def root_of_runs() -> Path:
 
 
 def find_run(given: str, root: Path) -> Run:
-    """Find a finished run. As `find_begun_run`; also raises `RunError` if the run is not finished."""
-    run = find_begun_run(given, root)
-    run.refuse_unfinished()
+    """Find a finished run. As `find_any_run`; also raises `RunError` if the run is not finished."""
+    run = find_any_run(given, root)
+    run.require_finished()
     return run
 
 
-def find_begun_run(given: str, root: Path) -> Run:
+def find_any_run(given: str, root: Path) -> Run:
     """Find a run, finished or not.
 
     Args:

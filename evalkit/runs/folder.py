@@ -123,12 +123,12 @@ class Run:
         """Whether all of lm-eval's per-document files are written."""
         return bool(self.stored.get("samples"))
 
-    def refuse_unfinished(self) -> None:
+    def require_finished(self) -> None:
         """Raise `RunError` if the run is not finished."""
         if not self.complete:
             raise RunError(f"run {self.folder} is not finished; wait for it, or run its command again")
 
-    def refuse_generated(self) -> None:
+    def require_choices(self) -> None:
         """Raise `UsageError` if the run's texts are generated: rules need choices to decide between."""
         if self.rule is None:
             raise UsageError(
@@ -145,7 +145,7 @@ class Run:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
         from evalkit.scores.table import CLUSTER, ScoreRow
 
-        self.refuse_generated()
+        self.require_choices()
         if self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         columns = [*ScoreRow._fields, CLUSTER]
@@ -164,7 +164,7 @@ class Run:
         Raises:
             RunError: results.json does not store them.
         """
-        self.refuse_other_form(TimedResults)
+        self.require_form(TimedResults)
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property
@@ -181,7 +181,7 @@ class Run:
         """File name → digest, for every file of the finished run that is read back."""
         return self._results[0]
 
-    def refuse_other_form(self, form: type[Stored]) -> None:
+    def require_form(self, form: type[Stored]) -> None:
         """Raise `RunError` if results.json does not validate against a form."""
         if trouble := misfit(self.stored, form):
             raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
@@ -193,7 +193,7 @@ class Run:
             RunError: the run is not finished, or the file is missing or not the one that was written.
         """
         path = self.folder / name
-        self.refuse_unfinished()
+        self.require_finished()
         if not path.is_file():
             raise RunError(f"{path} is missing; {self._remedy}")
         try:

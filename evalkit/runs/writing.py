@@ -52,7 +52,7 @@ def finished_run(
     """
     if is_file(folder / RESULTS) and is_file(folder / MANIFEST):
         run = load_run(folder)
-        _refuse_other(run, manifest)
+        _check_specification(run, manifest)
         if is_finished(run):
             _report_unused_device(run, device, say)
             return run
@@ -61,7 +61,7 @@ def finished_run(
     return load_run(folder)
 
 
-def _refuse_other(run: Run, manifest: Mapping[str, Any]) -> None:
+def _check_specification(run: Run, manifest: Mapping[str, Any]) -> None:
     """Raise `RunError` if a folder's run is not the one of a manifest."""
     if run.manifest["id"] != manifest["id"]:
         raise RunError(f"run folder {run.folder} belongs to another specification; choose another --output")
@@ -90,7 +90,7 @@ class RunWriter:
         self._files: dict[str, str] = {}
         """Name of each written file → its digest."""
 
-    def refuse_without_journal(self) -> None:
+    def require_journal(self) -> None:
         """Raise `RunError` if the journal of a finished run is missing: everything would be scored again."""
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
@@ -239,9 +239,9 @@ def open_run(
         writer = RunWriter(folder, manifest, say)
         if exists := (folder / MANIFEST).exists():
             stored = load_run(folder)
-            _refuse_other(stored, manifest)
+            _check_specification(stored, manifest)
             writer.manifest = stored.manifest
-        writer.refuse_without_journal()
+        writer.require_journal()
         if not exists:
             writer.save_manifest()
         with suppress(OSError):  # only adds to the message above

@@ -166,7 +166,7 @@ def test_commands_that_choose_between_answers_refuse_it(longbench: Command, eval
     one, two = (Path(longbench("--limit", limit).out.splitlines()[-1]) for limit in (1, 2))
     words = (
         "contains generated texts, which have no choices to decide between",
-        "benchmark longbench scores them by metrics of its own",
+        "benchmark longbench scores them by its own metrics",
     )
     complains(evalkit("rescore", one), 2, *words)
     complains(evalkit("rescore", one, "--rule", "acc"), 2, *words)

@@ -179,7 +179,7 @@ def test_another_device_is_told(generated: Run, model: Path, rows: Path, tmp_pat
     again = evaluate_longbench(request(model, rows, tmp_path), said)
     [warning] = [line for line in said.said if line.startswith("warning: this run was started on cuda NVIDIA H100; ")]
     assert warning.endswith(
-        "may differ in its last digits, and texts from there on; manifest.json will say which batches"
+        "may differ in their last digits, and generated texts may diverge; manifest.json will list the batches"
     )
     there, here = again.manifest["devices"]
     assert (there["device"], there["host"], here["device"], here["kernel"]) == ("cuda:0", "there", "cpu", "sdpa")
