@@ -7,11 +7,11 @@
     run.scores                   # the score table, a pandas DataFrame
     run.results("acc_norm")      # another rule, no model needed
     evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
-    evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, left as it was
+    evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, which is not changed
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
 
-Importing evalkit is instant; torch is loaded when a model is. docs/python.md has all of it.
+Importing evalkit is fast: torch is imported when a model is loaded. docs/python.md documents the Python API.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
     from evalkit.scores.results import Average, Results, TaskResult
 
-# Stands here and is not asked of the installed metadata: a distribution named "evalkit" is another project's
+# Not read from the installed metadata: the distribution named "evalkit" is another project
 __version__ = "0.1.0"
 
 _MODULES = {

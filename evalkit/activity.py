@@ -1,8 +1,8 @@
-"""What the process is doing, shown on standard error where it takes long: no command is silent for a second.
+"""Status line of the current activity on standard error, so that no command is silent for a second.
 
-In: `with doing("hashing model.safetensors (2.5 GB)")` around whatever may take long. Out: "hashing … …" once nothing
-has been shown for a moment: a line of its own, or on a terminal a line that disappears when the work ends. What is fast
-shows nothing. Only the command line shows anything (`shown_activity`); in a program of the user's all this is silent.
+In: `with doing("hashing model.safetensors (2.5 GB)")` around work that may take long. Out: the activity, once there has
+been no output for `_SILENCE` seconds: printed as a line, or on a terminal as a line that is erased when the work ends.
+Fast work prints nothing. Only the command line turns this on (`shown_activity`); evalkit used as a library is silent.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from evalkit.reporting.escape import printable
 _SILENCE = 0.4
 """Seconds without output after which the current activity is shown."""
 _SHORTEST = 0.1
-"""Seconds that an activity has to last to be shown, however long nothing was."""
+"""Minimum seconds that an activity lasts before it is shown."""
 
 
 @contextmanager
 def doing(what: str, *, slow: bool = False) -> Iterator[None]:
-    """Name what is done inside; of several, one inside the other, the innermost is shown.
+    """Name the activity of a block; of nested ones, the innermost is shown.
 
     Args:
         what: an activity with its object, such as "loading demo".
-        slow: whether it is known to take seconds, as the first import of torch does, and is shown at once: an import
-            of compiled code can keep other threads from running.
+        slow: show it at once, because it is known to take seconds, such as the first import of torch: an import of
+            compiled code can keep other threads from running.
     """
     _status.begin(printable(what), slow)
     try:
@@ -40,13 +40,13 @@ def doing(what: str, *, slow: bool = False) -> Iterator[None]:
 
 
 def imports(package: str) -> bool:
-    """Whether a package has yet to be imported: a value for `slow`."""
+    """Return whether a package is not imported yet: a value for `slow`."""
     return package not in sys.modules
 
 
 @contextmanager
 def shown_activity() -> Iterator[None]:
-    """Show activities on standard error inside."""
+    """Show activities on standard error within the block."""
     before = _status.switch(True)
     try:
         yield
@@ -57,7 +57,7 @@ def shown_activity() -> Iterator[None]:
 
 @contextmanager
 def hidden_activity() -> Iterator[None]:
-    """Show no activities inside, where something else has the terminal's last line."""
+    """Show no activities within the block, while a progress bar uses the terminal's last line."""
     before = _status.switch(False)
     try:
         yield
@@ -66,26 +66,26 @@ def hidden_activity() -> Iterator[None]:
 
 
 def news(line: str) -> None:
-    """Print a line on standard error, above an activity that is shown."""
+    """Print a line on standard error, above the activity that is shown."""
     _status.print(line)
 
 
 class _Status:
-    """The activities that are under way, and what is shown of them."""
+    """Stack of current activities, and the one that is shown."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._on = False
         self._activities: list[str] = []
         self._printed: set[str] = set()
-        """What has a line of its own already."""
+        """Activities that have been printed as a line."""
         self._line = ""
-        """The activity that stands on the terminal's last line."""
+        """The activity on the terminal's last line."""
         self._columns = 0
-        """Of the terminal's last line, those that it may take."""
+        """Columns of the terminal that the activity may use."""
         self._timer: threading.Timer | None = None
         self._last = time.monotonic()
-        """When there was output, or the process started."""
+        """Time of the last output, or of the process's start."""
 
     def begin(self, what: str, slow: bool) -> None:
         with self._lock:
@@ -100,7 +100,7 @@ class _Status:
             self._schedule()
 
     def switch(self, on: bool) -> bool:
-        """Show activities or stop; returns what was before."""
+        """Turn the display on or off; return the previous state."""
         with self._lock:
             before, self._on = self._on, on
             self._last = time.monotonic()
@@ -109,7 +109,7 @@ class _Status:
             return before
 
     def forget(self) -> None:
-        """Show again what has been shown."""
+        """Forget which activities were printed, so that they are printed again."""
         with self._lock:
             self._printed.clear()
 
@@ -121,7 +121,7 @@ class _Status:
             self._schedule()
 
     def _schedule(self, delay: float | None = None) -> None:
-        """Have the innermost activity shown after a delay; None: when there has been no output for a while."""
+        """Show the innermost activity after a delay; None: after `_SILENCE` seconds without output."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -138,14 +138,14 @@ class _Status:
 
     def _show_late(self) -> None:
         with self._lock:
-            # Another may have begun while this one waited for the lock
+            # Another activity may have started while this timer waited for the lock
             if self._timer is threading.current_thread():
                 self._show()
 
     def _show(self) -> None:
         activity = self._activities[-1]
         what = f"{activity} …"
-        # A standard error that is closed shows nothing, which is no reason to stop
+        # A closed standard error is not a reason to stop
         with suppress(OSError, ValueError, AttributeError):
             if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
                 self._erase()
@@ -168,7 +168,7 @@ class _Status:
 
 
 def _fitted(text: str, columns: int) -> str:
-    """A text cut to a terminal's columns, of which some characters take two."""
+    """Truncate a text to a terminal's columns; some characters take two."""
     from rich.cells import cell_len, set_cell_size
 
     return text if cell_len(text) <= columns else set_cell_size(text, columns - 1) + "…"

@@ -1,7 +1,7 @@
-"""What `import evalkit` offers of runs that are there: one of them, and how several compare. No torch.
+"""Public functions on existing runs: open one, compare several. Does not import torch.
 
-A run is given as a `Run`, or as what the command line takes: its folder; its folder's name or id, or the beginning of
-either; or its checkpoint, where only one run has it.
+In: a `Run`, or a reference as on the command line: a run's folder; its folder's name or id, or a prefix of either; or
+its checkpoint, where only one run has it. Out: `Run`s and `Comparison`s.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from evalkit.comparison.differences import Comparison
 from evalkit.comparison.sides import sides_of
 from evalkit.inputs import values
 from evalkit.resources import RUNS
-from evalkit.runs.finding import find_begun_run
+from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
 
 GivenRun: TypeAlias = Run | str | Path
 
 
 def load_run(run: str | Path, root: str | Path = RUNS) -> Run:
-    """Open a run, whether it is finished or not.
+    """Open a run, finished or not.
 
     Args:
-        run: its folder, its name or id or the beginning of either, or its checkpoint.
-        root: folder of run folders, in which names are looked for.
+        run: its folder, its name or id or a prefix of either, or its checkpoint.
+        root: folder of run folders, in which names are looked up.
 
     Raises:
-        UsageError: several runs are called so; lists them.
-        UnknownNameError: there is no such run.
-        RunError: it is damaged, or the folder is of something else.
+        UsageError: several runs match; lists them.
+        UnknownNameError: no run matches.
+        RunError: the run is damaged, or the folder is not a run folder.
     """
-    return find_begun_run(values.name_or_path("run", run), values.path("root", root))
+    return find_any_run(values.name_or_path("run", run), values.path("root", root))
 
 
 def compare(
@@ -44,19 +44,19 @@ def compare(
 ) -> list[Comparison]:
     """Compare finished runs on the same documents, as `evalkit compare` does.
 
-    The first run, or without runs the first group, is the baseline A; each other one is a B that is compared with it.
+    The first run, or without runs the first group, is the baseline A. Each other side is a B that is compared with it.
 
     Args:
-        *runs: each a side of its own.
-        groups: name → the runs of one side: several seeds, or checkpoints of the same thing.
-        rule: how the answer is chosen; None: the runs' own.
-        root: folder of run folders, in which names are looked for.
+        *runs: runs, each a side of the comparison.
+        groups: name → the runs of one side: several seeds, or checkpoints of one model.
+        rule: scoring rule; None: the runs' own.
+        root: folder of run folders, in which names are looked up.
 
     Returns:
         A comparison for each side but the first, in their order. Differences are B less A, of fractions.
 
     Raises:
-        EvalkitError: a run is not there or not finished, a side is named twice, or what cannot be paired.
+        EvalkitError: a run is not found or not finished, a side is named twice, or two sides cannot be paired.
     """
     sides = sides_of(
         [_finished(run, root) for run in runs],
@@ -67,5 +67,5 @@ def compare(
 
 def _finished(given: GivenRun, root: str | Path) -> Run:
     run = given if isinstance(given, Run) else load_run(given, root)
-    run.refuse_unfinished()
+    run.require_finished()
     return run

@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all, whenever the process dies."""
+"""Atomic file writes.
+
+In: a path and its new content. Out: the file with either its old or its whole new content, whenever the process dies.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import IO
 
 
 def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file so that it is either the old one or the whole new one, whenever the process dies.
+    """Replace a file's content atomically.
 
     Raises:
-        OSError: the disk is full or read-only; no half-written file is left.
+        OSError: the disk is full or read-only; no partial file is left.
     """
     with replacing(path) as file:
         file.writelines([content] if isinstance(content, bytes) else content)
@@ -21,8 +24,8 @@ def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to be written that takes the place of another one when it is whole; see `replace_file`."""
-    # One name for all processes, so that kills leave no more than one behind; a run folder has one writer at a time
+    """Open a temporary file for writing, which replaces `path` at the end of the block; see `replace_file`."""
+    # One name for all processes, so that kills leave at most one file behind; a run folder has one writer at a time
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -1,4 +1,7 @@
-"""Short `repr`s of what users hold: one line, of fewer than 120 characters, whatever the names in it are."""
+"""Short `repr`s of public objects.
+
+In: an object and its main attributes. Out: one line of fewer than 120 characters, whatever the names in it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ _LONGEST_PART = 48
 
 
 def brief(thing: object, *parts: object) -> str:
-    """The name of a thing's class with some of what it holds: "Run(zeroshot8, demo, …)".
+    """Return a `repr` of an object's class and some of its attributes: "Run(zeroshot8, demo, …)".
 
-    A part that is too long is cut in its middle, since names differ at both ends; what is too much in all is left out.
+    A long part is shortened in its middle, since names differ at both ends; a long line is truncated at its end.
     """
     start, end = f"{type(thing).__name__}(", ")"
     text = start + ", ".join(_cut(printable(str(part))) for part in parts) + end
@@ -19,12 +22,12 @@ def brief(thing: object, *parts: object) -> str:
 
 
 def with_error(value: float, stderr: float | None) -> str:
-    """A fraction with its standard error, where it has one: "0.670 ± 0.033"."""
+    """Format a fraction with its standard error, if known: "0.670 ± 0.033"."""
     return f"{value:.3f}" + ("" if stderr is None else f" ± {stderr:.3f}")
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: "1 task", "8 tasks"."""
+    """Format a count with its noun: "1 task", "8 tasks"."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 

@@ -1,17 +1,17 @@
-"""Every error a user can meet, in one tree.
+"""Hierarchy of evalkit's errors.
 
     EvalkitError                 exit code 1
-    ├── UsageError               exit code 2: a flag, a name or a combination that cannot be
-    │   └── UnknownNameError     a suite, task, template, rule … that does not exist; offers the nearest
+    ├── UsageError               exit code 2: an invalid option, name or combination
+    │   └── UnknownNameError     a suite, task, template, rule … that does not exist; suggests the nearest
     ├── CheckpointError          a checkpoint that cannot be found, trusted, read or scored
     ├── DataError                documents that are missing, malformed or not the expected ones
-    ├── TemplateError            a prompt template that cannot be read or does not make sense
-    ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not fit
-    ├── ScoringError             a document that cannot be scored (window too small, out of memory)
+    ├── TemplateError            a prompt template that cannot be read or is invalid
+    ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not match
+    ├── ScoringError             a document that cannot be scored (context window too small, out of memory)
     └── RunError                 a run folder that is in use, damaged, or cannot be written
 
-A message is one line, whatever the names in it hold: it names the file, task, document, checkpoint or key, says what
-was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
+A message is one line, whatever the names in it contain. It names the file, task, document, checkpoint or key, and says
+what was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import ClassVar
 
 from evalkit.reporting.escape import printable
 
-_MOST_LISTED = 200
-"""Of more names than these, a message shows none."""
+_MAX_LISTED = 200
+"""Largest number of known names of which a message lists some."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's says, shortened to one line; its kind if it says nothing.
+    """Return the first line of another library's error message; the error's class if the message is empty.
 
-    Of a heading ("Validation error for field 'x':") the line beneath belongs to it; a `KeyError` says only the key.
+    A heading ("Validation error for field 'x':") is joined with the next line. A `KeyError`, whose message is only the
+    key, is prefixed with its class.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, KeyError) or not lines:
@@ -38,36 +39,36 @@ def first_line(error: BaseException) -> str:
 
 
 class EvalkitError(Exception):
-    """Base of all errors that evalkit raises on purpose."""
+    """Base class of evalkit's errors."""
 
     exit_code: ClassVar[int] = 1
 
     def __str__(self) -> str:
-        """The message, on one line and without control characters."""
+        """Return the message on one line, without control characters."""
         return printable(super().__str__())
 
 
 class UsageError(EvalkitError):
-    """What was asked for cannot be: a wrong flag value or combination."""
+    """An invalid option, name or combination."""
 
     exit_code: ClassVar[int] = 2
 
 
 class UnknownNameError(UsageError):
-    """A name that is not among the known ones.
+    """An unknown name.
 
     Args:
-        kind: what the name was meant to be ("suite", "task", …).
-        name: what was given.
+        kind: kind of the name ("suite", "task", …).
+        name: the unknown name.
         known: the names that exist.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else "there is no name like it."
-        # lm-eval has thousands of tasks, of which the first twenty tell nobody anything
-        many = len(names) > _MOST_LISTED
+        hint = f"did you mean '{near[0]}'?" if near else "no known name is similar."
+        # lm-eval has thousands of tasks: listing the first twenty would not help
+        many = len(names) > _MAX_LISTED
         shown = f"{len(names):,} names" if many else ", ".join(names[:20]) + (", …" if len(names) > 20 else "")
         super().__init__(f"unknown {kind} '{name}': {hint} Known: {shown}")
 
@@ -81,11 +82,11 @@ class DataError(EvalkitError):
 
 
 class TemplateError(EvalkitError):
-    """A prompt template that cannot be read or does not make sense."""
+    """A prompt template that cannot be read or is invalid."""
 
 
 class TableError(EvalkitError):
-    """A table's layout, published numbers or mapping of runs that cannot be read or do not fit together."""
+    """A table's layout, published numbers or mapping of runs that cannot be read or do not match."""
 
 
 class ScoringError(EvalkitError):

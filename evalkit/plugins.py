@@ -1,7 +1,7 @@
-"""What other installed packages add to evalkit: benchmarks, rules and exports.
+"""Plugins: benchmarks, rules and exports of other installed packages.
 
-A package names each by an entry point of the group `evalkit.benchmarks`, `evalkit.rules` or `evalkit.exports`. Nothing
-of the package is imported before what it adds is used.
+In: a group of entry points (`evalkit.benchmarks`, `evalkit.rules` or `evalkit.exports`) and a name. Out: the object.
+A package is imported only when one of its objects is used.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from evalkit.errors import UnknownNameError, UsageError, first_line
 
 
 def added(group: str) -> dict[str, EntryPoint]:
-    """Name → entry point of a group. Reads the metadata of all installed packages, which takes a while."""
+    """Return name → entry point of a group. Reads the metadata of all installed packages, which is slow."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
-    """The object that an entry point names.
+    """Load the object of an entry point.
 
     Args:
-        group: of entry points.
-        name: of the entry point.
-        what: it is, for messages: "rule".
-        own: names of evalkit's own, which a message lists too.
+        group: group of entry points.
+        name: name of the entry point.
+        what: kind of the object, for messages: "rule".
+        own: names of evalkit's own objects, which a message lists too.
 
     Raises:
-        UnknownNameError: no package adds one of that name.
+        UnknownNameError: no installed package has an entry point of that name.
         UsageError: the package cannot be imported.
     """
     found = added(group)
@@ -38,5 +38,5 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
     except Exception as error:  # another package's code
         raise UsageError(
             f"{what} '{name}' ({found[name].value}) cannot be loaded ({type(error).__name__}: {first_line(error)}); "
-            "repair or remove the package that brings it"
+            "repair or uninstall the package that provides it"
         ) from error

@@ -1,6 +1,6 @@
-"""How far a long piece of work is: a live bar on a terminal, plain lines elsewhere.
+"""Progress of long work: a live bar on a terminal, plain lines elsewhere.
 
-Everything goes to standard error, so that standard output holds results only.
+In: the amount of finished work. Out: a bar or lines on standard error, so that standard output contains results only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _LINE_EVERY = 15.0
 
 
 class Progress:
-    """Progress over work that is known in advance, in any unit that takes about equally long.
+    """Progress of work whose total is known, in a unit that takes about constant time.
 
     Args:
-        live: draw a bar; by default where standard error is a terminal.
+        live: draw a bar; None: if standard error is a terminal.
     """
 
     def __init__(self, live: bool | None = None) -> None:
@@ -45,7 +45,7 @@ class Progress:
         self._after.close()
 
     def say(self, line: str) -> None:
-        """One line of news, above the bar, whatever the names in it hold."""
+        """Print a message on one line, above the bar."""
         line = printable(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -53,20 +53,20 @@ class Progress:
             news(line)
 
     def start(self, total: float, done: float) -> None:
-        """Begin, with `done` of `total` finished in an earlier session."""
+        """Start, with `done` of `total` finished in an earlier session."""
         self._total, self._done, self._skipped = total, done, done
         self._started = self._last_line = time.monotonic()
         if self._live:
             self._start_bar(total, done)
 
     def task(self, label: str) -> None:
-        """Name what is worked on."""
+        """Set the label of the current task."""
         self._label = label = printable(label)
         if self._bar is not None:
             self._bar.update(self._bar_task, description=label)
 
     def advance(self, work: float, documents: int) -> None:
-        """Some work is done, and documents with it."""
+        """Add finished work and its number of documents."""
         self._done += work
         self._documents += documents
         if self._bar is not None:
@@ -76,7 +76,7 @@ class Progress:
             self.say(self.line())
 
     def line(self) -> str:
-        """The state in one line: task, share, rate, time left."""
+        """Return the state in one line: task, share, rate, time left."""
         share = self._done / self._total if self._total else 1.0
         return f"{self._label}: {share:4.0%} of all, {self._rate()}, about {_clock(self._left())} left"
 
@@ -108,11 +108,11 @@ class Progress:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
-            # The estimate looks back over minutes, since tasks differ in speed
+            # Averaged over minutes, since tasks differ in speed
             speed_estimate_period=300,
         )
         self._bar_task = self._bar.add_task("", total=total, completed=done, rate="")
-        # The bar has the terminal's last line from now on
+        # From now on the bar uses the terminal's last line
         self._after.enter_context(hidden_activity())
         self._bar.start()
         self._after.callback(self._bar.stop)

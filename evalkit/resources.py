@@ -1,5 +1,8 @@
-"""Where evalkit's own files lie: `configs/`, `tasks/` and `results/published/`, in a checkout or in an installed
-wheel; and the cache folder for what it downloads."""
+"""Paths of evalkit's own files and of its cache.
+
+Own files are `configs/`, `tasks/` and `results/published/`, in a checkout or in an installed wheel. The cache folder
+has downloads and values that are slow to compute.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from evalkit.inputs import values
 from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
 
 _PACKAGE = Path(__file__).resolve().parent
-_MOST_CACHED_BYTES = 2**26
-
+_MAX_CACHED_BYTES = 2**26
+"""Largest file that is read from the cache."""
 
 RUNS = Path("results/runs")
-"""Folder of run folders, where no other is named."""
+"""Default folder of run folders."""
 
 
 def resource(*parts: str) -> Path:
-    """Path of one of evalkit's own files, e.g. `resource("configs", "templates")`."""
+    """Return the path of one of evalkit's own files, e.g. `resource("configs", "templates")`."""
     installed = _PACKAGE / "_resources"
     root = installed if installed.is_dir() else _PACKAGE.parent
     return root.joinpath(*parts)
 
 
 def cache_dir() -> Path:
-    """Folder for downloaded wheels, demo weights and unpacked documents; not created here.
+    """Return the folder for downloaded wheels, demo weights and unpacked documents, without creating it.
 
     `EVALKIT_CACHE`, else `XDG_CACHE_HOME/evalkit`, else `~/.cache/evalkit`.
     """
@@ -40,17 +43,17 @@ def cache_dir() -> Path:
 
 
 def read_cached(file: Path) -> Any:
-    """What `write_cached` has left in a file of the cache folder; None if there is none that can be read."""
+    """Return what `write_cached` stored in a file of the cache folder; None if it is missing or cannot be read."""
     try:
-        return parse_json(read_bytes(file, _MOST_CACHED_BYTES))
+        return parse_json(read_bytes(file, _MAX_CACHED_BYTES))
     except (OSError, Unreadable):
         return None
 
 
 def write_cached(file: Path, content: Any) -> None:
-    """Keep plain data in a file of the cache folder, whole or not at all, while other processes may do so too.
+    """Store plain data in a file of the cache folder atomically, safe against concurrent writers.
 
-    Best effort: what cannot be written is found out again the next time.
+    Best effort: if the file cannot be written, the value is computed again the next time.
     """
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,7 @@ def test_a_rule_of_another_package_applies_to_a_finished_run(finished: Run, add:
 
 @pytest.mark.parametrize("rule", [NOTHING, TOO_FEW])
 def test_a_rule_must_give_a_number_for_each_row(rule: Rule, finished: Run) -> None:
-    with pytest.raises(UsageError, match=f"rule {rule.name} gives no number for some rows"):
+    with pytest.raises(UsageError, match=f"rule {rule.name} returns no number for some rows"):
         choose(finished.scores, rule)
 
 

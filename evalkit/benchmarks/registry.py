@@ -99,5 +99,5 @@ def benchmark_of(run: Run) -> Benchmark:
     except UnknownNameError as error:
         raise RunError(f"run {run.folder} is of benchmark '{run.kind}', which is not installed") from error
     if run.complete:
-        run.refuse_other_form(found.results_form)
+        run.require_form(found.results_form)
     return found

@@ -36,7 +36,7 @@ def run_plan(plan: Plan, progress: Progress) -> Run:
         progress.say,
         plan.request.model.device,
     )
-    run.refuse_other_form(chosen.results_form)
+    run.require_form(chosen.results_form)
     return run
 
 

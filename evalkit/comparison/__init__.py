@@ -1,15 +1,18 @@
 """`evalkit compare`: is B better than A, on the same documents?
 
-    sides.py         what was named on the command line → `Side`s: a name and its runs
-    pairing.py       two sides → scores of the same documents, side by side; refuses what cannot be paired
-    comparison.py    paired scores → a `Comparison`: every difference with its error, tests, verdicts
-    claim.py         what two sides are to each other, and so what a difference between them says
-    steps.py         the training step that a run's checkpoint tells
-    curves.py        checkpoints of a training → accuracy against step
-    decision.py      comparisons → an exit code for continuous integration
-    view.py          comparisons and curves → tables
-    writers.py       tables → terminal, Markdown, LaTeX, CSV
-    plots.py         comparisons and curves → pictures; the only module that imports matplotlib
+    sides.py               run and group names → `Side`s: a name and its runs
+    pairing.py             two sides → paired scores of the same documents
+    line.py                paired scores of a task or layer → difference, standard error, p value
+    comparison.py          a pairing → a `Comparison`: differences, tests, verdicts
+    differences.py         the records of a comparison
+    claim.py               two sides → the claim that a difference between them supports
+    steps.py               a run → the training step of its checkpoint
+    curves.py              checkpoints of a training → accuracy by step
+    decision.py            comparisons → an exit code for continuous integration
+    comparison_report.py   comparisons → tables and records
+    curve_report.py        curves → tables and records
+    units.py               a measure → number formats
+    plots.py               comparisons and curves → figures; the only module that imports matplotlib
 
-Reads run folders only: neither torch nor transformers is imported.
+Reads run folders only; imports neither torch nor transformers.
 """

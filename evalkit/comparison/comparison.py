@@ -1,7 +1,8 @@
-"""Is B better than A?
+"""Comparison of two sides.
 
-In: a `Pairing`. Out: a `Comparison`: for each task the difference with its error, interval and test, Holm's correction
-over the tasks, averages, and the same under every other rule. Scores are fractions, differences B less A.
+In: a `Pairing`. Out: a `Comparison`: for each task the difference with its standard error, confidence interval and
+test, Holm's correction over the tasks, averages, and the same under every other rule. Scores are fractions, differences
+are B less A.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from evalkit.comparison.differences import (
     RuleVerdict,
     TaskDifference,
 )
-from evalkit.comparison.line import ScoredLine, by_layer, by_task, known, line_label, line_name
+from evalkit.comparison.line import ScoredLine, by_layer, by_task, line_label, line_name, nan_to_none
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.stats.adjusted import adjusted_average, no_better_known_than
+from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
 from evalkit.stats.seeds import Spread, between, crossed, crossed_p_value
@@ -40,14 +41,14 @@ from evalkit.stats.significance import holm, t_test
 
 
 def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
-    """Compare two sides under one rule, and under every other for agreement.
+    """Compare two sides under one rule, and under every other rule for agreement.
 
     Args:
         pairing: the sides.
-        rule: a rule's name; None: the one that all runs were made with.
+        rule: a rule's name; None: the rule of all runs.
 
     Raises:
-        UsageError: no rule is given and the runs have different ones, or a run cannot answer it.
+        UsageError: no rule is given and the runs have different ones, or a run does not support it.
     """
     rule = rule or _own_rule(pairing)
     measure = pairing.measure(rule)
@@ -83,7 +84,7 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
     """Compare the first side with each other one.
 
     Raises:
-        EvalkitError: two cannot be paired, or as `compare`.
+        EvalkitError: two sides cannot be paired, or as `compare`.
     """
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
@@ -91,14 +92,16 @@ def compare_sides(sides: Sequence[Side], rule: str | None = None) -> list[Compar
 
 
 def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
-    """Of one task's difference, or of the unweighted mean's over several, before any correction.
+    """Return the uncorrected p value of one task's difference, or of the unweighted mean over several tasks.
 
     Raises:
-        UsageError: a task is not in every run, or a run cannot answer the rule.
+        UsageError: a task is not in every run, or a run does not support the rule.
     """
     by_name = {task.task: task for task in pairing.tasks}
     if absent := [task for task in tasks if task not in by_name]:
-        raise UsageError(f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}, which a run lacks")
+        raise UsageError(
+            f"{pairing.a.name} and {pairing.b.name} cannot be compared on {absent[0]}: not every run has it"
+        )
     measure = pairing.measure(rule)
     found = [ScoredLine(by_name[task], *pairing.scores(by_name[task], rule), measure) for task in tasks]
     p = found[0].p if len(found) == 1 else _average("", found, measure).p
@@ -106,7 +109,7 @@ def p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
 
 
 def verdict_of(p: float | None, difference: float, higher_is_better: bool | None = True) -> str:
-    """Better or worse where the p value is at most 5 %; higher or lower where neither is better."""
+    """Return "better" or "worse" if p is at most 5 % ("higher" or "lower" if neither is better), else "undecided"."""
     if p is None or not p <= ALPHA:
         return UNDECIDED
     if higher_is_better is None:
@@ -117,9 +120,9 @@ def verdict_of(p: float | None, difference: float, higher_is_better: bool | None
 def _own_rule(pairing: Pairing) -> str:
     rules = list(dict.fromkeys(one.run.manifest["rule"] for one in pairing.graded))
     if len(rules) > 1:
-        can = ", ".join(pairing.rules) or "no rule"
+        common = ", ".join(pairing.rules) or "no rule"
         raise UsageError(
-            f"the runs were made with different rules ({', '.join(rules)}); name one with --rule: all can answer {can}"
+            f"the runs have different rules ({', '.join(rules)}); name one with --rule: all runs support {common}"
         )
     return str(rules[0])
 
@@ -169,7 +172,7 @@ def _task(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) ->
 
 
 def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> AverageDifference:
-    """The mean over tasks. One seed answers all of them, so the spread between seeds is that of the runs' averages."""
+    """Compare the mean over tasks; a seed answers all tasks, so its variance is that between the runs' averages."""
     a, b = (np.stack([getattr(one, side).mean(axis=1) for one in members]).mean(axis=0) for side in "ab")
     estimate = average([one.documents for one in members])
     of_tasks = [one.of_documents for one in members]
@@ -177,15 +180,15 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
         sources, sizes = [one.paired.sources for one in members], [one.size for one in members]
         adjusted = adjusted_average(estimate, of_tasks, sources, sizes)
     else:
-        adjusted = no_better_known_than(estimate, of_tasks)
+        adjusted = at_least_task_intervals(estimate, of_tasks)
     parts = None
     if members[0].several:
         shared = sum(one.spread.shared for one in members if one.spread is not None) / len(members) ** 2
         parts = Spread(between(a), between(b), estimate.variance, shared, len(a), len(b))
-        p = known(crossed_p_value(adjusted, parts))
+        p = nan_to_none(crossed_p_value(adjusted, parts))
         estimate, adjusted = crossed(estimate, parts), crossed(adjusted, parts)
     else:
-        p = members[0].p if len(members) == 1 else known(t_test(adjusted))
+        p = members[0].p if len(members) == 1 else nan_to_none(t_test(adjusted))
     common = _common(name, a[:, None], b[:, None], estimate, adjusted, p, measure)
     return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value, measure.higher_is_better))
 
@@ -193,13 +196,13 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
 def _common(
     name: str, a: Floats, b: Floats, estimate: Estimate, adjusted: Estimate, p: float | None, measure: Measure
 ) -> dict[str, Any]:
-    """What tasks and averages have alike; the interval is the adjusted estimate's, within what differences can be.
+    """Return the fields common to tasks and averages; the adjusted interval is clipped to possible differences.
 
-    An exact test may find nothing where the interval's t would: then the interval reaches to zero, so that both say
-    the same.
+    An exact test may be not significant where the t interval excludes zero. The interval is then extended to zero, so
+    that the two agree.
     """
-    reach, span = interval(adjusted), measure.span
-    low, high = (-span, span) if math.isnan(reach.low) else (max(-span, reach.low), min(span, reach.high))
+    bounds, span = interval(adjusted), measure.span
+    low, high = (-span, span) if math.isnan(bounds.low) else (max(-span, bounds.low), min(span, bounds.high))
     if p is None or p > ALPHA:
         low, high = min(low, 0.0), max(high, 0.0)
     return {
@@ -209,7 +212,7 @@ def _common(
         "difference": estimate.value,
         "low": low,
         "high": high,
-        "stderr": known(estimate.stderr),
-        "freedom": known(adjusted.freedom),
+        "stderr": nan_to_none(estimate.stderr),
+        "freedom": nan_to_none(adjusted.freedom),
         "p": p,
     }

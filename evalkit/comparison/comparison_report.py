@@ -1,4 +1,7 @@
-"""Comparisons → a `Report`: tables with shares in percent and points, others in their own unit; records."""
+"""Reports of comparisons.
+
+In: `Comparison`s. Out: a `Report` with tables (shares in percent and points, other measures in their unit) and records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from evalkit.stats.significance import DRAWS
 
 
 def headline(found: Comparison) -> str:
-    """The verdict in words."""
+    """Return the verdict as a sentence."""
     up, down = found.verdicts
     better, worse, count = found.count(up), found.count(down), len(found.tasks)
     tasks, average = f"{count} {'layer' if found.measure.layers else 'task'}" + "s" * (count > 1), found.average
@@ -39,17 +42,17 @@ def headline(found: Comparison) -> str:
 
 
 def page_unit(found: Comparison) -> Unit:
-    """In what a comparison is printed."""
+    """Return the unit that a comparison is printed in."""
     return unit_of(found.measure, [one.stderr for one in (*found.tasks, *found.averages)])
 
 
 def label(found: Comparison, name: str) -> str:
-    """How a line is printed; an average by its name."""
+    """Return the printed label of a line; of an average, its name."""
     return found.labels[name].full if name in found.labels else name
 
 
 def comparison_report(found: Sequence[Comparison]) -> Report:
-    """Comparisons with one baseline, one after the other."""
+    """Build the report of comparisons with the same baseline."""
     letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(len(found) + 1)]
     parts = tuple(_one(one, "A", letter) for one, letter in zip(found, letters[1:], strict=True))
     content = {"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}
@@ -57,7 +60,7 @@ def comparison_report(found: Sequence[Comparison]) -> Report:
 
 
 def _one(found: Comparison, a: str, b: str) -> Report:
-    """One comparison, its sides by their letters."""
+    """Build the report of one comparison; sides are called by their letters."""
     facts = [
         f"{letter}: {name} ({', '.join(folders)})"
         for letter, name, folders in ((a, found.a, found.runs_a), (b, found.b, found.runs_b))
@@ -73,7 +76,7 @@ def _one(found: Comparison, a: str, b: str) -> Report:
 
 
 def _records(found: Comparison) -> Iterator[dict[str, Any]]:
-    """A record a task and average, differences and scores as fractions."""
+    """Yield a record for each task and average; differences and scores are fractions."""
     for kind, members in (("task", found.tasks), ("average", found.averages)):
         for one in members:
             content = {key: value for key, value in asdict(one).items() if key not in ("spread", "name")}
@@ -94,7 +97,7 @@ _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "differ
 
 
 def p_text(p: float | None) -> str:
-    """A p value in three places."""
+    """Format a p value with three decimals."""
     if p is None:
         return "–"
     return "<0.001" if p < 0.0005 else fixed(p, 3)
@@ -102,12 +105,11 @@ def p_text(p: float | None) -> str:
 
 def _in_words(one: Difference, unit: Unit) -> str:
     sign = "" if one.p is not None and one.p < 0.0005 else "= "
-    return (
-        f"{unit.difference(one.difference)}{unit.points} (95 % interval {_reach(one, unit)}), p {sign}{p_text(one.p)}"
-    )
+    difference = f"{unit.difference(one.difference)}{unit.points}"
+    return f"{difference} (95 % interval {_interval(one, unit)}), p {sign}{p_text(one.p)}"
 
 
-def _reach(one: Difference, unit: Unit) -> str:
+def _interval(one: Difference, unit: Unit) -> str:
     return f"{unit.difference(one.low)} to {unit.difference(one.high)}"
 
 
@@ -147,11 +149,11 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
 
 def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
     scores = unit.value(one.score_a), unit.value(one.score_b), unit.difference(one.difference)
-    return *scores, _reach(one, unit), unit.error(one.stderr)
+    return *scores, _interval(one, unit), unit.error(one.stderr)
 
 
 def _spreads(found: Comparison, a: str, b: str) -> Table:
-    """Both parts of the error, of tasks and of the average."""
+    """Build the table of standard errors by component: runs and documents."""
     rows, unit = [], page_unit(found)
     for one in (*found.tasks, *found.averages):
         if parts := one.spread:
@@ -168,7 +170,7 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
         "± both",
         "t with df",
     )
-    title = f"Where the error comes from{' (in points)' if unit.points else ''}:"
+    title = f"Sources of the standard error{' (in points)' if unit.points else ''}:"
     return simple_table("errors", headers, rows, ruled={len(found.tasks)}, title=title)
 
 
@@ -178,7 +180,7 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         (
             f"{one.rule} <" if one.rule == found.rule else one.rule,
             unit.difference(one.average.difference),
-            _reach(one.average, unit),
+            _interval(one.average, unit),
             p_text(one.average.p),
             str(one.better),
             str(one.worse),
@@ -188,9 +190,7 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     )
     verdicts = [one.average.verdict for one in found.rules]
     agree = verdicts.count(found.average.verdict)
-    title = (
-        f"The same scores under every rule that all runs can answer: {agree} of {len(verdicts)} agree on the average."
-    )
+    title = f"The same scores under every rule that all runs support: {agree} of {len(verdicts)} agree on the average."
     headers = (
         "rule",
         f"average {b} − {a}",
@@ -205,38 +205,38 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     yield found.measure.words + ("; differences in points" if found.measure.is_share else "")
     if found.measure.layers and found.average.name == "Average":
-        yield "average: of each document's mean over the layers"
+        yield "average: mean over documents of each document's mean over the layers"
     if any(task.test == SEEDS for task in found.tasks):
         yield (
             "p: t over runs and documents, which are crossed; each side's spread has its own degrees of freedom (runs "
-            "less one), so the test holds for unequal groups and spreads; Holm over the tasks, averages as they are"
+            "less one), so the test is valid for unequal groups and spreads; Holm over the tasks, averages uncorrected"
         )
     else:
         if graded := [task for task in found.tasks if task.test == SIGN_FLIP and found.measure.graded]:
             every = "" if len(graded) == len(found.tasks) else "; exact McNemar where answers are right or wrong"
             test = (
-                f"the larger of sign flips' ({DRAWS:,} drawn where there are more patterns than can be counted) and "
-                f"the interval's t{every}"
+                f"the larger of the sign-flip test's ({DRAWS:,} sampled patterns where there are too many to "
+                f"enumerate) and the interval's t{every}"
             )
         else:
             test = "exact McNemar"
-        yield f"p: {test}; Holm over the tasks; averages: t, as they are; a p of 0.05 is significant"
+        yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
     won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
         found.measure.higher_is_better
     ]
-    yield f"{won}: documents that {b} scores {more} on, and {a}; intervals are each row's own, not corrected"
+    yield f"{won}: documents that {b} scores {more} on, and {a}; intervals are not corrected"
     if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(found, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not found.measure.graded)
-        larger = f", p the larger of {exact}sign flips of whole sources and the interval's t"
+        larger = f", p: the larger of the {exact}sign-flip test's over whole sources and the interval's t"
         tested = "" if clustered[0].test == SEEDS else larger
         yield f"†: documents share sources ({listed}): clustered error{tested}"
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
     evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
-    yield f"could show: the smallest true difference that so many {evidence} find in four cases of five, before Holm"
+    yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
-        yield "dropped, since not every run has them: " + ", ".join(
+        yield "dropped, because not every run has them: " + ", ".join(
             f"{task.dropped:,} documents of {label(found, task.name)}" for task in dropped
         )
     reasons: dict[str, list[str]] = {}

@@ -1,4 +1,7 @@
-"""Curves of trainings → a `Report`: accuracy by step."""
+"""Reports of training curves.
+
+In: `Curve`s. Out: a `Report` with accuracy by step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from evalkit.reporting.table import simple_table
 
 
 def curve_report(curves: Sequence[Curve]) -> Report:
-    """Accuracy by step, a table for each training."""
+    """Build the report of training curves: a table of accuracy by step for each training."""
     lead, tables = [], []
     for one in curves:
         first, last = one.average[0], one.average[-1]
@@ -44,12 +47,12 @@ def curve_report(curves: Sequence[Curve]) -> Report:
 
 
 def curve_unit(one: Curve) -> Unit:
-    """In what a curve is printed."""
+    """Return the unit that a curve is printed in."""
     return unit_of(one.measure, [point.stderr for points in (*one.tasks.values(), one.average) for point in points])
 
 
 def _records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """A record a step and task."""
+    """Yield a record for each task and step."""
     for one in curves:
         for task, points in [*one.tasks.items(), ("Average", one.average)]:
             for point in points:

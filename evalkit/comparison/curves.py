@@ -1,6 +1,7 @@
-"""Checkpoints of one training: accuracy against step.
+"""Training curves: accuracy by step.
 
-In: runs whose folders, revisions or checkpoints tell their step. Out: a `Curve` with a band about every point.
+In: runs of one training, with steps from their revisions, checkpoints or names. Out: a `Curve` with a confidence
+interval for every point.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from typing import NamedTuple
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
-from evalkit.comparison.claim import refuse_mixture
+from evalkit.comparison.claim import check_uniform
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.comparison.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.stats.adjusted import no_better_known_than, pooled, size_of_differences, with_one_won_and_one_lost
+from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
 
 
 @dataclass(frozen=True)
 class Point:
-    """One checkpoint, on one task (or a layer of it) or on average, with its 95 % interval."""
+    """Accuracy of one checkpoint on a task, a layer of it or on average, with its 95 % interval."""
 
     step: int
     accuracy: float
@@ -44,47 +45,49 @@ class Curve:
     rule: str
     measure: Measure
     runs: tuple[str, ...]
-    """Folders, by step."""
+    """Run folders, sorted by step."""
     tasks: dict[str, tuple[Point, ...]]
     documents: dict[str, int]
-    """How many documents of each task all checkpoints have."""
+    """Number of documents of each task that all checkpoints have."""
     chance: dict[str, float]
-    """Accuracy of a uniform guess on each task, and on average; empty where answers are not chosen."""
+    """Accuracy of a uniform guess on each task, and on average; empty where there are no choices."""
     average: tuple[Point, ...]
     labels: dict[str, Label]
-    """Line → how it is printed."""
+    """Line → printed label."""
 
 
 def curve(side: Side, rule: str | None = None) -> Curve:
-    """Accuracy of every checkpoint of a training, on the documents that all of them have.
+    """Return the accuracy of every checkpoint of a training, on the documents that all of them have.
 
     Raises:
-        UsageError: a run tells no step, two tell the same, there is only one, or they are of different models or
-            documents, or were not measured alike.
+        UsageError: a run has no step, two have the same, there is only one run, or the runs differ in model, documents
+            or measurement settings.
     """
     by_step: dict[int, Run] = {}
     for run in side.runs:
         step = step_of(run)
         if step is None:
             raise UsageError(
-                f"run {run.folder.name} tells no step: expected one in its model's folder or revision (step1000, "
-                "checkpoint-500) or in its trainer_state.json"
+                f"run {run.folder.name} has no training step; expected one in its model's folder or revision "
+                "(step1000, checkpoint-500) or in its trainer_state.json"
             )
         if step in by_step:
-            raise UsageError(f"runs {by_step[step].folder.name} and {run.folder.name} are both of step {step:,}")
+            raise UsageError(
+                f"runs {by_step[step].folder.name} and {run.folder.name} both have step {step:,}; remove one"
+            )
         by_step[step] = run
     if len(by_step) < 2:
-        raise UsageError("a curve needs two checkpoints or more")
+        raise UsageError("a curve needs two checkpoints or more; name more runs")
     steps = sorted(by_step)
     first, *later = (by_step[step] for step in steps)
     graded: dict[str, Comparable] = {}
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
-    refuse_mixture(side, besides=("limit",))  # only documents that all runs have count
+    check_uniform(side, may_differ=("limit",))  # only documents that all runs have count
     rules = {run.manifest["rule"] for run in by_step.values()}
     if rule is None and len(rules) > 1:
         raise UsageError(
-            f"the runs were made with different rules ({', '.join(sorted(rules))}); name one with --rule: "
-            f"all can answer {', '.join(pairing.rules)}"
+            f"the runs have different rules ({', '.join(sorted(rules))}); name one with --rule: "
+            f"all runs support {', '.join(pairing.rules)}"
         )
     chosen = rule or str(rules.pop())
     measure, documents, chance = pairing.measure(chosen), pairing.graded[0].documents, {}
@@ -115,14 +118,14 @@ def curve(side: Side, rule: str | None = None) -> Curve:
 
 
 class _Accuracy(NamedTuple):
-    """Of one checkpoint."""
+    """Accuracy of one checkpoint, with what its interval is computed from."""
 
     estimate: Estimate
     sources: float
     size: float
-    """By how much sources lie above or below a half, see `size_of_differences`."""
+    """Distance of the sources' accuracies from a half, see `size_of_differences`."""
     adjusted: Estimate
-    """Of a share: of twice the share less one, as if four more sources had been answered."""
+    """Of a share: twice the share less one, with four sources added."""
 
 
 def _by_step(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, layer: int | None) -> list[_Accuracy]:
@@ -137,7 +140,7 @@ def _by_step(pairing: Pairing, task: PairedTask, rule: str, measure: Measure, la
 def _average(tasks: Sequence[_Accuracy], measure: Measure) -> _Accuracy:
     pool = pooled([one.sources for one in tasks], [one.size for one in tasks])
     found = _accuracy(average([one.estimate for one in tasks]), *pool, measure)
-    return found._replace(adjusted=no_better_known_than(found.adjusted, [one.adjusted for one in tasks]))
+    return found._replace(adjusted=at_least_task_intervals(found.adjusted, [one.adjusted for one in tasks]))
 
 
 def _points(steps: Sequence[int], found: Sequence[_Accuracy], measure: Measure) -> tuple[Point, ...]:
@@ -153,8 +156,11 @@ def _points(steps: Sequence[int], found: Sequence[_Accuracy], measure: Measure) 
 
 
 def _accuracy(estimate: Estimate, sources: float, size: float, measure: Measure) -> _Accuracy:
-    """Of a share, as if two more sources had been answered right and two wrong (Agresti and Coull 1998): where nearly
-    all are right, an interval about the share itself is too short, and where all are it has no length."""
+    """Adjust a share by adding two correct and two incorrect sources (Agresti and Coull 1998).
+
+    Where nearly all answers are correct, an interval about the share itself is too short; where all are, it has zero
+    length.
+    """
     if not measure.is_share:
         return _Accuracy(estimate, sources, size, estimate)
     value, variance, freedom = estimate

@@ -1,4 +1,7 @@
-"""What continuous integration makes of comparisons: an exit code."""
+"""Exit code of comparisons, for continuous integration.
+
+In: `Comparison`s and a margin. Out: 0, 3 or 4.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,22 @@ FINE, IS_WORSE, IS_UNDECIDED = 0, 3, 4
 
 
 def exit_code(found: Sequence[Comparison], margin: float) -> int:
-    """0 where every later side is shown to be no worse than A by more than the margin; 3 where one is; 4 if unclear.
+    """Return 0 if no side is worse than A by more than the margin (non-inferiority), 3 if one is, 4 if undecided.
 
-    A side is worse where its average is (the whole interval lies beyond the margin), or where a task is, after Holm, by
-    more than the margin. It is fine where the whole interval of its average lies above -margin. So without a margin a
-    side that does as well as A is undecided: no number of documents shows that two are equal.
+    A side is worse if its average is (the whole interval is below -margin), or if a task is, after Holm's correction,
+    by more than the margin. It is non-inferior if the whole interval of its average is above -margin. Without a margin
+    a side that is equal to A is therefore undecided: no number of documents proves that two sides are equal.
 
     Args:
         found: comparisons with the same baseline.
-        margin: what the average may be worse by: a fraction, or in the measure's own unit.
+        margin: largest acceptable loss of the average: a fraction, or in the measure's unit.
 
     Raises:
-        UsageError: of what is measured neither more nor less is better.
+        UsageError: the measure has no better direction.
     """
     if (measure := found[0].measure).higher_is_better is None:
         raise UsageError(
-            f"of {measure.name} neither higher nor lower is better, so no side can be worse; leave out --fail-if-worse"
+            f"of {measure.name} neither higher nor lower is better, so no side can be worse; remove --fail-if-worse"
         )
     codes = [_one(comparison, margin) for comparison in found]
     return IS_WORSE if IS_WORSE in codes else max(codes)

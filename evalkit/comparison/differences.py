@@ -1,6 +1,6 @@
-"""The records of a comparison: what is found of each task, of each average, and of all together.
+"""Records of a comparison: differences by task, averages, and the whole comparison.
 
-Scores are fractions, differences B less A. Numbers only; `comparison.py` computes them, `view.py` prints them.
+Scores are fractions, differences are B less A. `comparison.py` computes them, `comparison_report.py` prints them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from evalkit.stats.seeds import Spread
 
 BETTER, WORSE, UNDECIDED = "better", "worse", "undecided"
 HIGHER, LOWER = "higher", "lower"
-"""Of measures of which neither is better."""
+"""Verdicts for measures without a better direction."""
 UP, DOWN = (BETTER, HIGHER), (WORSE, LOWER)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """B less A."""
+    """Paired difference, B less A."""
 
     name: str
-    """A task's, or an average's."""
+    """Name of the task or average."""
     score_a: float
     score_b: float
     difference: float
@@ -32,15 +32,15 @@ class Difference:
     high: float
     """The 95 % interval."""
     stderr: float | None
-    """None where there are too few documents to tell."""
+    """None if there are too few documents to estimate it."""
     freedom: float | None
-    """Degrees of freedom of the interval's t. With several runs of a side each part of the error has its own, and this
-    is the t that has the same interval."""
+    """Degrees of freedom of the t interval. With several runs of a side each component of the error has its own; this
+    is the value that gives the same interval."""
     p: float | None
     spread: Spread | None
-    """Where a side has several runs: how much is seeds, how much documents."""
+    """Variance components, seeds and documents, if a side has several runs."""
     verdict: str
-    """What B is: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
+    """Verdict on B: "better" or "worse" ("higher" or "lower" where neither is better), or "undecided"."""
 
     def __repr__(self) -> str:
         return brief(
@@ -54,9 +54,9 @@ class TaskDifference(Difference):
 
     n: int
     sources: int
-    """Sources that the documents come from; fewer than documents where some share one."""
+    """Number of sources of the documents; fewer than documents if some share one."""
     strata: int
-    """Subjects; 1 for a task without."""
+    """Number of subjects; 1 for a task without subjects."""
     dropped: int
     official: bool
     won: int
@@ -65,12 +65,11 @@ class TaskDifference(Difference):
     same: int
     test: str
     p_holm: float | None
-    """Corrected over the tasks."""
+    """p value with Holm's correction over the tasks."""
     detectable: float | None
-    """Smallest true difference that these documents show in four cases of five (without Holm); None if there is
-    none."""
+    """Smallest true difference that these documents detect with 80 % power (without Holm); None if there is none."""
     layer: int | None = None
-    """Of the model, where each has a line of its own."""
+    """Layer of the model, for measures with a value per layer."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,36 +79,36 @@ class AverageDifference(Difference):
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What another rule says of the same quantity."""
+    """Verdict of one rule on the same measure."""
 
     rule: str
     average: AverageDifference
     better: int
-    """Tasks on which B is better, or higher where neither is."""
+    """Number of tasks on which B is better, or higher where neither is better."""
     worse: int
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it."""
+    """Comparison of two sides under a rule."""
 
     a: str
     b: str
     runs_a: tuple[str, ...]
-    """Folders."""
+    """Run folders."""
     runs_b: tuple[str, ...]
     rule: str
     measure: Measure
     tasks: tuple[TaskDifference, ...]
     averages: tuple[AverageDifference, ...]
-    """Of the suite's groups, then of all tasks."""
+    """Averages of the suite's groups, then of all tasks."""
     rules: tuple[RuleVerdict, ...]
-    """Every rule for the same quantity that all runs can answer, this one too."""
+    """Every rule for the same measure that all runs support, including this one."""
     claim: Claim
     left_out: Mapping[str, str]
-    """Tasks that are not compared, and why."""
+    """Task that is not compared → reason."""
     labels: Mapping[str, Label]
-    """Line, or task that is left out → how it is printed."""
+    """Line, or task that is not compared → printed label."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"
@@ -117,14 +116,14 @@ class Comparison:
 
     @property
     def verdicts(self) -> tuple[str, str]:
-        """What B is where a difference is shown."""
+        """Verdicts of a positive and a negative significant effect: better and worse, or higher and lower."""
         return (HIGHER, LOWER) if self.measure.higher_is_better is None else (BETTER, WORSE)
 
     @property
     def average(self) -> AverageDifference:
-        """Over all tasks."""
+        """Average over all tasks."""
         return self.averages[-1]
 
     def count(self, verdict: str) -> int:
-        """How many tasks have this verdict."""
+        """Return the number of tasks with a verdict."""
         return sum(task.verdict == verdict for task in self.tasks)

@@ -1,7 +1,7 @@
-"""What one line of a comparison says by itself: a task, or one layer of it.
+"""Difference and test of one line of a comparison: a task, or one layer of it.
 
-In: paired documents with the scores of both sides. Out: the difference with its error, and its p value by the test that
-fits.
+In: paired documents with the scores of both sides. Out: the difference with its standard error, and the p value of the
+appropriate test.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MCNEMAR, SIGN_FLIP, SEEDS = "McNemar", "sign flip and t", "t over seeds and docu
 
 
 class ScoredLine:
-    """A line's scores, before they are corrected for being one of several.
+    """Scores, difference and p value of a line, before correction for multiple tests.
 
     Args:
         paired: its documents.
         a: [runs of A, n] scores.
         b: [runs of B, n].
-        measure: what they are of.
-        layer: of the model; None where a document has one score, or the mean over layers is taken.
+        measure: of the scores.
+        layer: of the model; None if a document has one score, or for the mean over layers.
     """
 
     def __init__(self, paired: PairedTask, a: Floats, b: Floats, measure: Measure, layer: int | None = None) -> None:
@@ -44,7 +44,7 @@ class ScoredLine:
         self.several = len(a) > 1 or len(b) > 1
         self.spread = spread(a, b, *place) if self.several else None
         self.adjusted = self.documents
-        if measure.bounds:  # else there is no edge near which the interval would be too short
+        if measure.bounds:  # without bounds no interval near them can be too short
             self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
         self.of_documents = self.adjusted
         self.estimate = self.documents
@@ -55,31 +55,31 @@ class ScoredLine:
         elif measure.is_share and paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
             self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
         else:
-            # Sources of unlike sizes need not be as likely to lean to either side: the t of the interval counts too
+            # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
             self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
-        self.p = known(p)
+        self.p = nan_to_none(p)
 
     def detectable(self) -> float | None:
-        """The smallest true difference that these documents show in four cases of five; None if there is none."""
+        """Return the smallest true difference that these documents detect with 80 % power; None if there is none."""
         if self.test == MCNEMAR:
             return mcnemar_detectable(self.paired.n, self.won + self.lost)
         smooth = t_detectable(self.adjusted.stderr, self.adjusted.freedom, self.span)
         if not math.isfinite(self.span):
-            # So few sources have too few patterns of signs, whatever they differ by
+            # With too few sources no pattern of signs is significant, whatever the differences
             return None if self.test == SIGN_FLIP and 2.0 ** (1 - len(self.sums)) > ALPHA else smooth
-        # Where documents and runs hardly differ, the steps of a test over documents allow less than the t
+        # Where documents and runs hardly differ, the discreteness of a test over documents limits power more than the t
         found = smooth, sign_flip_detectable(self.sums, self.weights, self.documents.stderr, self.span)
         return None if None in found else max(one for one in found if one is not None)
 
 
 def by_task(pairing: Pairing, rule: str) -> list[ScoredLine]:
-    """A line for each task; of a measure with layers, of the documents' means over them."""
+    """Return a line for each task; for a measure with layers, of each document's mean over them."""
     measure = pairing.measure(rule)
     return [ScoredLine(task, *pairing.scores(task, rule), measure) for task in pairing.tasks]
 
 
 def by_layer(pairing: Pairing, rule: str) -> list[ScoredLine]:
-    """A line for each layer of each task."""
+    """Return a line for each layer of each task."""
     measure = pairing.measure(rule)
     return [
         ScoredLine(task, *pairing.scores(task, rule, place), measure, layer)
@@ -89,15 +89,15 @@ def by_layer(pairing: Pairing, rule: str) -> list[ScoredLine]:
 
 
 def line_name(task: str, layer: int | None) -> str:
-    """What a line is called, unlike any other of its comparison."""
+    """Return a line's name, unique within its comparison."""
     return task if layer is None else f"{task} layer {layer}"
 
 
 def line_label(label: Label, layer: int | None) -> Label:
-    """How it is printed."""
+    """Return the printed label of a line."""
     return label if layer is None else Label(*(f"{text}, layer {layer}" for text in label))
 
 
-def known(value: float) -> float | None:
-    """None where a number is not known."""
+def nan_to_none(value: float) -> float | None:
+    """Return a number, or None for NaN."""
     return None if math.isnan(value) else value

@@ -1,7 +1,7 @@
-"""Two sides, document by document.
+"""Pairing of two sides by document.
 
-In: two `Side`s of runs of one benchmark. Out: a `Pairing`, which gives the scores of
-both on the same documents under any rule. What cannot be paired is refused by name, what is left out is counted.
+In: two `Side`s of runs of one benchmark. Out: a `Pairing` with the scores of both on the same documents under any rule.
+Runs that cannot be paired raise an error that names them; documents that are dropped are counted.
 """
 
 from __future__ import annotations
@@ -29,74 +29,74 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairedTask:
-    """A task's documents that every run of both sides has."""
+    """Documents of a task that every run of both sides has."""
 
     task: str
     clusters: Codes | None
-    """[n] documents of one source have the same number; None where each is its own."""
+    """[n] cluster numbers, the same for documents of one source; None if each document is its own cluster."""
     strata: Codes | None
-    """[n] MMLU's subjects; None for a task without subjects."""
+    """[n] subject numbers (MMLU); None for a task without subjects."""
     rows: tuple[Codes, ...]
-    """For each run of A, then of B: [n] places of the documents among the run's own."""
+    """For each run of A, then of B: [n] indices of the documents in the run's own table."""
     dropped: int
-    """Documents that only some of the runs have."""
+    """Number of documents that only some of the runs have."""
     official: bool
 
     @property
     def n(self) -> int:
-        """How many documents are paired."""
+        """Number of paired documents."""
         return len(self.rows[0])
 
     @property
     def sources(self) -> int:
-        """How many sources they come from."""
+        """Number of sources of the documents."""
         return self.n if self.clusters is None else len(np.unique(self.clusters))
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Two sides on the same documents."""
+    """Two sides, paired on the same documents."""
 
     a: Side
     b: Side
     tasks: tuple[PairedTask, ...]
     left_out: Mapping[str, str]
-    """Tasks that are not compared, and why."""
+    """Task that is not compared → reason."""
     graded: tuple[Comparable, ...]
-    """The runs of A, then of B."""
+    """Runs of A, then of B."""
 
     def label(self, task: str) -> Label:
-        """How a task is printed."""
+        """Return the printed label of a task."""
         first = self.graded[0].run
         return benchmark_of(first).label(first, task)
 
     @property
     def rules(self) -> list[str]:
-        """The rules that all runs can answer."""
+        """Rules that all runs support."""
         return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
 
     def measure(self, rule: str) -> Measure:
-        """How documents are scored under a rule, in all runs.
+        """Return the measure of documents under a rule, the same in all runs.
 
         Raises:
-            UsageError: a run cannot answer it, or their models have other layers.
+            UsageError: a run does not support the rule, or the models have different layers.
         """
         first, *others = (one.measure(rule) for one in self.graded)
         for one, other in zip(self.graded[1:], others, strict=True):
             if other.layers != first.layers:
                 raise UsageError(
-                    f"{first.name} is of {len(first.layers)} layers in run {self.graded[0].run.folder.name} and of "
+                    f"{first.name} has {len(first.layers)} layers in run {self.graded[0].run.folder.name} and "
                     f"{len(other.layers)} in run {one.run.folder.name}; compare models with the same layers"
                 )
         return first
 
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
-        """([runs of A, n], [runs of B, n]) scores of a task's documents.
+        """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
 
         Args:
             task: one of `tasks`.
             rule: one of `rules`.
-            layer: place of one in the measure's layers; None: each document's mean over them.
+            layer: index of a layer in the measure's layers; None: each document's mean over them.
         """
         found = [one.by_rule(rule)[rows] for one, rows in zip(self.graded, task.rows, strict=True)]
         found = [one if one.ndim == 1 else one.mean(axis=1) if layer is None else one[:, layer] for one in found]
@@ -105,53 +105,53 @@ class Pairing:
 
 
 def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
-    """Put two sides' runs beside each other.
+    """Pair the runs of two sides by document.
 
     Args:
         a: the baseline.
-        b: what is compared with it.
-        graded: runs read before, by their folder; those read now are added.
+        b: the side that is compared with it.
+        graded: cache of runs by their folder; runs that are read are added.
 
     Raises:
-        UsageError: they are of different suites or documents, or have no task in common.
+        UsageError: the runs are of different suites or documents, or have no task in common.
         RunError: a table is damaged or too old.
     """
     runs = (*a.runs, *b.runs)
-    _refuse_other_suites(runs)
+    _check_suites(runs)
     for run in runs:
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
     found = tuple(graded[str(run.folder)] for run in runs)
-    held = [list(dict.fromkeys(one.documents["task"])) for one in found]
-    shared = [task for task in held[0] if all(task in tasks for tasks in held)]
-    left_out = {task: "not in every run" for task in dict.fromkeys(chain(*held)) if task not in shared}
+    by_run = [list(dict.fromkeys(one.documents["task"])) for one in found]
+    shared = [task for task in by_run[0] if all(task in tasks for tasks in by_run)]
+    left_out = {task: "not in every run" for task in dict.fromkeys(chain(*by_run)) if task not in shared}
     for one in found:
         measured = [task["task"] for task in one.run.stored["tasks"]]
-        left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in held)}
+        left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in by_run)}
     if not shared:
-        listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, held, strict=True))
-        raise UsageError(f"the runs have no task in common ({listed})")
+        listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, by_run, strict=True))
+        raise UsageError(f"the runs have no task in common ({listed}); compare runs with a common task")
     for task in shared:
-        _refuse_other_documents(task, runs)
+        _check_documents(task, runs)
     return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
 
 
-def _refuse_other_suites(runs: tuple[Run, ...]) -> None:
+def _check_suites(runs: tuple[Run, ...]) -> None:
     for run in runs:
         if run.suite != runs[0].suite:
             raise UsageError(
                 f"run {runs[0].folder.name} is of suite {runs[0].suite} and run {run.folder.name} of {run.suite}, "
-                "which ask in different ways; compare runs of one suite"
+                "which use different prompts; compare runs of one suite"
             )
 
 
-def _refuse_other_documents(task: str, runs: tuple[Run, ...]) -> None:
+def _check_documents(task: str, runs: tuple[Run, ...]) -> None:
     for run in runs[1:]:
         if found := document_difference(runs[0], run, task):
             what, mine, theirs = found
             raise UsageError(
                 f"task {task}: the {what} of run {run.folder.name} ({theirs[:12]}) is not that of run "
-                f"{runs[0].folder.name} ({mine[:12]}), so their documents cannot be paired; run both on the same"
+                f"{runs[0].folder.name} ({mine[:12]}), so the documents cannot be paired; run both on the same"
             )
 
 
@@ -160,9 +160,9 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         tables = [_of_task(one.documents, task) for one in graded]
         places, dropped = _places(tables)
         if not len(places[0]):
-            raise UsageError(f"task {task}: the runs have no document in common")
+            raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
         chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
-        _refuse_other_answers(task, graded, chosen)
+        _check_answers(task, graded, chosen)
         yield PairedTask(
             task=task,
             clusters=_clusters(chosen[0]),
@@ -174,7 +174,7 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
 
 
 def _places(tables: list[pd.DataFrame]) -> tuple[list[Codes], int]:
-    """Where each table has the documents that all have, in the first one's order; how many only some have."""
+    """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
     names = ["subtask", "doc_id"]
     first, *others = ([table[name].to_numpy() for name in names] for table in tables)
     if all(map(np.array_equal, first * len(others), chain(*others))):
@@ -191,8 +191,8 @@ def _of_task(documents: pd.DataFrame, task: str) -> pd.DataFrame:
     return documents[documents["task"] == task]
 
 
-def _refuse_other_answers(task: str, graded: tuple[Comparable, ...], chosen: list[pd.DataFrame]) -> None:
-    """Documents of equal hashes have equal answers, unless a table was changed since."""
+def _check_answers(task: str, graded: tuple[Comparable, ...], chosen: list[pd.DataFrame]) -> None:
+    """Raise `UsageError` if paired documents have different answers, as in a table that was modified."""
     first = chosen[0]
     for one, table in zip(graded[1:], chosen[1:], strict=True):
         for column in one.checked:
@@ -205,7 +205,7 @@ def _refuse_other_answers(task: str, graded: tuple[Comparable, ...], chosen: lis
 
 
 def _clusters(documents: pd.DataFrame) -> Codes | None:
-    """Sources are numbered within a subtask; here no two subtasks share a number."""
+    """Return cluster numbers that are unique across subtasks; None if each document is its own cluster."""
     alone = documents[CLUSTER].to_numpy() == documents["doc_id"].to_numpy()
     if alone.all():
         return None

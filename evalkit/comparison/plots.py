@@ -1,6 +1,6 @@
-"""Comparisons and curves as figures.
+"""Figures of comparisons and curves.
 
-In: `Comparison`s or `Curve`s and where the figure goes.
+In: `Comparison`s or `Curve`s, and a path. Out: the figure, as a file.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: "#6b6b6b"}
-"""By verdict; told apart also by those who do not see red and green."""
+"""Colours by verdict, distinguishable with red-green colour blindness."""
 
 _FAINT, _INK = "#ececec", "#222222"
 _LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _LONGEST = 32
 _PLAIN: dict[str, Any] = {"parse_math": False}
-"""A dollar in a model's name is a dollar."""
+"""Keyword arguments that print a dollar sign in a model's name literally."""
 
 
 def forest(found: Sequence[Comparison], path: Path) -> None:
-    """A forest plot: a row for each task, a panel for each side that is compared with A.
+    """Draw a forest plot: a row for each task, a panel for each side that is compared with A.
 
     Args:
         found: comparisons with the same baseline.
         path: ends in .png or .pdf.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     found = [replace(one, a=_short(one.a), b=_short(one.b)) for one in found]
     names = list(dict.fromkeys(task.name for one in found for task in one.tasks))
@@ -69,12 +69,12 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     panels[0].set_yticks(list(places.values()), ["" for _ in places])
     for name, place in places.items():
         count = f"n = {by_name[name].n:,}" if name in by_name else ""
-        _beside(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
+        _margin_text(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
         weight = "normal" if count else "bold"
         shown = next((label(one, name) for one in found if name in one.labels), name)
-        _beside(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
+        _margin_text(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
     figure.supxlabel(
-        "interval: 95 %, each row's own; filled: significant (tasks: Holm); shaded: less than these documents can show",
+        "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show",
         fontsize=7.5,
         color="#888888",
     )
@@ -82,14 +82,14 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
 
 
 def curves(found: Sequence[Curve], path: Path) -> None:
-    """Accuracy against step with 95 % bands: the average and every task, a line for each training.
+    """Draw accuracy by step with 95 % bands: a panel for the average and every task, a line for each training.
 
     Args:
         found: trainings.
         path: ends in .png or .pdf.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     tasks = list(dict.fromkeys(task for one in found for task in one.tasks))
     shown = ["Average", *tasks] if len(tasks) > 1 else tasks
@@ -107,7 +107,7 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         weight = "bold" if name == "Average" else "normal"
         known = [one.labels[name].full for one in found if name in one.labels]
         panel.set_title(known[0] if known else name, fontsize=10, loc="left", color=_INK, weight=weight)
-        _tidy(panel)
+        _style_axes(panel)
         panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for panel in list(figure.axes)[len(shown) :]:
@@ -152,7 +152,7 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
             **_PLAIN,
         )
     panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=_INK)
-    _tidy(panel)
+    _style_axes(panel)
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
@@ -172,12 +172,12 @@ def _row(panel: Axes, row: TaskDifference | AverageDifference, place: float, p: 
         markeredgewidth=1.5,
         zorder=3,
     )
-    _beside(panel, unit.difference(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
-    _beside(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
+    _margin_text(panel, unit.difference(row.difference), place, 34, {"fontsize": 9, "color": colour, "ha": "right"})
+    _margin_text(panel, f"p {p_text(p)}", place, 42, {"fontsize": 7.5, "color": "#888888", "ha": "left"})
 
 
-def _beside(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
-    """Text on a row's height, so many points to the right of the panel, or (negative) to the left of it."""
+def _margin_text(panel: Axes, text: str, place: float, shift: float, style: dict[str, Any]) -> None:
+    """Write text at a row's height, `shift` points to the right of the panel, or to its left if negative."""
     panel.annotate(
         text,
         (1 if shift > 0 else 0, place),
@@ -197,7 +197,7 @@ def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str, factor: f
     panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=_short(name))
 
 
-def _tidy(panel: Axes) -> None:
+def _style_axes(panel: Axes) -> None:
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     panel.tick_params(labelsize=8, colors="#444444")
@@ -206,7 +206,7 @@ def _tidy(panel: Axes) -> None:
 
 
 def _short(name: str) -> str:
-    """A long name without its middle, so that it leaves room for the picture."""
+    """Shorten a long name in its middle."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 

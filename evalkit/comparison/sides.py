@@ -1,6 +1,7 @@
-"""What is compared: sides, each a name and the runs that stand for it.
+"""Sides of a comparison.
 
-In: what the command line was given. Out: `Side`s of finished runs, no run twice, with names that tell them apart.
+In: references to runs and groups, as on the command line. Out: `Side`s of finished runs with unique names, and no run
+twice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evalkit.runs.folder import Run
 
 @dataclass(frozen=True)
 class Side:
-    """One of the things compared."""
+    """A side of a comparison: a name and its runs."""
 
     name: str
     runs: tuple[Run, ...]
@@ -27,15 +28,15 @@ class Side:
 
 
 def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """The sides that were named, in their order: single runs, then groups.
+    """Find the sides of a comparison, in their order: single runs, then groups.
 
     Args:
-        given: what runs are called (`finding.find_run`), each a side.
+        given: references to runs (`finding.find_run`), each a side.
         groups: "NAME=run,run,…", each a side.
-        root: where bare names are looked for.
+        root: folder of runs, in which names are looked up.
 
     Raises:
-        UsageError: fewer than two sides, a group that cannot be read, a run or a name that comes twice.
+        UsageError: fewer than two sides, a malformed group, or a duplicate run or name.
     """
     named = [_read_group(group) for group in groups]
     singles = [find_run(text, root) for text in given]
@@ -43,13 +44,13 @@ def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[
 
 
 def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> list[Side]:
-    """The sides that finished runs are, in their order: single ones, then groups by name.
+    """Return the sides of finished runs, in their order: single runs, then groups.
 
     Raises:
-        UsageError: fewer than two sides, a group without runs, a run or a name that comes twice.
+        UsageError: fewer than two sides, a group without runs, or a duplicate run or name.
     """
     if empty := [name for name, runs in groups if not runs]:
-        raise UsageError(f"group {empty[0]} has no runs; name one or more, or leave it out")
+        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
     sides = [Side(name, (run,)) for name, run in zip(names(singles), singles, strict=True)]
     sides += [Side(name, tuple(runs)) for name, runs in groups]
     if len(sides) < 2:
@@ -58,58 +59,58 @@ def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
             if sides
             else "name two runs or more: evalkit compare RUN_A RUN_B (evalkit ls runs lists them)"
         )
-    refuse_twice(sides)
+    check_unique(sides)
     return sides
 
 
 def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:
-    """The trainings whose checkpoints were named: all single runs are one, and each group is one.
+    """Find the trainings of a curve: all single runs are one training, and each group is one.
 
     Raises:
-        UsageError: no run is named, or one twice.
+        UsageError: no run is given, or one is given twice.
     """
     found = [Side(name, tuple(find_run(run, root) for run in runs)) for name, runs in map(_read_group, groups)]
     if singles := tuple(find_run(text, root) for text in given):
         found = [Side(_training_name(singles), singles), *found]
     if not found:
         raise UsageError("name the runs of a training's checkpoints: evalkit compare --curve RUN RUN RUN")
-    refuse_twice(found)
+    check_unique(found)
     return found
 
 
 def _training_name(runs: Sequence[Run]) -> str:
-    """What the models' names have in common before their step, if they have."""
+    """Return the parent folder that the models' names have in common; "training" if they have none."""
     folders = {str(run.manifest["model"]).rstrip("/").rpartition("/")[0].rpartition("/")[2] for run in runs}
     return printable(folders.pop()) if len(folders) == 1 and "" not in folders else "training"
 
 
-def refuse_twice(sides: Sequence[Side]) -> None:
-    """Raise where a run or a name stands for two things."""
+def check_unique(sides: Sequence[Side]) -> None:
+    """Raise `UsageError` if a run or a side's name occurs twice."""
     seen: dict[str, str] = {}
     for side in sides:
         for run in side.runs:
             if (identity := run.manifest["id"]) in seen:
                 raise UsageError(
-                    f"run {run.folder.name} is named twice (in {seen[identity]} and in {side.name}): it cannot differ "
-                    "from itself; leave one out"
+                    f"run {run.folder.name} is named twice (in {seen[identity]} and in {side.name}); a run cannot be "
+                    "compared with itself; remove one"
                 )
             seen[identity] = side.name
     for place, side in enumerate(sides):
         if side.name in [other.name for other in sides[:place]]:
-            raise UsageError(f"two sides are called '{side.name}'; give the groups names of their own")
+            raise UsageError(f"two sides are called '{side.name}'; give the groups different names")
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its model, and where models are called alike, what else tells them apart."""
+    """Return a unique name for each run: its model, with the settings that distinguish runs of models of that name."""
     models = [_model_name(run) for run in runs]
     settings = [_settings(run) for run in runs]
     found = []
     for place, model in enumerate(models):
         alike = [settings[other] for other in range(len(runs)) if models[other] == model]
-        telling = [
+        distinguishing = [
             str(value) for key, value in settings[place].items() if len({one.get(key) for one in alike}) > 1 and value
         ]
-        found.append(" ".join([model, *telling]))
+        found.append(" ".join([model, *distinguishing]))
     found = [printable(name) for name in found]
     return [
         name if found.count(name) == 1 else f"{name} {run.manifest['id']}"
@@ -118,7 +119,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def _model_name(run: Run) -> str:
-    """The last part of a folder or hub name, with the one before where it only counts steps."""
+    """Return the last part of a folder or hub name, with its parent if the last part is only a step."""
     parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
     if len(parts) > 1 and step_in(parts[-1]) is not None:
         return "/".join(parts[-2:])

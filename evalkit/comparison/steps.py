@@ -1,6 +1,6 @@
-"""The training step of a run.
+"""Training step of a run.
 
-In: a run. Out: the step that its checkpoint's revision, its trainer_state.json or its name tells, if any does.
+In: a run. Out: the step, from its checkpoint's revision, trainer_state.json or name; None if none has it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ _SCALE = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
 def step_in(text: str) -> int | None:
-    """The training step that a name tells: "step1000", "checkpoint-500", "iter_20k"; the last where it tells
-    several."""
+    """Return the training step in a name ("step1000", "checkpoint-500", "iter_20k"), the last of several; else None."""
     found = _STEP.findall(text)
     return int(found[-1][0]) * _SCALE[found[-1][1].lower()] if found else None
 
 
 def step_of(run: Run) -> int | None:
-    """A run's step, from its checkpoint's revision, its trainer_state.json, or its name."""
+    """Return a run's step, from its checkpoint's revision, trainer_state.json or name; None if none has it."""
     if (step := step_in(str(run.manifest.get("revision") or ""))) is not None:
         return step
     model = str(run.manifest["model"])
@@ -33,12 +32,12 @@ def step_of(run: Run) -> int | None:
     try:
         return int(read_json(path, CheckpointError, most=MOST_TEXT_BYTES)["global_step"])
     except (CheckpointError, ValueError, KeyError, TypeError, OverflowError):
-        pass  # not a checkpoint of transformers' trainer, or no longer here
+        pass  # not a checkpoint of transformers' trainer, or no longer on this machine
     step = step_in(model.rstrip("/").rpartition("/")[2])
     return step if step is not None else step_in(run.folder.name)
 
 
 def steps_of(runs: Sequence[Run]) -> list[int] | None:
-    """The runs' steps, if all tell theirs."""
+    """Return the runs' steps; None if any run has none."""
     steps = [step_of(run) for run in runs]
     return [step for step in steps if step is not None] if None not in steps else None

@@ -1,7 +1,7 @@
-"""What evalkit uses of lm-eval beyond its public API; works with lm-eval 0.4.13, which pyproject.toml pins.
+"""Uses of lm-eval's private API; works with lm-eval 0.4.13, which pyproject.toml pins.
 
-Public are `TaskManager`, `evaluate`, the base classes of models, and the methods of `Task` that its guide to new tasks
-describes. lm-eval is imported when a function is called, since its callers are imported without it.
+`TaskManager`, `evaluate`, the base classes of models, and the methods of `Task` that its guide to new tasks describes
+are public. lm-eval is imported when a function is called, so that its callers can be imported without it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Build = Callable[[Any, dict[str, Any] | None], Any]
 
 
 class CatalogueEntry(NamedTuple):
-    """An entry of lm-eval's index of task files, in a form that JSON takes."""
+    """An entry of lm-eval's index of task files, serialisable as JSON."""
 
     kind: str
     """Name of lm-eval's `Kind`: "TASK", "GROUP", "TAG", …"""
     path: str | None
-    """Of the task file, relative to the indexed folder; None for a tag."""
+    """Path of the task file, relative to the indexed folder; None for a tag."""
     tags: list[str]
-    """Of a tag, its tasks."""
+    """Tasks of a tag."""
 
 
 def read_task_file(path: Path) -> dict[str, Any]:
-    """Return the content of a task file with what it includes, its functions left as names.
+    """Return the content of a task file with its includes; functions remain names.
 
-    The public way to read one is to load the task, which downloads its documents and runs its code.
+    The public API reads one only by loading the task, which downloads its documents and runs its code.
     """
     load = _of("lm_eval.tasks._yaml_loader", "load_yaml")
     return dict(names.call(_PACKAGE, load, path, resolve_func=False))
@@ -59,10 +59,10 @@ def index_tasks(root: Path) -> dict[str, CatalogueEntry]:
 
 
 def index_of(entries: Mapping[str, CatalogueEntry], root: Path) -> dict[str, Any]:
-    """Return entries as lm-eval's own; the inverse of `index_tasks`.
+    """Return entries in lm-eval's own form; the inverse of `index_tasks`.
 
     Raises:
-        KeyError: a kind that lm-eval does not know.
+        KeyError: lm-eval does not have this kind.
     """
     entry, kinds = _of("lm_eval.tasks._index", "Entry"), _of("lm_eval.tasks._index", "Kind")
     names.check_parameters(_PACKAGE, entry, "name", None, None, None, set())
@@ -73,18 +73,18 @@ def index_of(entries: Mapping[str, CatalogueEntry], root: Path) -> dict[str, Any
 
 
 def replace_index(manager: Any, index: dict[str, Any]) -> None:
-    """Have a `TaskManager` look names up in an index.
+    """Replace the index in which a `TaskManager` looks up names.
 
-    Its constructor takes folders only, and scans all of lm-eval's thousands of task files where these are among them.
+    Its constructor accepts folders only, and scans all of lm-eval's thousands of task files if these are among them.
     """
     names.attribute(_PACKAGE, manager, "_index")
     manager._index = index
 
 
 def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
-    """Have a `TaskManager` make each task through a function, which may add to what is raised.
+    """Wrap the function with which a `TaskManager` builds each task, e.g. to add context to its errors.
 
-    The public `load` makes all tasks of a group in one call, and its errors do not say which one failed.
+    The public `load` builds all tasks of a group in one call, and its errors do not say which one failed.
     """
     factory = names.attribute(_PACKAGE, manager, "_factory")
     factory._build_task = wrap(names.attribute(_PACKAGE, factory, "_build_task"))
@@ -92,7 +92,7 @@ def wrap_building(manager: Any, wrap: Callable[[Build], Build]) -> None:
 
 @contextmanager
 def compiled_once() -> Iterator[None]:
-    """Compile each Jinja template of a task once inside, and not for every document, as lm-eval does."""
+    """Compile each Jinja template of a task once within the block; lm-eval compiles it for every document."""
     environment = _of("lm_eval.utils", "env")
     with patch.object(environment, "from_string", lru_cache(maxsize=256)(environment.from_string)):
         yield
@@ -100,7 +100,7 @@ def compiled_once() -> Iterator[None]:
 
 @contextmanager
 def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
-    """Build requests and bootstrap standard errors without progress bars inside, which have no public switch.
+    """Hide the progress bars of building requests and of bootstrapping within the block; they have no public switch.
 
     Args:
         bootstrapping: called with (name of the statistic, samples) when a bootstrap begins, which can take minutes.
@@ -113,7 +113,7 @@ def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
 
     def quiet_bootstrap(f: Callable[..., float], xs: Sequence[Any], iters: int) -> float:
         bootstrapping(f.__name__, iters)
-        # It imports its bar when it is called
+        # It imports tqdm when it is called
         with patch.object(tqdm, "tqdm", silent):
             return float(names.call(_PACKAGE, bootstrap, f, xs, iters=iters))
 
@@ -126,16 +126,16 @@ def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
 
 
 def fewshot_seed() -> int:
-    """Return the seed of few-shot examples that `simple_evaluate` uses where none is given."""
+    """Return the default seed of few-shot examples in `simple_evaluate`."""
     return int(_of("lm_eval.defaults", "DEFAULT_OTHER_SEED"))
 
 
 def generation_arguments(given: Mapping[str, Any], new_tokens: int) -> dict[str, Any]:
-    """Return a request's generation_kwargs in one form: `until`, `max_gen_toks`, `do_sample`, `temperature` and others.
+    """Return a request's normalised generation_kwargs: `until`, `max_gen_toks`, `do_sample`, `temperature` and others.
 
     Args:
-        given: as the task has them.
-        new_tokens: `max_gen_toks` where the task says nothing.
+        given: the task's generation_kwargs.
+        new_tokens: default of `max_gen_toks`.
     """
     return dict(names.call(_PACKAGE, _of("lm_eval.models.utils", "normalize_gen_kwargs"), dict(given), new_tokens))
 
@@ -145,8 +145,8 @@ def rolling_windows(ids: Sequence[int], prefix: int, most: int) -> list[tuple[li
 
     Args:
         ids: token ids of the text.
-        prefix: the token that stands before the first.
-        most: tokens of a window.
+        prefix: token before the first one.
+        most: largest number of tokens of a window.
     """
     cut, disjoint = _of("lm_eval.utils", "get_rolling_token_windows"), _of("lm_eval.utils", "make_disjoint_window")
     found: Iterable[Any] = names.call(_PACKAGE, cut, ids, prefix, max_seq_len=most, context_len=1)
@@ -154,12 +154,12 @@ def rolling_windows(ids: Sequence[int], prefix: int, most: int) -> list[tuple[li
 
 
 def json_value(value: Any) -> Any:
-    """Return what lm-eval's files have for a value that JSON has no form for."""
+    """Return the form in which lm-eval's files store a value that JSON cannot represent."""
     return _of("lm_eval.utils", "handle_non_serializable")(value)
 
 
 def as_texts(answers: Any) -> Any:
-    """Return nested lists of answers with every part as text, as lm-eval's sample files have them."""
+    """Return nested lists of answers with every element as text, as in lm-eval's sample files."""
     return _of("lm_eval.utils", "sanitize_list")(answers)
 
 

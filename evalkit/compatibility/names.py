@@ -1,7 +1,7 @@
-"""Names of another library that a release of it may take away, and the error where one is missing.
+"""Lookup of other libraries' private names, which any release may remove.
 
-In: an object or a module, and a name. Out: what has the name, or an `EvalkitError` with the installed version, the
-version that works, and the command that installs it.
+In: an object or a module, and a name. Out: the attribute, or an `EvalkitError` with the installed version, the version
+that works, and the command that installs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from evalkit.errors import EvalkitError
 
 KNOWN = {"lm-eval": "0.4.13", "torch": "2.13.0", "transformers": "5.23.0"}
-"""Versions that evalkit's tests run with, by the name of the distribution."""
+"""Distribution → version that evalkit's tests run with."""
 
 
 def attribute(package: str, owner: Any, name: str) -> Any:
@@ -41,20 +41,20 @@ def module(package: str, name: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        # Another library that it needs may be missing
+        # A missing dependency of the library is another error
         if error.name is None or not name.startswith(error.name):
             raise
         raise _incompatible(package, f"has no module {name}") from error
 
 
 def call(package: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a library's function; raises as `check_parameters`."""
+    """Call a library's function after `check_parameters`, which may raise."""
     check_parameters(package, function, *arguments, **options)
     return function(*arguments, **options)
 
 
 def check_parameters(package: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """See to it that a library's function, or the constructor of a class, takes some arguments.
+    """Check that a library's function, or the constructor of a class, accepts some arguments.
 
     Raises:
         EvalkitError: it does not.

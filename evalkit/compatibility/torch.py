@@ -1,4 +1,4 @@
-"""What evalkit uses of torch beyond its public API; works with torch 2.13.0."""
+"""Uses of torch's private API; works with torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _COMPILED = "_orig_mod"
 
 
 def compiled(module: Any) -> Any | None:
-    """Return the module inside of what `torch.compile` returned; None where it is something else.
+    """Return the original module of one that `torch.compile` returned; None for any other module.
 
-    torch documents no way back from a compiled module.
+    torch documents no way to get it from the compiled module.
     """
     return dict(module.named_children()).get(_COMPILED)
 
 
 def has_hooks(module: Any) -> bool:
-    """Return whether a module has hooks around its forward pass, which a copy of its class would lack.
+    """Return whether a module has hooks around its forward pass, which a copy of its class would not have.
 
-    Hooks are registered and removed by public methods, but cannot be listed by one.
+    Public methods register and remove hooks, but none lists them.
     """
     return bool(
         names.attribute(_PACKAGE, module, "_forward_hooks") or names.attribute(_PACKAGE, module, "_forward_pre_hooks")

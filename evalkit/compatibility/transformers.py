@@ -1,6 +1,6 @@
-"""What evalkit uses of transformers beyond its public API; works with transformers 5.23.0.
+"""Uses of transformers' private API; works with transformers 5.23.0.
 
-transformers is imported when a function is called, since its callers are imported without it.
+transformers is imported when a function is called, so that its callers can be imported without it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _ATTENTION = "_attn_implementation"
 
 
 def attention_of(config: Any) -> str | None:
-    """Return the name of the attention function that a model's config selects; None where none is set.
+    """Return the name of the attention function that a model's config selects; None if none is set.
 
-    `set_attn_implementation` is public, but nothing public says what is set.
+    `set_attn_implementation` is public, but there is no public getter.
     """
     found: str | None = names.attribute(_PACKAGE, config, _ATTENTION)
     return found
 
 
 def select_attention(config: Any, name: str | None) -> None:
-    """Have a model's modules look up the attention function of a name, which need not be one of transformers'.
+    """Select the attention function that a model's modules look up by name; it need not be one of transformers'.
 
     The public `set_attn_implementation` checks the name and walks through all modules each time, which is too slow to
     do before every batch.
@@ -39,16 +39,16 @@ def select_attention(config: Any, name: str | None) -> None:
 def keeps_state(model: Any) -> bool:
     """Return whether a model keeps a state (Mamba, RecurrentGemma) in place of each token's keys and values.
 
-    transformers' `generate` asks the same attribute; there is no public one.
+    transformers' `generate` reads the same attribute; there is no public one.
     """
     return bool(names.attribute(_PACKAGE, model, "_is_stateful"))
 
 
 def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
-    """Return a copy of a model's generation config with some settings in place of its own, as `generate` makes it.
+    """Return a copy of a model's generation config with some settings replaced, as `generate` does.
 
-    `GenerationConfig.update` is public, but the order in which the model's own settings, those of its config and
-    transformers' defaults apply is this method's.
+    `GenerationConfig.update` is public, but this method defines the precedence of the model's own settings, those of
+    its config and transformers' defaults.
     """
     prepare = names.attribute(_PACKAGE, model, "_prepare_generation_config")
     config, _ = names.call(_PACKAGE, prepare, None, **settings)
@@ -56,18 +56,18 @@ def generation_config_of(model: Any, settings: dict[str, Any]) -> Any:
 
 
 def logits_processors(model: Any, config: Any, ids: Any) -> Any:
-    """Return the processors of logits that `generate` would apply to the tokens after a prompt.
+    """Return the logits processors that `generate` would apply to the tokens after a prompt.
 
-    The processors' classes are public. Which of them apply, in what order and with which token ids, only `generate`
-    itself says, and it does so inside a loop that evalkit replaces.
+    The processors' classes are public. Which of them apply, in what order and with which token ids, is determined only
+    by `generate` itself, inside a loop that evalkit replaces.
 
     Args:
         model: a causal language model.
         config: from `generation_config_of`, with `max_length` set; its special tokens become tensors.
-        ids: of the prompt, [1, tokens], on the model's device.
+        ids: token ids of the prompt, [1, tokens], on the model's device.
 
     Raises:
-        ValueError, TypeError, IndexError: transformers refuses a setting.
+        ValueError, TypeError, IndexError: transformers rejects a setting.
     """
     special = names.attribute(_PACKAGE, model, "_prepare_special_tokens")
     names.call(_PACKAGE, special, config, True, device=model.device)
@@ -76,7 +76,7 @@ def logits_processors(model: Any, config: Any, ids: Any) -> Any:
 
 
 def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
-    """Enter a function that computes rotary frequencies into the table that rotary modules look them up in.
+    """Add a function that computes rotary frequencies to the table in which rotary modules look them up.
 
     Configs validate a `rope_type` against this table, and there is no public function that adds to it.
     """
@@ -85,9 +85,9 @@ def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
 
 
 def quantization_methods() -> Collection[str]:
-    """Return the values of `quant_method` that transformers knows.
+    """Return the values of `quant_method` that transformers supports.
 
-    The public `AutoQuantizationConfig.from_dict` tells only by an error that names none of them.
+    The public `AutoQuantizationConfig.from_dict` only raises an error for others, which lists none of them.
     """
     auto = names.module(_PACKAGE, "transformers.quantizers.auto")
     found: Collection[str] = names.attribute(_PACKAGE, auto, "AUTO_QUANTIZATION_CONFIG_MAPPING")
@@ -95,20 +95,20 @@ def quantization_methods() -> Collection[str]:
 
 
 def config_class(kind: Any) -> Any:
-    """Return the config class of a model type, registered ones included; None where there is none.
+    """Return the config class of a model type, including registered ones; None if there is none.
 
-    The public `AutoConfig.for_model` makes a config, with whatever its defaults cost and raise.
+    The public `AutoConfig.for_model` creates a config, whose defaults may be slow or raise.
     """
     auto = names.module(_PACKAGE, "transformers.models.auto.configuration_auto")
     known = names.attribute(_PACKAGE, auto, "CONFIG_MAPPING")
-    # Not get(), which this mapping has from a base class that holds nothing
+    # Not get(), which this mapping inherits from a base class that is empty
     return known[kind] if kind in known else None  # noqa: SIM401
 
 
 def masked_language_models() -> Collection[str]:
-    """Return the model types that have a masked language model, and attend in both directions by default.
+    """Return the model types that have a masked language model, and so attend in both directions by default.
 
-    `MODEL_FOR_MASKED_LM_MAPPING` is public, but has config classes as keys, which it imports.
+    `MODEL_FOR_MASKED_LM_MAPPING` is public, but its keys are config classes, which it imports.
     """
     auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
     found: Collection[str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
@@ -117,9 +117,9 @@ def masked_language_models() -> Collection[str]:
 
 @contextmanager
 def without_gguf_bar() -> Iterator[None]:
-    """Read GGUF files without a progress bar inside.
+    """Hide the progress bar of reading GGUF files within the block.
 
-    The reader imports tqdm past the public switch (`transformers.utils.logging.disable_progress_bar`).
+    The reader uses tqdm directly and ignores the public switch (`transformers.utils.logging.disable_progress_bar`).
     """
     reader = names.module(_PACKAGE, "transformers.modeling_gguf_pytorch_utils")
     with patch.object(reader, "tqdm", partial(names.attribute(_PACKAGE, reader, "tqdm"), disable=True)):

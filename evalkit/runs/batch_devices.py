@@ -1,7 +1,8 @@
-"""Where batches are computed: the device, what it is, how the model attends on it, and the machine.
+"""Device provenance of batches: device, hardware, attention kernel and host.
 
-A run's specification leaves the device out, since it changes the last bits only; so each batch in the journal and the
-manifest say where it was computed, and a run that goes on elsewhere says so.
+In: the device and kernel in use, or a manifest. Out: `BatchDevice`s, the manifest's list of them, and notes. The device
+is not in a run's specification, since it changes the last bits only. Each batch in the journal and the manifest record
+it instead, and a run that is resumed on other hardware warns.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from typing import Any, NamedTuple
 
 
 class BatchDevice(NamedTuple):
-    """Where a batch was computed."""
+    """Device, hardware, kernel and host of a batch."""
 
     device: str
-    """As torch names it: "cpu", "cuda:1"."""
+    """Torch's name of the device: "cpu", "cuda:1"."""
     hardware: str
     """The accelerator's name, or the processor's architecture."""
     kernel: str
-    """How the model attended: of scored batches one of `scoring.forward.KERNELS`, or "alone" where no prefixes were
-    shared; of generated ones the model's own implementation."""
+    """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or "alone" without shared prefixes. Generated
+    batches: the model's own implementation."""
     host: str
-    """The machine's name in its network."""
+    """Network name of the machine."""
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What rounds alike, as far as the hardware goes: the kind of device, and what it is."""
+        """Kind of device and its hardware. Batches of the same kind round alike, as far as the hardware decides."""
         return self.device.partition(":")[0], self.hardware
 
 
 @cache
 def place_of(device: str, kernel: str) -> BatchDevice:
-    """This machine's, for a torch device of it that is in use."""
+    """Return the `BatchDevice` for a torch device of this machine."""
     return BatchDevice(device, hardware_of(device), kernel, platform.node())
 
 
 def hardware_of(device: str) -> str:
-    """The accelerator's name, or the processor's architecture, for a torch device of this machine."""
+    """Return the accelerator's name, or the processor's architecture, of a torch device of this machine."""
     if not device.startswith("cuda"):
         return platform.machine()
     import torch
@@ -47,10 +48,10 @@ def hardware_of(device: str) -> str:
 
 
 def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict[str, Any]]:
-    """What a manifest says of where a run was computed: each place, with the numbers of its batches by task.
+    """Return the manifest's list of devices: each `BatchDevice` with its batch numbers by task.
 
     Args:
-        batches: (task, number, place) of each.
+        batches: (task, batch number, device) of each batch.
     """
     found: dict[BatchDevice, dict[str, list[int]]] = {}
     for task, number, place in batches:
@@ -63,7 +64,7 @@ def devices(batches: Iterable[tuple[str, int, BatchDevice | None]]) -> list[dict
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """0, 1, 2, 5 as "0-2,5"."""
+    """Format numbers as ranges: 0, 1, 2, 5 as "0-2,5"."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -74,19 +75,19 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
-    """Where a finished run was computed."""
+    """Return the devices that a finished run was computed on."""
     return [BatchDevice(*(one[name] for name in BatchDevice._fields)) for one in manifest.get("devices", [])]
 
 
 def kinds(manifest: Mapping[str, Any]) -> list[str]:
-    """The kinds of devices that a finished run was computed on, each once: "cpu x86_64", "cuda NVIDIA H100"."""
+    """Return the distinct kinds of devices of a finished run: "cpu x86_64", "cuda NVIDIA H100"."""
     return list(dict.fromkeys(" ".join(place.kind) for place in places(manifest)))
 
 
 def mixture(manifest: Mapping[str, Any]) -> list[str]:
-    """What to say, in lines, of a run that was computed on devices of several kinds."""
+    """Return notes about a run that was computed on several kinds of devices; none for a single kind."""
     several = kinds(manifest)
     if len(several) < 2:
         return []
     parts = " and in part on ".join(several)
-    return [f"computed in part on {parts}, which round otherwise; manifest.json names the batches"]
+    return [f"computed in part on {parts}, which round differently; manifest.json lists the batches"]

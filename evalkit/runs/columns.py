@@ -1,9 +1,9 @@
-"""Rows of a journal as Arrow columns.
+"""Journal rows as Arrow columns.
 
-In: a `NamedTuple` class, and rows of it or an Arrow table. Out: a record batch of the class's schema, and its bytes.
+In: a `NamedTuple` class, and rows of it or an Arrow table. Out: a record batch with the class's schema, and its bytes.
 
-The bytes are one Arrow IPC message (a record batch without its schema, which the class has), compressed by zlib. They
-may come from anywhere: what is larger than `MOST_BYTES`, compressed once more inside, or not as the schema says is a
+The bytes are one Arrow IPC message (a record batch without its schema, which the class defines), compressed by zlib.
+They are untrusted input: content that is larger than `MAX_BYTES`, compressed again inside, or not of the schema raises
 `ValueError` before it is used.
 """
 
@@ -23,21 +23,21 @@ import pyarrow.compute as pc
 from evalkit.errors import first_line
 
 Rows: TypeAlias = Sequence[tuple[Any, ...]] | pa.RecordBatch | pa.Table
-"""What a computer returns of a batch."""
+"""Rows of a computed batch."""
 
-MOST_BYTES = 256 << 20
-"""Of a batch's columns, uncompressed."""
+MAX_BYTES = 256 << 20
+"""Largest uncompressed size of a batch's columns."""
 
 _TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-_TAKEN = {pa.string(): str, pa.int64(): Integral, pa.float64(): Real, pa.bool_(): bool}
-"""What Python's values may be; a whole number is a number too, true and false are neither."""
+_ACCEPTED = {pa.string(): str, pa.int64(): Integral, pa.float64(): Real, pa.bool_(): bool}
+"""Python types accepted for each column type. An integer is accepted as a float; a boolean is neither."""
 _LEVEL = 1
-"""Of zlib: the highest usual one, 6, saves a tenth of the size."""
+"""zlib's compression level; its default, 6, would reduce the size by only a tenth."""
 
 
 @cache
 def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
-    """The columns of a `NamedTuple` of numbers, texts and truth values; a field of `float | None` may be null.
+    """Return the Arrow schema of a `NamedTuple` of str, int, float and bool fields; `float | None` is nullable.
 
     Raises:
         TypeError: a field is of another type.
@@ -54,20 +54,20 @@ def schema_of(row: type[tuple[Any, ...]]) -> pa.Schema:
 
 @cache
 def schema_digest(row: type[tuple[Any, ...]]) -> str:
-    """Eight hexadecimal digits that stand for the names and types of a schema."""
+    """Return a hash of a schema's names and types: eight hexadecimal digits."""
     text = ", ".join(f"{field.name} {field.type}{' or null' * field.nullable}" for field in schema_of(row))
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows as one record batch.
+    """Convert rows to one record batch.
 
     Args:
         rows: `NamedTuple`s or lists of their fields, or a record batch or table with the columns of the schema.
         row: the `NamedTuple` class.
 
     Raises:
-        ValueError: a column is missing, of another type, or has what it must not have: nulls, NaN or infinity.
+        ValueError: a column is missing, has another type, or contains invalid values: nulls, NaN or infinity.
     """
     schema = schema_of(row)
     if isinstance(rows, pa.Table):
@@ -82,51 +82,51 @@ def record_batch(rows: Rows, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
-    """The bytes of a record batch; see the module.
+    """Serialise a record batch; see the module's docstring for the format.
 
     Raises:
-        ValueError: they are more than `MOST_BYTES`.
+        ValueError: the batch is larger than `MAX_BYTES`.
     """
     content = batch.serialize()
-    if content.size > MOST_BYTES:
-        raise ValueError(f"{batch.num_rows} rows are {content.size} bytes; expected batches of at most {MOST_BYTES}")
+    if content.size > MAX_BYTES:
+        raise ValueError(f"{batch.num_rows} rows are {content.size} bytes; expected batches of at most {MAX_BYTES}")
     return zlib.compress(content, _LEVEL)
 
 
 def from_bytes(content: bytes, row: type[tuple[Any, ...]]) -> pa.RecordBatch:
-    """The record batch of `to_bytes`.
+    """Deserialise a record batch; the inverse of `to_bytes`.
 
     Raises:
-        ValueError: they hold no record batch of that class's columns.
+        ValueError: the bytes are not a record batch with the columns of that class.
     """
     unpacked = zlib.decompressobj()
     try:
-        message = unpacked.decompress(content, MOST_BYTES + 1)
+        message = unpacked.decompress(content, MAX_BYTES + 1)
     except zlib.error as error:
-        raise ValueError(f"its rows cannot be unpacked: {error}") from error
-    if len(message) > MOST_BYTES:
-        raise ValueError(f"its rows are larger than {MOST_BYTES} bytes")
+        raise ValueError(f"its rows cannot be decompressed: {error}") from error
+    if len(message) > MAX_BYTES:
+        raise ValueError(f"its rows are larger than {MAX_BYTES} bytes")
     if not unpacked.eof or unpacked.unused_data:
-        raise ValueError("its rows are cut short, or something follows them")
+        raise ValueError("its rows are truncated, or other data follows them")
     try:
         found = pa.ipc.read_message(message)
-        # What is compressed inside would be unpacked to whatever size it says
+        # Arrow would allocate whatever size a buffer compressed inside declares
         if found.type != "record batch" or found.metadata_version != pa.MetadataVersion.V5 or _compresses(found):
-            raise ValueError("its rows are no plain record batch")
+            raise ValueError("its rows are not an uncompressed record batch")
         batch = pa.ipc.read_record_batch(found, schema_of(row))
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, struct.error) as error:
-        raise ValueError(f"its rows are no record batch: {first_line(error)}") from error
+        raise ValueError(f"its rows are not a valid record batch: {first_line(error)}") from error
     return _checked(batch, schema_of(row))
 
 
 def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    # Arrow itself makes 1 of 1.5 where whole numbers are expected
+    # Arrow itself truncates 1.5 to 1 where integers are expected
     for kind in {*map(type, values)} - {type(None)}:
-        if not issubclass(kind, _TAKEN[field.type]) or (kind is bool) != (field.type == pa.bool_()):
-            raise ValueError(f"'{field.name}' is of another type in a row ({kind.__name__}); expected {field.type}")
+        if not issubclass(kind, _ACCEPTED[field.type]) or (kind is bool) != (field.type == pa.bool_()):
+            raise ValueError(f"'{field.name}' has the type {kind.__name__} in a row; expected {field.type}")
     if field.type == pa.float64():
-        # Arrow refuses whole numbers past 2^53, which Python rounds
+        # Arrow rejects integers above 2^53, which Python rounds
         values = [None if value is None else float(value) for value in values]
     try:
         return pa.array(values, field.type)
@@ -135,7 +135,7 @@ def _array(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch under the schema itself."""
+    """Validate a batch against a schema; return it with exactly that schema."""
     if batch.schema.names != schema.names:
         raise ValueError(f"its columns are {', '.join(batch.schema.names)[:200]}; expected {', '.join(schema.names)}")
     for column, field in zip(batch.columns, schema, strict=True):
@@ -144,27 +144,27 @@ def _checked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if column.null_count and not field.nullable:
             raise ValueError(f"'{field.name}' is null in a row")
         if field.type == pa.float64() and pc.all(pc.is_finite(column)).as_py() is False:
-            raise ValueError(f"'{field.name}' holds NaN or infinity; expected finite numbers")
+            raise ValueError(f"'{field.name}' contains NaN or infinity; expected finite numbers")
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
 def _compresses(message: pa.Message) -> bool:
-    """Whether the buffers of a record batch are compressed, which pyarrow does not say.
+    """Return whether the buffers of a record batch are compressed, which pyarrow does not expose.
 
     Reads the message's metadata, a flatbuffer (Arrow's Message.fbs: the header is the third field of a message, the
     compression the fourth of a record batch).
     """
     content = message.metadata.to_pybytes()
 
-    def pointed(at: int) -> int:
+    def follow_offset(at: int) -> int:
         return at + int(struct.unpack_from("<I", content, at)[0])
 
     def field(table: int, number: int) -> int | None:
         vtable = table - struct.unpack_from("<i", content, table)[0]
         size = struct.unpack_from("<H", content, vtable)[0]
-        place = 4 + 2 * number
-        offset = struct.unpack_from("<H", content, vtable + place)[0] if place < size else 0
+        entry = 4 + 2 * number
+        offset = struct.unpack_from("<H", content, vtable + entry)[0] if entry < size else 0
         return table + offset if offset else None
 
-    header = field(pointed(0), 2)
-    return header is None or field(pointed(header), 3) is not None
+    header = field(follow_offset(0), 2)
+    return header is None or field(follow_offset(header), 3) is not None

@@ -1,7 +1,7 @@
-"""From what a user calls a run to its folder, and what runs there are.
+"""Finding and listing runs.
 
-A run is called by its folder, by its folder's name or id or the beginning of one, or by its checkpoint, where only one
-run has it. Every command that takes a run finds it here.
+In: a folder of runs, and a reference to a run: its folder, its folder's name or id, a prefix of either, or its
+checkpoint, where only one run has it. Out: the `Run`. Every command that takes a run finds it here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is
 if TYPE_CHECKING:
     from evalkit.models.locate import Checkpoint
 
-_MOST_SHOWN = 10
+_MAX_LISTED = 10
 
-_SAYS_NOTHING = re.compile(
+_GENERIC = re.compile(
     r"(best|checkpoints?|ckpts?|epoch|final|global|hf|iter(ation)?|last|latest|main|models?|outputs?|step|weights"
     r"|\d+[km]?|[-_=.])*",
     re.IGNORECASE,
 )
-"""Names of folders that many trainings have: steps, and words for any checkpoint."""
+"""Folder names that do not identify a training: steps, and words for any checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -40,78 +40,78 @@ class DamagedRun:
 
 
 def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, manifest: Mapping[str, Any]) -> Path:
-    """The folder of a run with such a manifest, whether it exists yet or not."""
+    """Return the folder of the run with a manifest; it need not exist yet."""
     dtype = manifest["specification"]["dtype"]
     return output / folder_name(model_name(checkpoint), suite, template, dtype, manifest["id"])
 
 
 def model_name(checkpoint: Checkpoint) -> str:
-    """A checkpoint's short name, with the folder before it where it only counts steps or is called as all are."""
+    """Return a checkpoint's short name, with parent folders where the name alone is generic ("step1000", "final")."""
     if checkpoint.kind not in ("folder", "gguf"):
         return checkpoint.name
     path = (checkpoint.gguf or checkpoint.folder).resolve()
     names = [checkpoint.name]
     for parent in path.parents:
-        if not (_SAYS_NOTHING.fullmatch(names[0]) and parent.name):
+        if not (_GENERIC.fullmatch(names[0]) and parent.name):
             break
         names.insert(0, parent.name)
     return "-".join(names)
 
 
 def root_of_runs() -> Path:
-    """Where runs are looked for by a command that has no option for it: where `evalkit run` puts them."""
+    """Return the default folder of runs, for commands without an option for it: the one `evalkit run` writes to."""
     return Path(os.environ.get("EVALKIT_OUTPUT") or RUNS)
 
 
 def find_run(given: str, root: Path) -> Run:
-    """A finished run by what a user calls it. As `find_begun_run`; raises a `RunError` too where it is not finished."""
-    run = find_begun_run(given, root)
-    run.refuse_unfinished()
+    """Find a finished run. As `find_any_run`; also raises `RunError` if the run is not finished."""
+    run = find_any_run(given, root)
+    run.require_finished()
     return run
 
 
-def find_begun_run(given: str, root: Path) -> Run:
-    """A run, finished or not, by what a user calls it.
+def find_any_run(given: str, root: Path) -> Run:
+    """Find a run, finished or not.
 
     Args:
-        given: its folder; its folder's name under `root` or its id, or the beginning of either; or its checkpoint.
+        given: its folder; its folder's name under `root` or its id, or a prefix of either; or its checkpoint.
         root: folder of runs.
 
     Raises:
-        UsageError: several runs are called so; lists them.
-        UnknownNameError: there is no such run.
-        RunError: it is damaged, or the folder is of something else.
+        UsageError: several runs match; lists them.
+        UnknownNameError: no run matches.
+        RunError: the run is damaged, or the folder is not a run folder.
     """
     if not given.strip():
-        raise UsageError("a run's name is empty; name its folder, its id, or its checkpoint (evalkit ls runs)")
+        raise UsageError("a run's name is empty; give its folder, id or checkpoint (evalkit ls runs lists them)")
     for place in (Path(given), root / given):
         if is_file(place / MANIFEST):
             return load_run(place)
-    there = list(scan(root))
+    stored = list(scan(root))
     path = _resolved(given)
-    found = [one for one in there if _is_called(one, given, path)]
+    found = [one for one in stored if _matches(one, given, path)]
     if len(found) > 1:
-        listed = ", ".join(one.folder.name for one in found[:_MOST_SHOWN]) + (", …" if len(found) > _MOST_SHOWN else "")
-        raise UsageError(f"'{given}' may be any of {len(found)} runs in {root}: {listed}; name one of them")
+        listed = ", ".join(one.folder.name for one in found[:_MAX_LISTED]) + (", …" if len(found) > _MAX_LISTED else "")
+        raise UsageError(f"'{given}' matches {len(found)} runs in {root}: {listed}; name one of them")
     if not found and _is_folder(given):
         raise RunError(f"{given} is neither a run folder (it has no {MANIFEST}) nor the checkpoint of a run in {root}")
     if not found:
-        raise UnknownNameError("run", given, [one.folder.name for one in there] or [f"none in {root}"])
+        raise UnknownNameError("run", given, [one.folder.name for one in stored] or [f"none in {root}"])
     return load_run(found[0].folder)
 
 
 def list_runs(root: Path | str = RUNS) -> list[Run]:
-    """All readable runs under a folder, finished or not, by name.
+    """Return all readable runs in a folder, finished or not, sorted by name.
 
     Raises:
-        UsageError: that is no path.
+        UsageError: `root` is not a path.
         RunError: the folder cannot be read.
     """
     return [one for one in scan(values.path("folder of runs", root)) if isinstance(one, Run)]
 
 
 def scan(root: Path) -> Iterator[Run | DamagedRun]:
-    """Every run folder under a folder, by name.
+    """Yield every run folder in a folder, sorted by name.
 
     Raises:
         RunError: the folder cannot be read.
@@ -127,12 +127,12 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
         if any(is_file(folder / name) for name in (MANIFEST, RESULTS, JOURNAL)):
             try:
                 yield load_run(folder)
-            except (RunError, UsageError) as error:  # the latter: a name that is not text
+            except (RunError, UsageError) as error:  # UsageError: a folder name that is not valid text
                 yield DamagedRun(folder, str(error))
 
 
-def _is_called(run: Run | DamagedRun, given: str, path: str | None) -> bool:
-    """Whether a run may be meant, by its names or by its checkpoint's; `path` is that of a checkpoint given so."""
+def _matches(run: Run | DamagedRun, given: str, path: str | None) -> bool:
+    """Return whether a run's names or its checkpoint's match `given`; `path` is `given` as a resolved path."""
     if run.folder.name.startswith(given) or isinstance(run, DamagedRun):
         return run.folder.name.startswith(given)
     manifest = run.manifest
@@ -142,7 +142,7 @@ def _is_called(run: Run | DamagedRun, given: str, path: str | None) -> bool:
 
 
 def _model_names(manifest: Mapping[str, Any]) -> set[str]:
-    """As its checkpoint was named; one of the hub also without its revision, and with its commit."""
+    """Return the names of a run's checkpoint; of the hub also without its revision, and with its commit."""
     model = str(manifest["model"]).rstrip("/")
     if manifest.get("path") is not None:
         return {model}

@@ -1,6 +1,7 @@
-"""What the journal holds of a run: which keys are done, and their rows when tables are made.
+"""Finished rows of a run's journal.
 
-In memory are the keys, and what each entry says without its rows; rows are read from the file, a batch at a time.
+In: a journal and its key columns. Out: which keys are finished, and their rows for tables. Keys and entries without
+their rows are in memory; rows are read from the file, a batch at a time.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
 
 Key = tuple[Hashable, ...]
-"""The journal's task, and values of the key's columns."""
+"""The journal's task, then the values of the key columns."""
 
 
 class FinishedRows:
     """Finished batches of a run.
 
     Args:
-        journal: of the run.
-        key: columns that say what a row is of, such as a document. All rows of a key come in one batch; where several
-            batches have it, those of the first in the file count.
+        journal: the run's journal.
+        key: columns that identify what a row belongs to, such as a document. All rows of a key are in one batch; if
+            several batches have the same key, the first in the file is used.
 
     Raises:
         RunError: as `Journal.read`.
@@ -33,20 +34,20 @@ class FinishedRows:
 
     def __init__(self, journal: Journal, key: Sequence[str]) -> None:
         self.entries: list[Entry] = []
-        """In the file's order."""
+        """Entries in file order."""
         self.seconds: dict[str, float] = {}
-        """Spent on each task of the journal."""
+        """Seconds spent on each task of the journal."""
         self._journal = journal
         self._columns = key
         self._keys: set[Key] = set()
         self._repeated: dict[int, set[Key]] = {}
-        """Offset of an entry → its keys that an earlier one has."""
+        """Offset of an entry → its keys that an earlier entry has."""
         for entry, batch in journal.read():
-            self._take(entry, batch)
+            self._add(entry, batch)
 
     def append(self, entry: Entry, rows: Rows) -> None:
         """Add a finished batch to the journal; see `Journal.append`."""
-        self._take(*self._journal.append(entry, rows))
+        self._add(*self._journal.append(entry, rows))
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys
@@ -55,7 +56,7 @@ class FinishedRows:
         return bool(self._keys)
 
     def batches(self, task: str) -> Iterator[pa.RecordBatch]:
-        """A task's rows, batch by batch in the order of their numbers.
+        """Yield a task's rows, batch by batch in the order of batch numbers.
 
         Raises:
             RunError: as `Journal.rows`.
@@ -71,7 +72,7 @@ class FinishedRows:
                 yield batch
 
     def table(self, task: str) -> pa.Table:
-        """The same in one piece."""
+        """Return a task's rows as one table."""
         import pyarrow as pa
 
         from evalkit.runs.columns import schema_of
@@ -79,12 +80,12 @@ class FinishedRows:
         return pa.Table.from_batches(self.batches(task), schema_of(self._journal.row))
 
     def rows(self, task: str) -> Iterator[Any]:
-        """The same as `NamedTuple`s, one by one."""
+        """Yield a task's rows as `NamedTuple`s."""
         for batch in self.batches(task):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield self._journal.row(*values)
 
-    def _take(self, entry: Entry, batch: pa.RecordBatch) -> None:
+    def _add(self, entry: Entry, batch: pa.RecordBatch) -> None:
         self.entries.append(entry)
         self.seconds[entry.task] = self.seconds.get(entry.task, 0.0) + entry.seconds
         keys = {(entry.task, *values) for values in set(self._values_of(batch))}
@@ -93,5 +94,5 @@ class FinishedRows:
         self._keys |= keys
 
     def _values_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Hashable, ...]]:
-        """Of the key's columns, row by row."""
+        """Yield the values of the key columns, row by row."""
         return zip(*(batch[name].to_pylist() for name in self._columns), strict=True)

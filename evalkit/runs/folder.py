@@ -1,16 +1,19 @@
-"""The run folder: what was asked, what was scored, what came out.
+"""The run folder: specification, scores and results of a run.
 
     results/runs/<model>-<suite>-<template>-<dtype>-<id>/
         manifest.json     the specification, its hash, fingerprints, versions, hardware, devices
-        journal.jsonl     every finished batch; what an interrupted run resumes from
+        journal.jsonl     every finished batch; an interrupted run resumes from it
         scores.parquet    the score table
         results.json      accuracies under every rule
-        lm_eval/          the same in lm-eval's form
+        lm_eval/          the results in lm-eval's format
 
-A run is its specification: the folder's id is a hash of what determines the numbers, so the same command finds the
-same folder again and two specifications never share a row. A folder is complete when results.json is there, which
-is written last. Every file that is read back is bound to the run (`seal.py`), and is read here alone: what is not the
-file that was written is refused. A finished run may be kept without its journal, but its tables cannot be made again.
+In: a run folder. Out: a `Run`, with its tables and results.
+
+A run is identified by its specification: the folder's id is a hash of everything that determines the numbers, so the
+same command finds the same folder and two specifications never share a row. A folder is complete when results.json
+exists, which is written last. Every file that is read back is bound to the run by a digest (`seal.py`) and is read by
+this module only; a file that is not the one that was written is rejected. A finished run can be kept without its
+journal, but its tables cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
 from evalkit.runs.forms import StoredManifest, StoredResults, TimedResults
-from evalkit.runs.seal import content_digest, digest, unsealed, whose_file
+from evalkit.runs.seal import content_digest, describe_mismatch, digest, unsealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,35 +42,35 @@ if TYPE_CHECKING:
     from evalkit.scores.results import Results
 
 LM_EVAL = "lm_eval"
-"""The suite of runs of lm-eval's own tasks: any of its catalogue, measured by its own metrics."""
+"""Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
 
 LONGBENCH = "longbench"
-"""LongBench's runs. Where answers are generated, the kind stands for a rule too."""
+"""Kind of LongBench's runs. Where answers are generated, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
-WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything anew"
-"""What to do about a run whose journal is gone."""
+WITHOUT_JOURNAL = "delete the folder and run its command again, which scores everything again"
+"""Advice for a run whose journal is missing."""
 _ID_AT_END = re.compile(r"-(?=\d*[a-f])([0-9a-f]{12})")
-"""An id that a folder's name ends with; digits alone may as well be a date and time that a user put there."""
+"""An id at the end of a folder's name. Digits alone are not matched: they may be a date and time that a user added."""
 
 
 def specification_id(specification: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits that stand for a specification."""
+    """Return the id of a specification: twelve hexadecimal digits of its hash."""
     text = json.dumps(specification, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def folder_name(model: str, suite: str, template: str, dtype: str, identity: str) -> str:
-    """Readable and unique: `<model>-<suite>-<template>-<dtype>-<id>`, of 128 characters at most."""
-    # A long name is cut where it says least: a model's at its beginning, since a step stands at its end
+    """Return a readable, unique folder name: `<model>-<suite>-<template>-<dtype>-<id>`, at most 128 characters."""
+    # A long model name loses its beginning, since a training step is at its end
     protocol = f"{suite}-{template}"[:50]
     safe = re.sub(r"[^\w.-]+", "_", f"{model[-50:]}-{protocol}-{dtype}", flags=re.ASCII).strip("._-")
     return f"{safe}-{identity}"
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Name of the benchmark that made a run; the first version's manifests do not say."""
+    """Return the name of a run's benchmark; manifests of the first version have no key for it."""
     if "kind" in manifest:
         return str(manifest["kind"])
     if manifest["rule"] in (LONGBENCH, "needle"):
@@ -77,7 +80,7 @@ def kind_of(manifest: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, opened to be read."""
+    """A run folder, opened for reading."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -89,52 +92,52 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether every document has been scored and the results are written."""
+        """Whether all documents are scored and the results are written."""
         scored = (self.folder / SCORES).is_file() or not self.manifest["groups"]
         return (self.folder / RESULTS).is_file() and scored
 
     @property
     def kind(self) -> str:
-        """Name of the benchmark that made it."""
+        """Name of the run's benchmark."""
         return kind_of(self.manifest)
 
     @property
     def rule(self) -> str | None:
-        """The rule by which its answers are chosen; None where they are generated, so that there is none to choose."""
+        """The rule that chooses the answers; None for generated texts, which have no choices."""
         rule = str(self.manifest["rule"])
         return None if rule == self.kind else rule
 
     @property
     def suite(self) -> str:
-        """Whose tasks it asked; runs of one suite ask in one way."""
+        """Name of the run's suite; runs of one suite have the same tasks and prompts."""
         return str(self.manifest["specification"]["suite"])
 
     @property
     def template(self) -> str:
-        """The name of how its prompts are written."""
+        """Name of the prompt template."""
         template = self.manifest["template"]
         return str(template["name"] if isinstance(template, dict) else template)
 
     @property
     def has_samples(self) -> bool:
-        """Whether lm-eval's per-document files are all written."""
+        """Whether all of lm-eval's per-document files are written."""
         return bool(self.stored.get("samples"))
 
-    def refuse_unfinished(self) -> None:
-        """Raise a `RunError` where results are still to be made."""
+    def require_finished(self) -> None:
+        """Raise `RunError` if the run is not finished."""
         if not self.complete:
-            raise RunError(f"run {self.folder} is not finished; wait for it, or give its command again")
+            raise RunError(f"run {self.folder} is not finished; wait for it, or run its command again")
 
-    def refuse_generated(self) -> None:
-        """Raise a `UsageError` where the run's texts are generated, so that there is nothing to choose between."""
+    def require_choices(self) -> None:
+        """Raise `UsageError` if the run's texts are generated: rules need choices to decide between."""
         if self.rule is None:
             raise UsageError(
-                f"run {self.folder} holds generated texts, which are no choices between answers; benchmark {self.kind} "
-                "scores them by metrics of its own"
+                f"run {self.folder} contains generated texts, which have no choices to decide between; benchmark "
+                f"{self.kind} scores them by its own metrics"
             )
 
     def serves(self, samples: bool) -> bool:
-        """Whether nothing is left to do for a request with or without lm-eval's per-document files."""
+        """Return whether the run has everything that is requested, `samples` being lm-eval's per-document files."""
         return self.complete and (self.has_samples or not samples)
 
     @cached_property
@@ -142,51 +145,55 @@ class Run:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
         from evalkit.scores.table import CLUSTER, ScoreRow
 
-        self.refuse_generated()
+        self.require_choices()
         if self.complete and not self.manifest["groups"]:
             raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         columns = [*ScoreRow._fields, CLUSTER]
         return self.table(SCORES, columns)[columns]
 
     def results(self, rule: str | None = None) -> Results:
-        """Accuracies under a rule (the run's own if none is named)."""
+        """Return accuracies under a rule; None: the run's own rule."""
         from evalkit.scores.results import summarise
 
         return summarise(self.scores, self.manifest, rule or self.manifest["rule"])
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task, where they are kept."""
-        self.refuse_other_form(TimedResults)
+        """Seconds spent on each task.
+
+        Raises:
+            RunError: results.json does not store them.
+        """
+        self.require_form(TimedResults)
         return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
 
     @property
     def stored(self) -> dict[str, Any]:
-        """What results.json holds: the results under the run's own rule, seconds, and "rules" with all others.
+        """Content of results.json: results under the run's own rule, seconds, and "rules" with all others.
 
         Raises:
-            RunError: it is damaged, or another run's.
+            RunError: the file is damaged, or belongs to another run.
         """
         return self._results[1]
 
     @property
     def files(self) -> dict[str, str]:
-        """Name of each file of the finished run that is read back → its digest."""
+        """File name → digest, for every file of the finished run that is read back."""
         return self._results[0]
 
-    def refuse_other_form(self, form: type[Stored]) -> None:
-        """Raise a `RunError` where results.json is not of a form."""
+    def require_form(self, form: type[Stored]) -> None:
+        """Raise `RunError` if results.json does not validate against a form."""
         if trouble := misfit(self.stored, form):
             raise RunError(f"{self.folder / RESULTS} is damaged ({trouble}); {self._remedy}")
 
     def read(self, name: str) -> bytes:
-        """A file of the finished run, as it was written.
+        """Return a file of the finished run, verified by its digest.
 
         Raises:
-            RunError: the run is not finished, or the file is not there or not the one that was written.
+            RunError: the run is not finished, or the file is missing or not the one that was written.
         """
         path = self.folder / name
-        self.refuse_unfinished()
+        self.require_finished()
         if not path.is_file():
             raise RunError(f"{path} is missing; {self._remedy}")
         try:
@@ -194,11 +201,11 @@ class Run:
         except OSError as error:
             raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         if self.files.get(name) != digest(content):
-            raise RunError(f"{path} is damaged ({whose_file(name, content, self.manifest)}); {self._remedy}")
+            raise RunError(f"{path} is damaged ({describe_mismatch(name, content, self.manifest)}); {self._remedy}")
         return content
 
     def table(self, name: str, columns: Collection[str] = ()) -> pd.DataFrame:
-        """A table of the finished run, which has these columns.
+        """Return a table of the finished run that has at least these columns.
 
         Raises:
             RunError: as `read`, or a column is missing.
@@ -221,7 +228,7 @@ class Run:
             content = unsealed(_read_json(path, self._remedy))
             identity, files = content.pop("run", None), content.pop("files", None)
             if identity != self.manifest["id"]:
-                raise ValueError(f"it is of run {identity}")
+                raise ValueError(f"it belongs to run {identity}")
             if not isinstance(files, dict) or files.get(MANIFEST) != content_digest(self.manifest):
                 raise ValueError(f"{MANIFEST} is not the one that it was written with")
             if trouble := misfit(content, StoredResults):
@@ -232,21 +239,21 @@ class Run:
 
     @property
     def _remedy(self) -> str:
-        return _remedy(self.folder, f"delete {RESULTS} and run its command again, which makes it anew from the journal")
+        return _remedy(self.folder, f"delete {RESULTS} and run its command again, which rebuilds it from the journal")
 
 
 def load_run(folder: Path | str) -> Run:
     """Open a run folder.
 
     Raises:
-        UsageError: that is no path.
-        RunError: it is no run folder, its manifest is damaged, or its name ends in the id of another run.
+        UsageError: `folder` is not a path.
+        RunError: it is not a run folder, its manifest is damaged, or its name ends in the id of another run.
     """
     folder = values.path("run folder", folder)
     path = folder / MANIFEST
     if not is_file(path):
         raise RunError(f"{folder} is not a run folder: it has no {MANIFEST}")
-    remedy = _remedy(folder, "delete it and run its command again, which goes on from the journal")
+    remedy = _remedy(folder, "delete it and run its command again, which resumes from the journal")
     try:
         manifest = unsealed(_read_json(path, remedy))
         if manifest.get("id") != specification_id(manifest.get("specification", {})):
@@ -258,24 +265,24 @@ def load_run(folder: Path | str) -> Run:
     named = _ID_AT_END.fullmatch(folder.resolve().name[-13:])
     if named and named[1] != manifest["id"]:
         raise RunError(
-            f"{folder} holds run {manifest['id']}, and its name is that of run {named[1]}; put its own files back, or "
+            f"{folder} contains run {manifest['id']}, but its name is that of run {named[1]}; restore its files, or "
             "rename the folder"
         )
     return Run(folder, manifest)
 
 
 def _remedy(folder: Path, from_journal: str) -> str:
-    """What to do about a file of a run: another thing where there is no journal to make it from."""
+    """Return the advice for a damaged file of a run, which depends on whether a journal exists to rebuild it from."""
     if is_file(folder / JOURNAL):
         return from_journal
-    return f"put the file back that was written, or {WITHOUT_JOURNAL}"
+    return f"restore the original file, or {WITHOUT_JOURNAL}"
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    """The keys and values of a JSON file.
+    """Return the content of a JSON file with an object.
 
     Raises:
-        RunError: it cannot be read, or is something else; ends with the advice.
+        RunError: the file cannot be read, or is not a JSON object; the message ends with the advice.
     """
     try:
         content = parse_json(read_bytes(path, MOST_BYTES))
@@ -284,12 +291,12 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
     except Unreadable as error:
         raise RunError(f"{path} is damaged ({error}); {advice}") from error
     if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged (it holds no keys and values); {advice}")
+        raise RunError(f"{path} is damaged (it is not a JSON object); {advice}")
     return content
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is one of a file; one that no file system takes is not."""
+    """Return whether a path is a file; False for a path that the file system rejects."""
     try:
         return path.is_file()
     except OSError:

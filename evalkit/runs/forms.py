@@ -1,7 +1,7 @@
-"""The form of a run's manifest, and what the results of every benchmark have.
+"""Validation models of manifest.json and of the keys that every benchmark's results.json has.
 
-A file with a digest of its own has the content that was written. That it was written as this version of evalkit
-reads it is checked here, once, so that no reader meets a list where it looks for a name.
+A file's digest shows that its content is what was written. These models check, once, that it has the types that this
+version of evalkit reads, so that no reader finds a list where it expects a name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from evalkit.inputs.validated import Stored
 
 
 class StoredTask(Stored):
-    """A task in results.json; a benchmark's own have more."""
+    """A task in results.json; benchmarks add keys."""
 
     task: str
 
@@ -29,7 +29,7 @@ class StoredAverage(Stored):
 
 
 class StoredResults(Stored):
-    """Of every results.json; a benchmark says what else its own have (`Benchmark.results_form`)."""
+    """Keys of every results.json; a benchmark defines its further ones (`Benchmark.results_form`)."""
 
     tasks: list[StoredTask]
     averages: list[StoredAverage]
@@ -40,7 +40,7 @@ class _TimedTask(StoredTask):
 
 
 class TimedResults(Stored):
-    """Of results.json where seconds are kept."""
+    """Keys of a results.json that stores seconds by task."""
 
     tasks: list[_TimedTask]
 
@@ -56,7 +56,7 @@ class _Specification(Stored):
 
 
 class _Source(Stored):
-    """Where documents, or solved examples, come from."""
+    """Source of documents or of few-shot examples."""
 
     source: str
     official: bool | None
@@ -68,7 +68,7 @@ class _TemplateName(Stored):
 
 
 class _Shape(Stored):
-    """What is shown of a model's shape (`models.shapes.shape_facts`); the rest is only compared."""
+    """Printed keys of a model's shape (`models.shapes.shape_facts`); the others are only compared."""
 
     backbone: str
     num_hidden_layers: int
@@ -83,7 +83,7 @@ class _Loaded(Stored):
 
 
 class _Device(Stored):
-    """Where a part of a run was computed (`batch_devices.py`)."""
+    """Device of some batches of a run (`batch_devices.py`)."""
 
     device: str
     hardware: str
@@ -96,12 +96,12 @@ def _date(text: str) -> str:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text[:40]!r} is no date and time") from None
+        raise ValueError(f"{text[:40]!r} is not a date and time (ISO 8601)") from None
     return text
 
 
 class StoredManifest(Stored):
-    """What manifest.json must hold."""
+    """Required keys of manifest.json."""
 
     id: str
     kind: str = ""
@@ -121,7 +121,7 @@ class StoredManifest(Stored):
     devices: list[_Device] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _sizes_are_of_the_groups(self) -> Self:
+    def _groups_have_sizes(self) -> Self:
         if self.groups.keys() != self.group_sizes.keys():
-            raise ValueError("'groups' and 'group_sizes' name other groups")
+            raise ValueError("'groups' and 'group_sizes' have different keys")
         return self

@@ -1,15 +1,16 @@
-"""The journal of a run: every finished batch on one line, with a checksum, on disk before the next is started.
+"""The journal of a run: one line with a checksum for every finished batch, on disk before the next batch starts.
 
     <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, columns] <rows>
 
-`columns` is the digest of the rows' schema, and the rows are an Arrow record batch (`columns.py`) in base64, so that a
-line feed ends a line and nothing else. Lines of earlier versions are read as well; their rows are JSON:
+In: entries with their rows. Out: the same, read back line by line, one line in memory at a time.
+
+`columns` is the digest of the rows' schema. The rows are an Arrow record batch (`columns.py`) in base64, so a line feed
+only ever ends a line. Lines of earlier versions, whose rows are JSON, are read too:
 
     <CRC-32 of the rest> [<the run's id>, task, batch, seconds, place, rows]
 
 A process may be killed at any byte. A line that does not match its checksum is dropped when the journal is next
-opened, and its batch is scored again. A whole line of another run, or of another form, is refused. One line at a time
-is in memory.
+opened, and its batch is scored again. An intact line of another run, or of another form, is rejected.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
 
 _LARGEST = 2**63
-"""No whole number of a journal is as large: tables hold them in 64 bits."""
+"""Upper bound (exclusive) of integers in a journal: tables store 64 bits."""
 _LONGEST = 1 << 29
-"""No line has as many bytes: above the largest batch's in base64."""
+"""Upper bound of a line's bytes: above the largest batch's in base64."""
 _LONGEST_JSON = 1 << 24
-"""Nor as many of JSON: Python's objects take twenty times the room."""
+"""Upper bound of a line's bytes of JSON: Python's objects take twenty times the memory."""
 
 
 class _Header(Stored):
-    """What stands before the rows."""
+    """Header of a line, before the rows."""
 
     run: str
     task: str
@@ -59,7 +60,7 @@ class _Header(Stored):
 
 
 class _EarlierLine(Stored):
-    """The line of an earlier version."""
+    """Line written by an earlier version."""
 
     run: str
     task: str
@@ -74,25 +75,25 @@ class Entry:
     """One finished batch, without its rows."""
 
     task: str
-    """The task; in runs of lm-eval's tasks, the kind of request and the task."""
+    """Task name; in runs of lm-eval's tasks, the kind of request and the task."""
     batch: int
-    """Number of the batch in its task's plan; -1 for what needs no batch."""
+    """Number of the batch in its task's plan; -1 for rows that need no batch."""
     seconds: float
     """Wall time of the batch."""
     place: BatchDevice
-    """Where it was computed."""
+    """Device that computed the batch."""
     offset: int = field(default=0, compare=False)
-    """Where its line begins in the file."""
+    """Byte offset of the line in the file."""
 
 
 class Journal:
     """Append-only file of entries.
 
     Args:
-        path: the file; made when the first entry is written.
+        path: the file; created when the first entry is written.
         run: the run's id.
-        row: what the rows are: a `NamedTuple` of numbers, texts, truth values and None.
-        say: called when damaged lines are dropped.
+        row: type of the rows: a `NamedTuple` of str, int, float, bool and None.
+        say: called with a message when damaged lines are dropped.
     """
 
     def __init__(self, path: Path, run: str, row: type[tuple[Any, ...]], say: Callable[[str], None]) -> None:
@@ -102,10 +103,10 @@ class Journal:
         self._say = say
 
     def read(self) -> Iterator[tuple[Entry, pa.RecordBatch]]:
-        """All whole entries, each once, with their rows. When all are read, damaged lines are removed from the file.
+        """Yield all intact entries, each once, with their rows; then remove damaged lines from the file.
 
         Raises:
-            RunError: the file cannot be read or repaired, or a whole line is of another run or form.
+            RunError: the file cannot be read or repaired, or an intact line is of another run or form.
         """
         seen: set[bytes] = set()
         kept: list[tuple[int, int]] = []
@@ -118,7 +119,7 @@ class Journal:
                 found = self._parse(content, number, size)
                 damaged += found is None and content != b""
                 whole &= len(content) + 1 == len(line)
-                # A number alone does not tell a batch: a run that lost its manifest goes on with other batches
+                # A batch number is not unique: a run that lost its manifest resumes with other batches
                 if found is None or (digest := hashlib.sha256(content).digest()) in seen:
                     whole = False
                     continue
@@ -134,10 +135,10 @@ class Journal:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 
     def rows(self, entry: Entry) -> pa.RecordBatch:
-        """The rows of an entry of `read` or `append`.
+        """Return the rows of an entry from `read` or `append`.
 
         Raises:
-            RunError: they are not there any more.
+            RunError: the file cannot be read, or the entry is no longer in it.
         """
         try:
             with self._path.open("rb") as file:
@@ -150,10 +151,10 @@ class Journal:
         return found[1]
 
     def append(self, entry: Entry, rows: Rows) -> tuple[Entry, pa.RecordBatch]:
-        """Write an entry and wait until it is on the disk; returns what `read` gives of it.
+        """Write an entry and flush it to disk; return it with its rows, as `read` does.
 
         Raises:
-            RunError: it could not be written; what was there before is safe.
+            RunError: the entry could not be written; earlier entries are unaffected.
         """
         from evalkit.runs.columns import record_batch, schema_digest, to_bytes
 
@@ -161,7 +162,7 @@ class Journal:
             batch = record_batch(rows, self.row)
             columns = to_bytes(batch)
         except ValueError as error:
-            raise RunError(f"batch {entry.batch} of {entry.task} cannot be kept: {error}") from error
+            raise RunError(f"batch {entry.batch} of {entry.task} cannot be stored: {error}") from error
         header = [self._run, entry.task, entry.batch, entry.seconds, entry.place, schema_digest(self.row)]
         payload = json.dumps(header, separators=(",", ":")).encode() + b" " + base64.b64encode(columns)
         try:
@@ -173,7 +174,7 @@ class Journal:
         except OSError as error:
             raise RunError(
                 f"journal {self._path} cannot be written ({error.strerror or error}): batch {entry.batch} of "
-                f"{entry.task} is not saved, all before it is; repair that and run the same command again"
+                f"{entry.task} is not saved, earlier batches are; fix the cause and run the same command again"
             ) from error
         return replace(entry, offset=offset), batch
 
@@ -184,17 +185,17 @@ class Journal:
                     yield line
 
     def _pieces(self, kept: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Lines of the file, by where each begins and its length."""
+        """Yield lines of the file, each given as (offset, length)."""
         with self._path.open("rb") as file:
             for start, length in kept:
                 file.seek(start)
                 yield file.read(length) + b"\n"
 
     def _parse(self, line: bytes, number: int, offset: int) -> tuple[Entry, pa.RecordBatch] | None:
-        """The entry of a line; None if the line is damaged."""
+        """Return the entry of a line; None if the line is damaged."""
         checksum, _, payload = line.partition(b" ")
         try:
-            # The checksum of nothing is 0, as is the first digit of many a torn line
+            # The checksum of an empty payload is 0, which the start of a torn line may be too
             if not payload or int(checksum, 16) != zlib.crc32(payload):
                 return None
         except ValueError:
@@ -203,32 +204,32 @@ class Journal:
             return self._entry(payload, offset)
         except (ValueError, RecursionError) as error:
             raise RunError(
-                f"journal {self._path}, line {number}: not a batch of this run ({error}); put the run's own journal "
-                f"back, or {WITHOUT_JOURNAL}"
+                f"journal {self._path}, line {number}: not a batch of this run ({error}); restore the run's journal, "
+                f"or {WITHOUT_JOURNAL}"
             ) from error
 
     def _entry(self, payload: bytes, offset: int) -> tuple[Entry, pa.RecordBatch]:
-        """Raises `ValueError` where it is of another run or form."""
+        """Parse and validate a line's payload; raise `ValueError` if it is of another run or form."""
         from evalkit.runs.columns import from_bytes, record_batch, schema_digest
 
-        # Base64 ends in no bracket
+        # Base64 never ends in a bracket
         earlier = payload.endswith((b"]", b"}"))
         header, _, packed = (payload, b"", b"") if earlier else payload.rpartition(b" ")
         form = _EarlierLine if earlier else _Header
         names = form.model_fields
         if len(header) > _LONGEST_JSON:
-            raise ValueError(f"it holds {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
-        content = json.loads(header, parse_int=_whole, parse_float=_number, parse_constant=_number)
+            raise ValueError(f"it has {len(header)} bytes of JSON; expected at most {_LONGEST_JSON}")
+        content = json.loads(header, parse_int=_integer, parse_float=_number, parse_constant=_number)
         if not isinstance(content, list) or len(content) != len(names):
             raise ValueError(f"expected a list of {', '.join(names)}")
         if trouble := misfit(dict(zip(names, content, strict=True)), form):
             raise ValueError(trouble)
         run, task, batch, seconds, place, last = content
         if run != self._run:
-            raise ValueError(f"it is of run {run}; expected {self._run}")
+            raise ValueError(f"it belongs to run {run}; expected {self._run}")
         if len(place) != len(BatchDevice._fields):
             raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(BatchDevice._fields)}")
-        # A run has many entries and few tasks and places
+        # Interned: a run has many entries but few tasks and devices
         entry = Entry(sys.intern(task), batch, seconds, BatchDevice(*map(sys.intern, place)), offset)
         if earlier:
             return entry, record_batch(last, self.row)
@@ -239,11 +240,11 @@ class Journal:
 
 def _number(text: str) -> float:
     if not math.isfinite(found := float(text)):
-        raise ValueError(f"it holds {text[:40]}; expected finite numbers")
+        raise ValueError(f"it contains {text[:40]}; expected finite numbers")
     return found
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > len(str(_LARGEST)) or not -_LARGEST <= int(text) < _LARGEST:
-        raise ValueError(f"it holds the whole number {text[:40]}{'…' * (len(text) > 40)}; expected at most 64 bits")
+        raise ValueError(f"it contains the whole number {text[:40]}{'…' * (len(text) > 40)}; expected at most 64 bits")
     return int(text)

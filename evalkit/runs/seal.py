@@ -1,12 +1,13 @@
-"""What binds the files of a run folder to their run, so that damage and another run's files are noticed on reading.
+"""Digests that bind the files of a run folder to their run, so that damage and other runs' files are detected.
 
     manifest.json    a digest of its own content
     results.json     the same, the run's id, and the digest of every other file that is read back
-    *.parquet        the run's id in the schema's metadata, which says whose table a wrong one is
-    journal.jsonl    the run's id in each line, under the line's checksum (`journal.py`)
+    *.parquet        the run's id in the schema's metadata, which identifies a misplaced table
+    journal.jsonl    the run's id in each line, covered by the line's checksum (`journal.py`)
 
-Digests are SHA-256: of a JSON file over its content, so that white space does not count, of others over their bytes.
-Pictures and the lock are never read back and have none.
+In: content to write, or stored content. Out: content with its digest, or verified content. Digests are SHA-256: of a
+JSON file's content, so that white space is ignored, and of other files' bytes. Figures and the lock file are never read
+back and have no digest.
 """
 
 from __future__ import annotations
@@ -25,45 +26,45 @@ RUN = "evalkit.run"
 
 
 def digest(content: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
+    """Return the SHA-256 of bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def content_digest(content: Mapping[str, Any]) -> str:
-    """The same of what a JSON file holds, in whatever order and spacing."""
+    """Return the SHA-256 of a JSON file's content, independent of key order and white space."""
     return digest(json_bytes(content, sort_keys=True, separators=(",", ":")))
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data with its digest, which comes last."""
+    """Return plain data with its digest as the last key."""
     plain: dict[str, Any] = json.loads(json_bytes(content))
     return plain | {DIGEST: content_digest(plain)}
 
 
 def unsealed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a sealed file, without the digest.
+    """Verify the content of a sealed file and return it without the digest.
 
     Raises:
-        ValueError: it has no digest, or that of another content; says which.
+        ValueError: the digest is missing, or does not match the content.
     """
     content = {key: value for key, value in stored.items() if key != DIGEST}
     if DIGEST not in stored:
-        raise ValueError(f"it has no '{DIGEST}' of its content: cut short, or of an earlier version of evalkit")
+        raise ValueError(f"it has no '{DIGEST}' of its content: truncated, or written by an earlier version of evalkit")
     if stored[DIGEST] != content_digest(content):
         raise ValueError(f"its content does not match its '{DIGEST}'")
     return content
 
 
 def json_bytes(content: Any, **options: Any) -> bytes:
-    """JSON in UTF-8.
+    """Encode as JSON in UTF-8.
 
-    A lone surrogate, which paths can hold and UTF-8 cannot, is written as the escape that JSON has for it.
+    A lone surrogate, which a path can contain and UTF-8 cannot encode, is written as its JSON escape.
     """
     return json.dumps(content, ensure_ascii=False, **options).encode("utf-8", "backslashreplace")
 
 
-def whose_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
-    """What a file is that is not the one that was written: another run's, where a table says so itself."""
+def describe_mismatch(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
+    """Describe a file whose digest is wrong: of another run, if a table's metadata has that run's id."""
     if name.endswith(".parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -73,5 +74,5 @@ def whose_file(name: str, content: bytes, manifest: Mapping[str, Any]) -> str:
         except (pa.ArrowException, OSError, ValueError):
             identity = ""
         if identity not in ("", manifest["id"]):
-            return f"it is of run {identity}"
-    return "it is not the file that results.json was written with"
+            return f"it belongs to run {identity}"
+    return "its digest is not the one in results.json"

@@ -1,11 +1,11 @@
-"""How a run was measured.
+"""Measurement settings of a run.
 
-In: a run's manifest. Out: its `Trait`s: what determines its scores beside the checkpoint and the content of its
-documents (`benchmarks/alike.py` puts two runs beside each other). Each says whether runs that differ in it are refused
-a common table or group of seeds, since another quantity was measured, or whether the difference is noted, since it
-moves scores by rounding only (docs/reference/tables.md lists them). What cannot change a score is
-none: the token budget, and how prefixes are shared, which the start-up check compares with the model's own forward
-pass. What a model is itself (its window, its end tokens) is no trait of the measurement either.
+In: a run's manifest. Out: its `Trait`s: the settings that determine its scores besides the checkpoint and the content
+of its documents (`benchmarks/alike.py` compares those of two runs). Runs that differ in a refused trait measure another
+quantity and cannot share a table or a group of seeds. Other differences change scores by rounding only and are noted
+(docs/reference/tables.md lists both). Settings that cannot change a score are not traits: the token budget, and how
+prefixes are shared, which the start-up check compares with the model's own forward pass. Properties of the model itself
+(its context window, its end tokens) are not traits either.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
 
 _SUMMARY = ("limit", "template", "solved examples", "prompt tokens", "rule", "dtype", "context extension")
-"""What a line about a run says; the others are hashes and versions."""
+"""Traits in a run's one-line summary; the others are hashes and versions."""
 
 
 @dataclass(frozen=True)
 class Trait:
-    """One thing that a run's scores depend on."""
+    """One setting that a run's scores depend on."""
 
     name: str
-    """What it is: "dtype"."""
+    """Name of the setting: "dtype"."""
     value: str
-    """What it is in this run, beside the name: "bfloat16"."""
+    """Value in this run, printed after the name: "bfloat16"."""
     words: str
-    """The same by itself: "dtype bfloat16"."""
+    """Name and value as one text: "dtype bfloat16"."""
     refused: bool
-    """Whether runs that differ in it do not share a table; else the difference is noted."""
+    """Whether runs that differ in it cannot share a table; otherwise the difference is noted."""
 
 
 def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
-    """Tokens above which a run's prompts lose their middle; earlier versions of evalkit called it the window."""
+    """Return the length in tokens above which prompts lose their middle; earlier manifests name it "window"."""
     found: int | None = specification.get("max_prompt_tokens", specification.get("window"))
     return found
 
 
 def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
-    """A run's traits by name.
+    """Return a run's traits by name.
 
     Args:
         run: any run.
-        rule: under which its numbers are read; its own if none is named. Generated texts have none.
+        rule: scoring rule of its numbers; None: the run's own. Not used for generated texts.
     """
     specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
     limit, shots = specification.get("limit"), specification.get("num_fewshot") or 0
@@ -67,7 +67,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         _trait("dtype", str(specification.get("dtype"))),
         _extension(specification.get("context_extension")),
         _trait("scoring version", str(specification.get("scoring"))),
-        # What the model was loaded with says more than what was asked for, which may be "auto"
+        # The implementation that was loaded; the requested one may be "auto"
         _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
     ]
     if device := " and ".join(kinds(run.manifest)):
@@ -80,7 +80,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
 
 
 def model_differences(a: Run, b: Run) -> list[str]:
-    """In what the models of two runs differ, as far as their manifests tell: seeds of one model differ in nothing."""
+    """Return the properties in which two runs' models differ, as far as recorded; seeds of one model differ in none."""
     first, second = (run.manifest.get("loaded") or {} for run in (a, b))
     if first.get("shape") and second.get("shape"):
         first, second = first["shape"], second["shape"]
@@ -90,7 +90,7 @@ def model_differences(a: Run, b: Run) -> list[str]:
 
 
 def same_checkpoint(runs: Sequence[Run]) -> tuple[Run, Run] | None:
-    """The first two runs of one checkpoint, which are not two seeds."""
+    """Return the first two runs of the same checkpoint, which cannot be two seeds; None if all differ."""
     seen: dict[str, Run] = {}
     for run in runs:
         if (first := seen.setdefault(checkpoint_of(run), run)) is not run:
@@ -99,21 +99,21 @@ def same_checkpoint(runs: Sequence[Run]) -> tuple[Run, Run] | None:
 
 
 def checkpoint_of(run: Run) -> str:
-    """What a checkpoint's numbers depend on, as one text."""
+    """Return the identity of a run's checkpoint as text: everything its numbers depend on."""
     return str(run.manifest["specification"]["checkpoint"])
 
 
 def summary(run: Run, rule: str | None = None) -> str:
-    """How a run was measured, in a line."""
+    """Return a run's measurement settings in one line."""
     found = traits(run, rule)
     shown = [found[name] for name in _SUMMARY if name in found]
     return ", ".join(trait.words for trait in shown if (trait.name, trait.value) != ("context extension", "none"))
 
 
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Tasks of a run whose "documents", or solved "examples", are not the published ones; without either where none.
+    """Return the tasks whose "documents", or solved "examples", are not the official ones, by these keys where any.
 
-    Of what was never published, such as a needle test's text, nothing is said.
+    Material without an official version, such as a needle test's text, is never listed.
     """
     found = {
         kind: [task for task, source in manifest.get(kind, {}).items() if source["official"] is False]
@@ -123,12 +123,12 @@ def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def unofficial_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """What `unofficial` finds, in words."""
+    """Return a note for each kind of unofficial material in a run."""
     return [f"not the official {kind} of {', '.join(tasks)}" for kind, tasks in unofficial(manifest).items()]
 
 
 def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
-    """What of a task is not the published one, in words."""
+    """Return a note for each kind of unofficial material in a task."""
     return [f"not the official {kind}" for kind, tasks in unofficial(manifest).items() if task in tasks]
 
 
@@ -139,7 +139,7 @@ def _trait(name: str, value: str, refused: bool = True) -> Trait:
 def _extension(specification: Mapping[str, Any] | None) -> Trait:
     if not specification:
         return Trait("context extension", "none", "no context extension", True)
-    # Here, since most runs need none of its libraries
+    # Imported here, since most runs do not need its libraries
     from evalkit.models.context import Extension
 
     words = Extension(**specification).describe()

@@ -1,6 +1,6 @@
-"""A run folder, written: by one process at a time, each file whole or not at all.
+"""Writing a run folder, by one process at a time and each file atomically.
 
-In: a run's manifest, and what completes it. Out: the finished `Run`.
+In: a run's manifest, and a function that writes what is missing. Out: the finished `Run`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _GROUP = 32 << 20
-"""Bytes of a table that are gathered before they are written."""
+"""Bytes of a table that are buffered before a row group is written."""
 
 
 def finished_run(
@@ -40,47 +40,47 @@ def finished_run(
     say: Callable[[str], None],
     device: str,
 ) -> Run:
-    """Open a run; where something is missing, have it completed before.
+    """Complete a run if something is missing, and open it.
 
     Args:
-        folder: the run's, whether it exists yet or not.
-        manifest: as `open_run` takes it.
-        is_finished: whether a run with results has all that is asked for.
+        folder: the run's folder; it need not exist yet.
+        manifest: see `open_run`.
+        is_finished: returns whether a run with results has everything that is requested.
         complete: writes what is missing, the results last.
-        say: called with what the user should know: damage, or a device that computes nothing.
-        device: asked for.
+        say: called with messages for the user: damage, or that the requested device is not used.
+        device: requested device.
     """
     if is_file(folder / RESULTS) and is_file(folder / MANIFEST):
         run = load_run(folder)
-        _refuse_other(run, manifest)
+        _check_specification(run, manifest)
         if is_finished(run):
-            _say_nothing_is_computed(run, device, say)
+            _report_unused_device(run, device, say)
             return run
     with open_run(folder.parent, folder.name, manifest, say) as writer:
         complete(writer)
     return load_run(folder)
 
 
-def _refuse_other(run: Run, manifest: Mapping[str, Any]) -> None:
-    """Raise a `RunError` where what stands in a folder is not the run that a manifest is of."""
+def _check_specification(run: Run, manifest: Mapping[str, Any]) -> None:
+    """Raise `RunError` if a folder's run is not the one of a manifest."""
     if run.manifest["id"] != manifest["id"]:
         raise RunError(f"run folder {run.folder} belongs to another specification; choose another --output")
 
 
-def _say_nothing_is_computed(run: Run, device: str, say: Callable[[str], None]) -> None:
-    """Where a finished run was computed elsewhere than its command says now."""
+def _report_unused_device(run: Run, device: str, say: Callable[[str], None]) -> None:
+    """Report that a finished run was computed on another device than the requested one."""
     known = list(dict.fromkeys(place.device for place in places(run.manifest)))
     if device != "auto" and known and _index(device) not in map(_index, known):
-        say(f"this run is finished: it was computed on {' and '.join(known)}, and nothing is computed on {device} now")
+        say(f"this run is finished and was computed on {' and '.join(known)}; nothing is computed on {device}")
 
 
 def _index(device: str) -> str:
-    """With the index that torch takes where none is named."""
+    """Return a device's name with its index; torch's default is 0."""
     return device if ":" in device else f"{device}:0"
 
 
 class RunWriter:
-    """A run folder, opened to be written. Use `open_run` or `finished_run`."""
+    """A run folder, opened for writing. Use `open_run` or `finished_run`."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -88,19 +88,19 @@ class RunWriter:
         self.say = say
         self._entries: Sequence[Entry] = ()
         self._files: dict[str, str] = {}
-        """Name → digest of what has been written."""
+        """Name of each written file → its digest."""
 
-    def refuse_without_journal(self) -> None:
-        """Raise a `RunError` where the journal of a finished run is gone: all of it would be scored again."""
+    def require_journal(self) -> None:
+        """Raise `RunError` if the journal of a finished run is missing: everything would be scored again."""
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
             raise RunError(
-                f"run {self.folder} has {made[0]} but no {JOURNAL} to make the rest from; put back what is missing, "
-                f"or {WITHOUT_JOURNAL}"
+                f"run {self.folder} has {made[0]} but no {JOURNAL} to rebuild the rest from; restore the missing "
+                f"files, or {WITHOUT_JOURNAL}"
             )
 
     def finished(self, row: type[tuple[Any, ...]], key: Sequence[str]) -> FinishedRows:
-        """What the journal holds, to go on from; what was made of it before passes for a result no longer.
+        """Return the journal's finished rows to resume from, and delete results.json so that the run is incomplete.
 
         Args:
             row: see `Journal`.
@@ -118,36 +118,36 @@ class RunWriter:
         return finished
 
     def compute_on(self, place: BatchDevice) -> None:
-        """Say so where earlier batches were computed on another kind of device."""
+        """Warn if earlier batches were computed on another kind of device."""
         kinds = [" ".join(entry.place.kind) for entry in self._entries]
         if others := [kind for kind in dict.fromkeys(kinds) if kind != " ".join(place.kind)]:
             self.say(
-                f"warning: this run was begun on {' and '.join(others)}; what is computed on {' '.join(place.kind)} "
-                f"may differ in its last digits, and texts from there on; {MANIFEST} will say which batches"
+                f"warning: this run was started on {' and '.join(others)}; scores computed on {' '.join(place.kind)} "
+                f"may differ in their last digits, and generated texts may diverge; {MANIFEST} will list the batches"
             )
 
     def save_manifest(self, **more: Any) -> str:
-        """Write the manifest, with more keys; returns the digest of its content."""
+        """Write the manifest with more keys; return the digest of its content."""
         self.manifest |= more
         content = sealed(self.manifest)
         self._save(MANIFEST, _json(content))
         return str(content[DIGEST])
 
     def save_results(self, content: Any) -> None:
-        """Write the results, bound to all that has been written. Last, since their presence says that a run is done."""
+        """Write the results, with digests of all written files. Last, since their presence marks a run as complete."""
         places = devices((entry.task, entry.batch, entry.place) for entry in self._entries)
         files = {MANIFEST: self.save_manifest(devices=places)} | self._files
         self._save(RESULTS, _json(sealed({"run": self.manifest["id"], "files": files, **content})))
 
     def save_table(self, name: str, table: pd.DataFrame) -> None:
-        """Write a Parquet file of the folder, whole or not at all."""
+        """Write a Parquet file of the folder atomically."""
         import pyarrow as pa
 
         content = pa.Table.from_pandas(table, preserve_index=False)
         self.save_batches(name, content.schema, content.to_batches())
 
     def save_batches(self, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """The same of a table that comes piece by piece and is never in memory as a whole."""
+        """Write a Parquet file from batches, without the whole table in memory."""
         import pyarrow.parquet as pq
 
         schema = schema.with_metadata((schema.metadata or {}) | {RUN: self.manifest["id"]})
@@ -159,10 +159,10 @@ class RunWriter:
             self._files[name] = hashlib.file_digest(file, "sha256").hexdigest()
 
     def save_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder, whole or not at all, to be read back through `Run.read`.
+        """Write a file of the folder atomically, to be read back through `Run.read`.
 
         Raises:
-            RunError: it could not be written.
+            RunError: the file could not be written.
         """
         self._save(name, content)
         self._files[name] = digest(content)
@@ -173,20 +173,20 @@ class RunWriter:
 
     @contextmanager
     def _saving(self, path: Path) -> Iterator[None]:
-        """Makes the file's folder; raises a `RunError` where the file cannot be written."""
+        """Create the file's folder; raise `RunError` if the file cannot be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
-            safe = "; what was scored is safe in the journal" if (self.folder / JOURNAL).exists() else ""
+            safe = "; the scores are safe in the journal" if (self.folder / JOURNAL).exists() else ""
             raise RunError(
-                f"{path} cannot be written ({error.strerror or error}){safe}; repair that and run the same command "
+                f"{path} cannot be written ({error.strerror or error}){safe}; fix the cause and run the same command "
                 "again"
             ) from error
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Batches put together, so that a file has few row groups."""
+    """Merge batches into tables of about `_GROUP` bytes, so that a file has few row groups."""
     import pyarrow as pa
 
     waiting: list[pa.RecordBatch] = []
@@ -205,17 +205,17 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 def open_run(
     root: Path, name: str, manifest: dict[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> Iterator[RunWriter]:
-    """Open a run folder for this process alone, new or begun before.
+    """Open a run folder for writing, new or existing, with a lock against other processes.
 
     Args:
         root: folder of runs.
-        name: the run's folder in it.
-        manifest: written if the folder is new; otherwise the stored one is kept, and is in the writer.
-        say: called with what damage was repaired.
+        name: name of the run's folder in it.
+        manifest: written if the folder is new; otherwise the writer has the stored one.
+        say: called with a message about repaired damage.
 
     Raises:
-        RunError: another process has it open, it cannot be written, it belongs to another specification, or it was
-            finished and has lost both its journal and another file.
+        RunError: another process has the folder open, it cannot be written, it belongs to another specification, or it
+            was finished and both its journal and another file are missing.
     """
     folder = root / name
     try:
@@ -223,7 +223,7 @@ def open_run(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"output folder {folder} cannot be made ({error.strerror or error}); choose another --output"
+            f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
         ) from error
     lock = FileLock(folder / ".lock")
     try:
@@ -237,19 +237,19 @@ def open_run(
         raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
     try:
         writer = RunWriter(folder, manifest, say)
-        if begun := (folder / MANIFEST).exists():
+        if exists := (folder / MANIFEST).exists():
             stored = load_run(folder)
-            _refuse_other(stored, manifest)
+            _check_specification(stored, manifest)
             writer.manifest = stored.manifest
-        writer.refuse_without_journal()
-        if not begun:
+        writer.require_journal()
+        if not exists:
             writer.save_manifest()
-        with suppress(OSError):  # it only makes the message above say more
+        with suppress(OSError):  # only adds to the message above
             (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield writer
     except BaseException:
         if new and not (folder / JOURNAL).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # nothing was scored: a model that does not load, say
+            shutil.rmtree(folder, ignore_errors=True)  # nothing was scored, e.g. the model could not be loaded
         raise
     finally:
         lock.release()

@@ -1,6 +1,7 @@
-"""From a score table to accuracies with their standard errors, and the tables a person reads.
+"""Accuracies with standard errors.
 
-A number never stands alone: every accuracy carries n and a standard error. No torch.
+In: a score table and a run's manifest. Out: `Results` under a rule. Every accuracy has its n and standard error. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class TaskResult:
     chance: float
     """Expected accuracy of a uniform guess: the mean of 1 / choices."""
     ties: int
-    """Documents whose highest score is shared; the first choice counts, as in lm-eval."""
+    """Documents with several choices of the highest score; the first is the prediction, as in lm-eval."""
     truncated: int
-    """Documents that lost context to fit the model's window."""
+    """Documents whose context was truncated to fit the context window."""
 
     def __repr__(self) -> str:
         return brief(
@@ -43,7 +44,7 @@ class Average:
     """Unweighted mean over tasks; its error treats the tasks as fixed."""
 
     name: str
-    """The group's; with "2 of 3" where tasks are left out, which makes it another average than the suite's."""
+    """Name of the group; with "2 of 3" where tasks are missing, since it is then not the suite's average."""
     accuracy: float
     stderr: float | None
 
@@ -53,14 +54,14 @@ class Average:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one rule gives on one run."""
+    """Results of a run under one rule."""
 
     rule: str
     tasks: tuple[TaskResult, ...]
     averages: tuple[Average, ...]
     """The suite's groups, then "Average" over all tasks."""
     subtasks: dict[str, tuple[TaskResult, ...]]
-    """Subjects of the tasks that have some."""
+    """Task → its subjects, for tasks that have any."""
 
     def __repr__(self) -> str:
         average = with_error(self.average.accuracy, self.average.stderr)
@@ -72,7 +73,7 @@ class Results:
         return self.averages[-1]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for results.json."""
+        """Return plain data, for results.json."""
         return asdict(self)
 
 
@@ -105,12 +106,12 @@ def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> R
 
 
 def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
-    """Results under every rule that the score table has everything for, by the rule's name."""
+    """Return results under every rule that the score table supports, by the rule's name."""
     return {rule: summarise(scores, manifest, rule) for rule in available_rules(scores)}
 
 
 def available_rules(scores: pd.DataFrame) -> list[str]:
-    """The rules that a score table has everything for."""
+    """Return the names of the rules whose segments a score table has."""
     return [rule.name for rule in all_rules() if not missing_segments(rule, scores)]
 
 

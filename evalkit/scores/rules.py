@@ -1,10 +1,10 @@
 """Scoring rules: from the score table to predictions.
 
-A rule gives every row a score, the higher the better; a document's prediction is the choice with the highest, ties
-going to the first, as in lm-eval. Pure functions of a stored table: no model, no torch.
+In: a score table and a `Rule`. Out: a prediction for each document. A rule assigns every row a score, higher is better.
+The prediction is the argmax over a document's choices, the first one in a tie, as in lm-eval. Rules are pure functions
+of a stored table: no model, no torch.
 
-A package adds a rule by an entry point of the group `evalkit.rules`, whose name is the rule's and whose object is a
-`Rule`.
+Another package adds a rule by an entry point of the group `evalkit.rules`: its name is the rule's, its object a `Rule`.
 
 Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the continuation is c, the end token e.
 """
@@ -33,15 +33,15 @@ GROUP = "evalkit.rules"
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to choose."""
+    """A scoring rule."""
 
     name: str
     description: str
     formula: str
     score: Callable[[pd.DataFrame], Floats]
-    """Score table → [rows], the higher the better."""
+    """Score table → [rows] scores, higher is better."""
     segments: tuple[str, ...] = ("continuation",)
-    """What must have been scored: segments, or "unconditional"."""
+    """Required log-likelihoods: segments, or "unconditional"."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -53,7 +53,7 @@ def _n(table: pd.DataFrame, *segments: str) -> Floats:
 
 
 def _per(total: Floats, count: Floats) -> Floats:
-    """Quotient; a choice with nothing to count can never win."""
+    """Divide log-likelihoods by counts; -inf where the count is 0, so that such a choice never wins."""
     quotient: Floats = np.divide(total, count, out=np.full(len(total), -np.inf), where=count > 0)
     return quotient
 
@@ -118,11 +118,11 @@ RULES: dict[str, Rule] = {
 
 @cache
 def find_rule(name: str) -> Rule:
-    """A rule by name, evalkit's own or another package's.
+    """Return a rule by name, evalkit's own or another package's.
 
     Raises:
         UnknownNameError: there is no such rule.
-        UsageError: it is of a package that cannot be imported, or that names something else.
+        UsageError: the rule's package cannot be imported, or its entry point is not that rule.
     """
     if name in RULES:
         return RULES[name]
@@ -133,7 +133,7 @@ def find_rule(name: str) -> Rule:
 
 
 def all_rules() -> Iterator[Rule]:
-    """evalkit's own rules, then those of other packages that can be loaded, by name."""
+    """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
     yield from RULES.values()
     for name in sorted(added(GROUP).keys() - RULES.keys()):
         with suppress(UsageError):
@@ -141,7 +141,7 @@ def all_rules() -> Iterator[Rule]:
 
 
 def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
-    """What the rule needs that the table's template did not score.
+    """Return the segments that a rule needs and the table's template did not score.
 
     Raises:
         RunError: a segment is scored in some rows and not in others.
@@ -157,37 +157,37 @@ def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
 
 
 def _needed(segment: str, table: pd.DataFrame) -> bool:
-    """A segment that no sequence has (no end token, say) is not missed."""
+    """Return whether a segment occurs in any sequence; one that does not (such as no end token) is not missing."""
     return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
 
 
 class RuleChoices(NamedTuple):
-    """What a rule chooses, one entry a document."""
+    """Predictions of a rule, one entry per document."""
 
     starts: NDArray[np.int64]
-    """The document's first row in the table."""
+    """First row of the document in the table."""
     prediction: NDArray[np.int64]
-    """Index of the choice."""
+    """Index of the predicted choice."""
     tie: NDArray[np.bool_]
-    """Whether the highest score was shared."""
+    """Whether several choices have the highest score."""
 
 
 def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
     """Apply a rule.
 
     Args:
-        table: a score table; rows of a document stand together, its choices in order.
+        table: a score table; the rows of a document are adjacent, its choices in order.
         rule: see `find_rule`.
 
     Raises:
-        UsageError: the table lacks what the rule needs, or the rule gives no number for a row.
+        UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
     """
     if missing := missing_segments(rule, table):
-        raise UsageError(_cannot(rule, missing))
+        raise UsageError(_missing_message(rule, missing))
     scores = rule.score(table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
     if np.shape(scores) != (len(table),) or np.isnan(scores).any():
         raise UsageError(
-            f"rule {rule.name} gives no number for some rows; it must return one for each of {len(table):,}"
+            f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
         )
     choice = table["choice"].to_numpy()
     starts = np.flatnonzero(choice == 0)
@@ -200,18 +200,18 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
 
 
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
-    """Apply a rule and say what it was applied to.
+    """Apply a rule and return its decisions with the documents they are about.
 
     Args:
         table: as `choose` takes it.
         rule: see `find_rule`.
 
     Returns:
-        One row a document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the
-        choice), correct (0 or 1), tie (whether the highest score was shared), truncated.
+        One row per document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the
+        choice), correct (0 or 1), tie (whether several choices have the highest score), truncated.
 
     Raises:
-        UsageError: the table lacks what the rule needs.
+        UsageError: as `choose`.
     """
     import pandas as pd
 
@@ -232,7 +232,7 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     )
 
 
-def _cannot(rule: Rule, missing: list[str]) -> str:
+def _missing_message(rule: Rule, missing: list[str]) -> str:
     if "unconditional" in missing:
         return (
             f"rule {rule.name} needs the unconditional pass, which this run did not make; run with --rule {rule.name}"

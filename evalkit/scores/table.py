@@ -1,7 +1,7 @@
 """The score table: one row for each (task, document, choice).
 
-Everything that needs a model stands before this table and writes it; everything that decides, compares or prints
-only reads it. No torch here: tables are read without it.
+In: `ScoreRow`s and clusters. Out: a DataFrame. Code that needs a model writes this table; code that decides, compares
+or prints only reads it, without torch.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Segment = Literal["special", "instruction", "context", "continuation", "end"]
-"""A kind of segment."""
+"""Kind of a segment."""
 SEGMENTS: tuple[str, ...] = get_args(Segment)
-"""All of them, in the order of the score table's columns."""
+"""All segments, in the order of the score table's columns."""
 
 CLUSTER = "cluster"
-"""The table's last column: the first document of the subtask that this one shares a source with. It comes from the
-documents and not from scoring, so no journal holds it, and tables written before it was kept are made anew from
-theirs."""
+"""Last column of the table: the id of the first document of the subtask with the same source. It comes from the
+documents and not from scoring, so it is not in the journal; tables written before the column existed are rebuilt from
+their journal."""
 
 
 class ScoreRow(NamedTuple):
-    """One choice's scores. Log-likelihoods are natural logarithms; None where the template does not score that
-    segment. Token counts are of tokens that something precedes, so BOS is in none of them."""
+    """Scores of one choice.
+
+    Log-likelihoods are natural logarithms, None where the template does not score the segment. Token counts exclude the
+    first token of a sequence (BOS), which nothing precedes."""
 
     task: str
     subtask: str
     doc_id: int
     choice: int
     choices: int
-    """How many choices the document has."""
+    """Number of choices of the document."""
     gold: int
     ll_special: float | None
     ll_instruction: float | None
@@ -45,23 +47,23 @@ class ScoreRow(NamedTuple):
     n_continuation: int
     n_end: int
     ll_unconditional: float | None
-    """Log-likelihood of the continuation without the context, where that was asked for."""
+    """Log-likelihood of the continuation without the context; None unless requested (rule `pmi`)."""
     chars: int
     """Characters of the answer option, as lm-eval counts them (without the space before it)."""
     bytes: int
     """UTF-8 bytes of the answer option."""
     truncated: int
-    """Context tokens cut on the left to fit the model's window."""
+    """Context tokens truncated on the left to fit the context window."""
     straddles: int
-    """Tokens that reach over a boundary of segments."""
+    """Tokens that span a boundary between segments."""
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:
-    """The score table as it is stored.
+    """Build the score table in its stored form.
 
     Args:
         rows: in the table's order.
-        clusters: of each (subtask, document); a document that is not in it is its own.
+        clusters: (subtask, document) → cluster; a document without an entry is its own cluster.
     """
     import pandas as pd
 

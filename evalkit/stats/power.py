@@ -1,7 +1,7 @@
-"""How small a difference the documents at hand could have shown.
+"""Smallest detectable differences.
 
-In: the error that was found. Out: the smallest true difference that a two-sided test at 5 % finds in four cases of
-five. None where no difference is that surely found.
+In: the observed error. Out: the smallest true difference that a two-sided test at 5 % detects with a power of 80 %;
+None where no difference reaches this power.
 """
 
 from __future__ import annotations
@@ -15,43 +15,45 @@ import numpy as np
 from evalkit.stats.estimates import Codes, Floats, t_quantile
 
 ALPHA = 0.05
-"""Level of every test."""
+"""Significance level of every test."""
 POWER = 0.8
+"""Power at which a difference counts as detectable."""
 
 _ONE_TAIL = 5.0
-_MOST_SHIFT = 30.0
-"""Standard errors; even one degree of freedom finds so many in four cases of five."""
+"""Standard errors above which the wrong tail of a t test is ignored."""
+_MAX_SHIFT = 30.0
+"""Standard errors; even with one degree of freedom a difference of so many is detected with a power of 80 %."""
 
 
 def t_power(shift: float, freedom: float) -> float:
-    """How often a two-sided t test at 5 % finds a difference of `shift` standard errors (noncentral t)."""
+    """Return the power of a two-sided t test at 5 % for a difference of `shift` standard errors (noncentral t)."""
     from scipy.special import nctdtr
 
     critical = t_quantile(1 - ALPHA / 2, freedom)
-    # The wrong tail is below 1e-9 there, and scipy's noncentral t may give anything for it
+    # Above _ONE_TAIL the wrong tail is below 1e-9, and scipy's noncentral t is unreliable for it
     wrong = float(nctdtr(freedom, shift, -critical)) if shift < _ONE_TAIL else 0.0
     return 1 - float(nctdtr(freedom, shift, critical)) + wrong
 
 
 def t_detectable(stderr: float, freedom: float, most: float = 1.0) -> float | None:
-    """For a t test, in the unit of the standard error; None where it is more than scores can differ by (`most`)."""
+    """Return the smallest difference that a t test detects, in the unit of `stderr`; None if it is more than `most`."""
     if not stderr > 0:
         return None
-    found = _first(lambda shift: t_power(shift, freedom), _MOST_SHIFT)
+    found = _first(lambda shift: t_power(shift, freedom), _MAX_SHIFT)
     return None if found is None or found * stderr > most else found * stderr
 
 
 def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: float = 1.0) -> float | None:
-    """For the sign-flip test of whole sources.
+    """Return the smallest difference that the sign-flip test of whole sources detects.
 
-    That of a t, as if of so many equal sources as these weigh, with the error that was found. Where few sources differ,
-    what the steps of the exact test allow is more.
+    It is that of a t test with the observed error and the effective number of equal sources. Where few sources differ,
+    the discreteness of the exact test requires more.
 
     Args:
-        sums: [clusters] of differences.
+        sums: [clusters] sums of differences.
         weights: [clusters] documents.
-        stderr: of the mean difference of a document.
-        most: that scores can differ by.
+        stderr: standard error of the mean difference per document.
+        most: largest possible difference of scores.
     """
     n, count = float(weights.sum()), len(sums)
     smooth = 0.0 if stderr == 0 else t_detectable(stderr, n**2 / float((weights**2).sum()) - 1, most)
@@ -64,7 +66,7 @@ def sign_flip_detectable(sums: Floats, weights: Floats, stderr: float, most: flo
 
 
 def mcnemar_power(n: int, discordance: float, difference: float) -> float:
-    """How often the exact McNemar test finds a true difference, by summing over all outcomes.
+    """Return the power of the exact McNemar test for a true difference, by summing over all outcomes.
 
     Args:
         n: documents.
@@ -74,7 +76,7 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
     from scipy.special import bdtr
 
     mean, spread = n * discordance, math.sqrt(n * discordance * (1 - discordance))
-    # Six standard deviations and a few hold all but 1e-9 of the probability
+    # Six standard deviations and a margin cover all but 1e-9 of the probability
     counts = np.arange(max(1, int(mean - 6 * spread - 10)), min(n, int(mean + 6 * spread + 30)) + 1)
     most = _most_losses(int(counts[0]), int(counts[-1]))
     few, won = np.maximum(most, 0), (1 + difference / discordance) / 2
@@ -83,15 +85,15 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
 
 
 def mcnemar_detectable(n: int, discordant: int) -> float | None:
-    """For the exact McNemar test, if as many documents are discordant as found (or as the difference needs, if
-    more)."""
+    """Return the smallest difference that the exact McNemar test detects with the observed number of discordant
+    documents (or the number that the difference requires, if larger)."""
     found = discordant / n
     return _first(lambda difference: mcnemar_power(n, max(found, difference), difference), 1.0)
 
 
 @lru_cache(maxsize=64)
 def _most_losses(first: int, last: int) -> Floats:
-    """For each number of discordant documents, the most losses (or wins) that are significant; -1 where none are."""
+    """Return, for each number of discordant documents, the most losses (or wins) that are significant; -1 if none."""
     from scipy.special import bdtr, bdtrik
 
     counts = np.arange(first, last + 1)
@@ -109,7 +111,7 @@ def _binomial(counts: Codes, n: int, probability: float) -> Floats:
 
 
 def _first(power: Callable[[float], float], most: float) -> float | None:
-    """The smallest argument in (0, most] at which a rising function reaches `POWER`; None if it never does."""
+    """Return the smallest argument in (0, most] at which an increasing function reaches `POWER`; None if none does."""
     low, high = 0.0, most / 32
     under, over = -POWER, power(high) - POWER
     while not over >= 0:
@@ -117,7 +119,7 @@ def _first(power: Callable[[float], float], most: float) -> float | None:
             return None
         low, under, high = high, over, 2 * high
         over = power(high) - POWER
-    # False position, halving the end that stays (the Illinois rule)
+    # False position, halving the value at the retained end (Illinois algorithm)
     side = 0
     while high - low > 1e-7 * high:
         middle = high - over * (high - low) / (over - under)

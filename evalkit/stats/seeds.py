@@ -1,18 +1,17 @@
-"""Several runs of each side: how much of a difference is seeds, and how much is documents.
+"""Variance components of a difference between sides of several runs: seeds and documents.
 
-In: scores of every run of a side on the same documents. Out: the difference of the sides' means, with the error that
-holds for other seeds and other documents, and its p value.
+In: scores of every run of a side on the same documents. Out: the difference of the sides' means, with the error over
+other seeds and other documents, and its p value.
 
-Runs and documents are crossed: every run answers every document. The variance of the difference has three parts,
-seeds, documents, and what a seed does to a single document. The spread between the runs' scores holds the first and
-the third, that between documents the second and the third; so the two are added and the third, estimated from the
-residuals, is taken off once. This is how radiology compares readers on the same cases (Obuchowski and Rockette 1995;
-Hillis 2007).
+Runs and documents are crossed: every run answers every document. The variance of the difference has three components:
+seeds, documents, and their interaction. The variance between the runs' scores contains the first and the third, that
+between documents the second and the third; so the two are added and the third, estimated from the residuals, is
+subtracted once. This is how radiology compares readers on the same cases (Obuchowski and Rockette 1995; Hillis 2007).
 
-The test is Banerjee's (1960): a difference is significant where its square exceeds the sum of the parts' variances,
-each times the square of its own t quantile. That rejects at most as often as it says, whatever share of the variance
-each part has. Welch's and Satterthwaite's degrees of freedom do not hold here: with two runs beside ten they reject up
-to 13 % at 5 %, because a small spread between two runs is taken for a well-known one.
+The test is Banerjee's (1960): a difference is significant if its square exceeds the sum of the components' variances,
+each times the square of its own t quantile. Its size never exceeds the level, whatever share of the variance each
+component has. Welch's and Satterthwaite's degrees of freedom are invalid here: with two runs against ten they reject up
+to 13 % at 5 %, because they treat a small variance between two runs as well known.
 """
 
 from __future__ import annotations
@@ -28,38 +27,38 @@ _HALVINGS = 45
 
 
 class Spread(NamedTuple):
-    """Parts of the variance of a difference of two sides' means."""
+    """Components of the variance of a difference of two sides' means."""
 
     seeds_a: float
-    """From the spread between A's runs, s² / K; 0 for a single run, which shows none."""
+    """Between A's runs, s² / K; 0 for a single run, from which it cannot be estimated."""
     seeds_b: float
     documents: float
-    """From the spread between documents, paired (and clustered, stratified)."""
+    """Between documents, paired (and clustered, stratified)."""
     shared: float
-    """What both of these hold, which counts once."""
+    """Interaction of seeds and documents, which both of these contain and which counts once."""
     runs_a: int
     runs_b: int
 
     @property
     def seeds(self) -> float:
-        """From the spread between runs, of both sides."""
+        """Variance between runs, of both sides."""
         return self.seeds_a + self.seeds_b
 
     @property
     def deviations(self) -> tuple[float, float]:
-        """Standard deviations between A's runs and between B's; not a number for a single run."""
+        """Standard deviations between A's runs and between B's; NaN for a single run."""
         sides = (self.runs_a, self.seeds_a), (self.runs_b, self.seeds_b)
         a, b = (math.sqrt(runs * variance) if runs > 1 else math.nan for runs, variance in sides)
         return a, b
 
 
 def spread(a: Floats, b: Floats, clusters: Codes | None = None, strata: Codes | None = None) -> Spread:
-    """The parts of the variance of mean(b) - mean(a).
+    """Estimate the components of the variance of mean(b) - mean(a).
 
     Args:
         a: [runs of A, n] scores on the same documents.
         b: [runs of B, n].
-        clusters: [n], as `estimates.mean` takes them.
+        clusters: [n], see `estimates.mean`.
         strata: [n].
     """
     shared = 0.0
@@ -72,7 +71,7 @@ def spread(a: Floats, b: Floats, clusters: Codes | None = None, strata: Codes | 
 
 
 def between(scores: Floats) -> float:
-    """The variance of the mean of a side's runs, from their scores alone; 0 for a single run, which shows none.
+    """Return the variance of the mean of a side's runs, from the variance between their scores; 0 for a single run.
 
     Args:
         scores: [runs].
@@ -81,35 +80,37 @@ def between(scores: Floats) -> float:
 
 
 def crossed(documents: Estimate, parts: Spread) -> Estimate:
-    """The difference with the error that holds for other seeds and other documents alike.
+    """Return the difference with its error over both other seeds and other documents.
 
-    Its degrees of freedom are those of the t that has the same 95 % interval as Banerjee's test.
+    Its degrees of freedom are those of the t interval that equals the 95 % interval of Banerjee's test.
 
     Args:
-        documents: the difference with the error for other documents alone, as it is or with one won and one lost.
-        parts: the other parts of its variance.
+        documents: the difference with its error over other documents alone, adjusted (`stats.adjusted`) or not.
+        parts: the other components of its variance.
     """
     variance = max(parts.seeds + documents.variance - parts.shared, parts.seeds, documents.variance)
     if not variance > 0:
         return Estimate(documents.value, variance, documents.freedom)
-    reach = _reach(documents, parts, 1 - CONFIDENCE)
-    return Estimate(documents.value, variance, _freedom(reach / math.sqrt(variance)))
+    critical = _critical_difference(documents, parts, 1 - CONFIDENCE)
+    return Estimate(documents.value, variance, _freedom(critical / math.sqrt(variance)))
 
 
 def crossed_p_value(documents: Estimate, parts: Spread) -> float:
-    """Two-sided: the smallest level at which the difference is significant. Arguments as those of `crossed`.
+    """Return the two-sided p value: the smallest level at which the difference is significant. Arguments as `crossed`.
 
-    Not a number where a part's variance is not known, or where there is a difference and no variance.
+    NaN if a component's variance is unknown, or if there is a difference and no variance.
     """
     difference = abs(documents.value)
-    if math.isnan(documents.variance) or not _reach(documents, parts, 1 - CONFIDENCE) > 0:
+    if math.isnan(documents.variance) or not _critical_difference(documents, parts, 1 - CONFIDENCE) > 0:
         return 1.0 if difference == 0 else math.nan
-    exponent = _falling(lambda power: _reach(documents, parts, 10**power) - difference, math.log10(_SMALLEST_P), 0.0)
+    exponent = _root_of_decreasing(
+        lambda power: _critical_difference(documents, parts, 10**power) - difference, math.log10(_SMALLEST_P), 0.0
+    )
     return float(10**exponent)
 
 
-def _reach(documents: Estimate, parts: Spread, level: float) -> float:
-    """How large a difference is significant at a level; never less than if seeds did not differ at all."""
+def _critical_difference(documents: Estimate, parts: Spread, level: float) -> float:
+    """Return the smallest significant difference at a level; at least that of documents alone."""
 
     def squared(variance: float, freedom: float) -> float:
         return variance * t_quantile(level / 2, freedom) ** 2 if variance > 0 else 0.0
@@ -124,17 +125,17 @@ def _reach(documents: Estimate, parts: Spread, level: float) -> float:
 
 
 def _freedom(quantile: float) -> float:
-    """The degrees of freedom with which Student's t has this 97.5 % quantile."""
+    """Return the degrees of freedom at which Student's t has this 97.5 % quantile."""
     most = 1e9
 
     def excess(exponent: float) -> float:
         return t_quantile((1 + CONFIDENCE) / 2, 10**exponent) - quantile
 
-    return most if excess(math.log10(most)) >= 0 else float(10 ** _falling(excess, -1.0, math.log10(most)))
+    return most if excess(math.log10(most)) >= 0 else float(10 ** _root_of_decreasing(excess, -1.0, math.log10(most)))
 
 
-def _falling(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses zero, between two arguments (the nearer of which is returned if it does not)."""
+def _root_of_decreasing(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return the zero of a decreasing function between two arguments, by bisection; the nearer end if it has none."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if function(middle) > 0:

@@ -2,8 +2,8 @@
 
 In: differences, their sums by cluster, or counts. Out: p values.
 
-Sources: McNemar (1947) in its exact form; sign-flip permutation, Fisher (1935), with (b + 1) / (m + 1) where it is
-drawn (Phipson and Smyth 2010); Holm (1979).
+Sources: McNemar (1947) in its exact form; sign-flip permutation, Fisher (1935), with (b + 1) / (m + 1) where patterns
+are sampled (Phipson and Smyth 2010); Holm (1979).
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import numpy as np
 from evalkit.stats.estimates import Codes, Estimate, Floats
 
 ENUMERATED = 16
-"""Up to so many sums that are not zero, every one of their 2^16 patterns of signs is tried."""
+"""Largest number of nonzero sums for which all patterns of signs (at most 2^16) are enumerated."""
 DRAWS = 9_999
-"""Patterns of signs drawn where there are more."""
+"""Patterns of signs that are sampled where there are more."""
 LATTICE = 20_000
-"""Up to this total, the distribution of whole-numbered sums is computed and not drawn."""
+"""Largest total for which the distribution of integer sums is computed exactly."""
 
 _CHUNK = 1 << 24
-"""Signs held at a time."""
+"""Signs in memory at a time."""
 
 
 class SignFlip(NamedTuple):
-    """A sign-flip test's outcome."""
+    """Result of a sign-flip test."""
 
     p: float
     exact: bool
-    """Whether every pattern of signs counted, and not a sample of them."""
+    """Whether all patterns of signs were counted, not a sample of them."""
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """Exact McNemar: of the documents that only one side gets right, are as many won as lost?
+    """Return the p value of the exact McNemar test on documents that only one side gets right.
 
-    Twice the smaller tail of Binomial(wins + losses, 1/2), at most 1. It rejects no more than it says, and with few
-    discordant documents less: the price of being exact. (The mid-p variant is nearer to 5 %, but may exceed it.)
+    Twice the smaller tail of Binomial(wins + losses, 1/2), at most 1. Its size never exceeds the level, and is below it
+    with few discordant documents. (The mid-p variant is nearer to 5 %, but may exceed it.)
     """
     from scipy.special import bdtr
 
@@ -48,22 +48,22 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def cluster_sums(differences: Floats, clusters: Codes | None) -> Floats:
-    """[clusters] sums of [n] differences; the differences themselves where each document is its own cluster."""
+    """Return [clusters] sums of [n] differences; the differences themselves if each document is its own cluster."""
     if clusters is None:
         return differences
     return np.bincount(np.unique(clusters, return_inverse=True)[1], differences).astype(np.float64)
 
 
 def sign_flip(sums: Floats, seed: int = 0) -> SignFlip:
-    """Whether the total could be so far from zero if each cluster's sum had its sign by the toss of a coin.
+    """Test whether the total differs from zero, by flipping the sign of each cluster's sum at random.
 
-    Exact where the sums are whole numbers (0/1 scores), by convolving the binomial distributions of the distinct
-    sizes; and where few are not zero, by trying all signs. Otherwise signs are drawn, the same for the same seed. With
-    sums of plus and minus one it is McNemar's test.
+    Exact where the sums are integers (0/1 scores), by convolving the binomial distributions of the distinct sizes; and
+    where few are nonzero, by enumerating all signs. Otherwise signs are sampled, the same for the same seed. With sums
+    of plus and minus one it is McNemar's test.
 
     Args:
         sums: [clusters] differences summed by cluster.
-        seed: of the draws.
+        seed: of the random generator.
     """
     sizes = np.abs(sums[sums != 0])
     total = float(sums.sum())
@@ -71,7 +71,7 @@ def sign_flip(sums: Floats, seed: int = 0) -> SignFlip:
         return SignFlip(1.0, True)
     if (sizes == np.rint(sizes)).all() and sizes.sum() <= LATTICE:
         return SignFlip(_lattice(sizes.astype(np.int64), abs(round(total))), True)
-    # Sums that are equal on paper differ in their last bits
+    # Tolerance: sums that are mathematically equal differ in their last bits
     reached = abs(total) - 1e-9 * float(sizes.sum())
     if len(sizes) <= ENUMERATED:
         patterns = np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1
@@ -81,7 +81,7 @@ def sign_flip(sums: Floats, seed: int = 0) -> SignFlip:
 
 
 def t_test(estimate: Estimate) -> float:
-    """Whether an estimate could be so far from zero by its error alone; not a number where its error is not known."""
+    """Return the two-sided p value of a t test of an estimate against zero; NaN if its error is unknown."""
     from scipy.special import stdtr
 
     if estimate.variance == 0:
@@ -90,7 +90,7 @@ def t_test(estimate: Estimate) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjusted p values, in their order: reject those at most 5 %, and the chance of any false one is at most 5 %."""
+    """Return Holm's adjusted p values, in the order given; rejecting those up to 5 % bounds the familywise error."""
     order = sorted(range(len(ps)), key=lambda place: ps[place])
     adjusted, highest = [0.0] * len(ps), 0.0
     for rank, place in enumerate(order):
@@ -100,7 +100,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def _lattice(sizes: Codes, reached: int) -> float:
-    """P(|sum of ± sizes| >= reached), exactly: distinct sizes are few, and each has a binomial number of plus signs."""
+    """Return P(|sum of ± sizes| >= reached) exactly: each of the few distinct sizes has a binomial number of pluses."""
     from scipy.special import gammaln
 
     distribution = np.ones(1)
@@ -115,13 +115,13 @@ def _lattice(sizes: Codes, reached: int) -> float:
 
 
 def _drawn(sizes: Floats, reached: float, seed: int) -> int:
-    """In how many of `DRAWS` random patterns of signs the total is as far from zero."""
-    dice = np.random.default_rng(seed)
+    """Count in how many of `DRAWS` random patterns of signs the total is as far from zero."""
+    generator = np.random.default_rng(seed)
     rows = max(1, _CHUNK // len(sizes))
     as_far = 0
     for start in range(0, DRAWS, rows):
         count = min(rows, DRAWS - start)
-        packed = np.frombuffer(dice.bytes(count * -(-len(sizes) // 8)), np.uint8)
+        packed = np.frombuffer(generator.bytes(count * -(-len(sizes) // 8)), np.uint8)
         bits = np.unpackbits(packed.reshape(count, -1), axis=1)
         flipped = 2 * (bits[:, : len(sizes)].astype(np.float64) @ sizes) - sizes.sum()
         as_far += int((np.abs(flipped) >= reached).sum())

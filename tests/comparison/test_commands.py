@@ -149,7 +149,7 @@ def test_groups_show_both_parts_of_the_error(compare: Compare, make: Make) -> No
     assert "SD of A's runs" in out
     assert "± from runs" in out
     assert "t with df" in out
-    assert "that so many documents and runs find" in out
+    assert "that so many documents and runs detect" in out
     assert "each side's spread has its own degrees of freedom" in out
     [content] = json.loads(compare(*groups, "--format", "json").out)["comparisons"]
     assert content["tasks"][0]["spread"].keys() >= {"seeds_a", "seeds_b", "documents", "shared"}
@@ -211,7 +211,7 @@ def test_runs_that_are_not_there(compare: Compare, make: Make) -> None:
 
 def test_the_same_run_twice(compare: Compare, make: Make) -> None:
     a, b = make("org/a"), make("org/b")
-    refused(compare(a, a.name), 2, a.name, "named twice", "leave one out")
+    refused(compare(a, a.name), 2, a.name, "named twice", "remove one")
     refused(compare(a, "--group", f"B={b},{b}"), 2, b.name, "named twice")
     refused(compare("--curve", a, a), 2, a.name, "named twice")
     refused(compare("--group", f"x={a}", "--group", f"x={b}"), 2, "two sides are called 'x'")
@@ -220,7 +220,7 @@ def test_the_same_run_twice(compare: Compare, make: Make) -> None:
 def test_a_run_in_progress(compare: Compare, make: Make) -> None:
     a, b = make("org/a"), make("org/b")
     (b / "results.json").unlink()
-    refused(compare(a, b), 1, str(b), "not finished", "give its command again")
+    refused(compare(a, b), 1, str(b), "not finished", "run its command again")
 
 
 def test_a_damaged_run(compare: Compare, make: Make) -> None:
@@ -238,7 +238,7 @@ def test_a_damaged_run(compare: Compare, make: Make) -> None:
         (["--margin", "1"], ["--margin", "--fail-if-worse"]),
         (["--curve", "--fail-if-worse"], ["--fail-if-worse", "--curve"]),
         (["--rule", "acc_nrm"], ["unknown rule 'acc_nrm'", "'acc_norm'"]),
-        (["--curve"], ["tells no step", "trainer_state.json"]),
+        (["--curve"], ["has no training step", "trainer_state.json"]),
     ],
 )
 def test_invalid_options(compare: Compare, make: Make, options: list[str], words: list[str]) -> None:
@@ -248,7 +248,7 @@ def test_invalid_options(compare: Compare, make: Make, options: list[str], words
 def test_invalid_curves(compare: Compare, make: Make) -> None:
     first = make("org/a/step10")
     refused(compare("--curve", first), 2, "two checkpoints or more")
-    refused(compare("--curve", first, make("org/b/step10")), 2, "both of step 10")
+    refused(compare("--curve", first, make("org/b/step10")), 2, "both have step 10")
     refused(compare("--curve"), 2, "name the runs")
 
 

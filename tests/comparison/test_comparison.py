@@ -232,7 +232,7 @@ def test_groups_of_runs_that_are_asked_differently(make: Make) -> None:
 
 def test_a_checkpoint_is_not_two_seeds(make: Make) -> None:
     a, again, b = make("org/a"), make("org/a", versions={"torch": "3"}), make("org/b")
-    with pytest.raises(UsageError, match=f"group A: runs {a.name} and {again.name} are of the same checkpoint"):
+    with pytest.raises(UsageError, match=f"group A: runs {a.name} and {again.name} have the same checkpoint"):
         compared([a, again], b)
 
 

@@ -29,7 +29,7 @@ def evaluated(checkpoint: Path, output: Path, **options: Any) -> Run:
 
 def test_a_suite_under_two_templates(checkpoint: Path, documents: Path, finished: Run, tmp_path: Path) -> None:
     plain = evaluated(checkpoint, tmp_path, data_dir=documents, allow_unofficial_data=True, template="plain")
-    with pytest.raises(UsageError, match=r"different rules \(ppl, acc\); name one with --rule: all can answer ppl_c"):
+    with pytest.raises(UsageError, match=r"different rules \(ppl, acc\); name one with --rule: all runs support ppl_c"):
         compared(finished, plain)
     found = compared(finished, plain, "acc")
     assert [task.name for task in found.tasks] == list(finished.manifest["documents"])

@@ -53,7 +53,7 @@ def test_a_finished_run_says_that_nothing_is_computed(small: Evaluate) -> None:
         }
     ]
     for device, expected in (("auto", []), ("cpu", []), ("cpu:0", []), ("cuda:99", [
-        "this run is finished: it was computed on cpu, and nothing is computed on cuda:99 now"
+        "this run is finished and was computed on cpu; nothing is computed on cuda:99"
     ])):  # fmt: skip
         said = Lines()
         assert small(device=device, progress=said).folder == first.folder
@@ -78,14 +78,14 @@ def begun_elsewhere(small: Evaluate, keep: int | None) -> tuple[Run, list[str]]:
 
 def test_a_run_that_goes_on_elsewhere_says_so_and_keeps_which_batches(small: Evaluate, tmp_path: Path) -> None:
     run, said = begun_elsewhere(small, keep=3)
-    warning = f"warning: this run was begun on cuda NVIDIA H100; what is computed on cpu {platform.machine()} may"
+    warning = f"warning: this run was started on cuda NVIDIA H100; scores computed on cpu {platform.machine()} may"
     assert [line for line in said if line.startswith(warning)]
     there, here = run.manifest["devices"]
     assert {key: there[key] for key in ELSEWHERE._fields} == ELSEWHERE._asdict()
     assert there["batches"] == {"piqa": "0-2"}
     assert here["device"] == "cpu"
     assert here["batches"]["piqa"].startswith("3-")
-    note = f"computed in part on cuda NVIDIA H100 and in part on cpu {platform.machine()}, which round otherwise"
+    note = f"computed in part on cuda NVIDIA H100 and in part on cpu {platform.machine()}, which round differently"
     assert note in printed(accuracy_table(run.results(), run.manifest, run.seconds))
     [listed] = list_found(tmp_path / "runs")
     assert listed.devices == ("cuda NVIDIA H100", f"cpu {platform.machine()}")
@@ -100,7 +100,7 @@ def test_a_run_of_another_machine_is_its_own(small: Evaluate) -> None:
     assert "computed in part" not in printed(accuracy_table(run.results(), run.manifest, run.seconds))
     said_again = Lines()
     small(tasks=("piqa",), device="cpu", progress=said_again)
-    assert said_again.said == ["this run is finished: it was computed on cuda:1, and nothing is computed on cpu now"]
+    assert said_again.said == ["this run is finished and was computed on cuda:1; nothing is computed on cpu"]
 
 
 def test_requests_of_lm_evals_say_how_the_model_attended(checkpoint: Path, tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def test_another_runs_files_are_refused(pairs: dict[str, tuple[Run, Run]], tmp_p
     run, other = pairs[kind]
     folder = Path(shutil.copytree(run.folder, tmp_path / run.folder.name))
     table = {"longbench": GENERATIONS, "needle": NEEDLES}.get(kind, SCORES)
-    of_other = rf"is damaged \(it is of run {other.manifest['id']}.*delete {RESULTS} and run its command"
-    of_manifest = f"holds run {other.manifest['id']}, and its name is that of run {run.manifest['id']}; put its own"
+    of_other = rf"is damaged \(it belongs to run {other.manifest['id']}.*delete {RESULTS} and run its command"
+    of_manifest = f"contains run {other.manifest['id']}, but its name is that of run {run.manifest['id']}; restore its"
     for name, words in ((RESULTS, of_other), (table, of_other), (MANIFEST, of_manifest)):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes((other.folder / name).read_bytes())
@@ -243,7 +243,9 @@ def test_without_its_journal_nothing_is_scored_anew_unasked(again: Callable[...,
     for name in (JOURNAL, lost):
         (folder / name).unlink()
     before = sorted(path.name for path in folder.iterdir())
-    with pytest.raises(RunError, match=r"has .* but no journal.jsonl to make the rest from; put back .*or delete the "):
+    with pytest.raises(
+        RunError, match=r"has .* but no journal.jsonl to rebuild the rest from; restore .*or delete the "
+    ):
         again()
     # The error loses nothing, and no manifest is created that does not match the other files
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -252,10 +254,10 @@ def test_without_its_journal_nothing_is_scored_anew_unasked(again: Callable[...,
 def test_a_damaged_manifest_is_made_anew_only_where_there_is_a_journal(again: Callable[..., Run]) -> None:
     folder = again().folder
     (folder / MANIFEST).write_text("{", encoding="utf-8")
-    with pytest.raises(RunError, match=r"damaged \(.*\); delete it and run its command again, which goes on from the"):
+    with pytest.raises(RunError, match=r"damaged \(.*\); delete it and run its command again, which resumes from the"):
         again()
     (folder / JOURNAL).unlink()
-    with pytest.raises(RunError, match=r"damaged \(.*\); put the file back that was written, or delete the folder and"):
+    with pytest.raises(RunError, match=r"damaged \(.*\); restore the original file, or delete the folder and"):
         again()
 
 
@@ -271,7 +273,7 @@ def test_a_file_of_a_finished_run_is_missing(again: Callable[..., Run], tmp_path
     assert path.read_bytes() == content
     for name in (path, folder / JOURNAL):
         name.unlink()
-    with pytest.raises(RunError, match=rf"{path.name} is missing; put the file back that was written, or delete the"):
+    with pytest.raises(RunError, match=rf"{path.name} is missing; restore the original file, or delete the"):
         export_run(load_run(folder), "lm_eval", output=tmp_path / "out")
 
 
@@ -280,7 +282,7 @@ def test_all_files_of_another_run(again: Callable[..., Run], pairs: dict[str, tu
     folder, other = again().folder, pairs["suite"][1]
     shutil.rmtree(folder)
     shutil.copytree(other.folder, folder)
-    words = f"holds run {other.manifest['id']}, and its name is that of run {folder.name[-12:]}; put its own files back"
+    words = f"contains run {other.manifest['id']}, but its name is that of run {folder.name[-12:]}; restore its files"
     with pytest.raises(RunError, match=words):
         again()
     [listed] = list_found(folder.parent)
@@ -302,7 +304,7 @@ def test_a_damaged_file_of_a_run_without_its_journal(again: Callable[..., Run]) 
     folder = again().folder
     (folder / JOURNAL).unlink()
     (folder / SCORES).write_bytes((folder / SCORES).read_bytes()[:-9])
-    with pytest.raises(RunError, match=r"put the file back that was written, or delete the folder and run its command"):
+    with pytest.raises(RunError, match=r"restore the original file, or delete the folder and run its command"):
         _ = load_run(folder).scores
 
 
@@ -311,7 +313,7 @@ def test_another_runs_journal_is_not_taken(again: Callable[..., Run], pairs: dic
     (folder / JOURNAL).write_bytes((other.folder / JOURNAL).read_bytes())
     assert again().folder == folder  # a finished run does not read it
     (folder / SCORES).unlink()
-    with pytest.raises(RunError, match=rf"line 1: not a batch of this run \(it is of run {other.manifest['id']}"):
+    with pytest.raises(RunError, match=rf"line 1: not a batch of this run \(it belongs to run {other.manifest['id']}"):
         again()
     # The error loses nothing
     assert (folder / JOURNAL).read_bytes() == (other.folder / JOURNAL).read_bytes()
@@ -334,7 +336,9 @@ def test_what_is_lost_is_made_again(again: Callable[..., Run], lost: str) -> Non
 def test_a_run_of_an_earlier_version(own_run: Path) -> None:
     manifest = read(own_run, MANIFEST)
     (own_run / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    with pytest.raises(RunError, match=r"no 'sha256' of its content: cut short, or of an earlier version of evalkit\)"):
+    with pytest.raises(
+        RunError, match=r"no 'sha256' of its content: truncated, or written by an earlier version of evalkit\)"
+    ):
         load_run(own_run)
 
 
@@ -350,8 +354,8 @@ def test_a_run_of_an_earlier_version(own_run: Path) -> None:
             "'documents.piqa.source' is 1; expected a text",
         ),
         ({"groups": {"A": "piqa"}}, "'groups.A' is 'piqa'; expected a list"),
-        ({"group_sizes": {}}, "'groups' and 'group_sizes' name other groups"),
-        ({"created": "yesterday"}, "'created': 'yesterday' is no date and time"),
+        ({"group_sizes": {}}, "'groups' and 'group_sizes' have different keys"),
+        ({"created": "yesterday"}, "'created': 'yesterday' is not a date and time"),
         ({"template": None}, "'template' is null; expected a text or keys and values"),
         ({"model": ["a"]}, "'model' is a list; expected a text"),
         ({"loaded": []}, "'loaded' is a list"),

@@ -94,17 +94,17 @@ def test_other_columns_have_another_digest() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([ONE._replace(likelihood=math.nan)], "'likelihood' holds NaN or infinity; expected finite numbers"),
-        ([ONE, ONE._replace(entropy=-math.inf)], "'entropy' holds NaN or infinity"),
+        ([ONE._replace(likelihood=math.nan)], "'likelihood' contains NaN or infinity; expected finite numbers"),
+        ([ONE, ONE._replace(entropy=-math.inf)], "'entropy' contains NaN or infinity"),
         ([ONE._replace(likelihood=None)], "'likelihood' is null in a row"),
-        ([ONE._replace(doc_id=1.5)], r"'doc_id' is of another type in a row \(float\); expected int64"),
-        ([ONE._replace(likelihood="3")], r"'likelihood' is of another type in a row \(str\); expected double"),
-        ([ONE._replace(entropy=True)], r"'entropy' is of another type in a row \(bool\)"),
-        ([ONE._replace(greedy=1)], r"'greedy' is of another type in a row \(int\)"),
-        ([ONE._replace(text=b"x")], r"'text' is of another type in a row \(bytes\)"),
+        ([ONE._replace(doc_id=1.5)], r"'doc_id' has the type float in a row; expected int64"),
+        ([ONE._replace(likelihood="3")], r"'likelihood' has the type str in a row; expected double"),
+        ([ONE._replace(entropy=True)], r"'entropy' has the type bool in a row"),
+        ([ONE._replace(greedy=1)], r"'greedy' has the type int in a row"),
+        ([ONE._replace(text=b"x")], r"'text' has the type bytes in a row"),
         ([ONE._replace(doc_id=2**63)], "'doc_id': "),
-        ([ONE._replace(doc_id=True)], r"'doc_id' is of another type in a row \(bool\)"),
-        ([ONE._replace(task=3)], r"'task' is of another type in a row \(int\)"),
+        ([ONE._replace(doc_id=True)], r"'doc_id' has the type bool in a row"),
+        ([ONE._replace(task=3)], r"'task' has the type int in a row"),
         ([ONE._replace(task="\ud800")], "surrogates not allowed"),
         ([ONE[:5]], "a row has 5 fields; expected task, doc_id"),
         ([ONE, ONE[:5]], "a row has 5 fields"),
@@ -152,21 +152,21 @@ NUMBERS = pa.record_batch({name: np.arange(40) for name in Row._fields})
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "cut short"),
-        (to_bytes(GOOD)[:-1], "cut short, or something follows"),
-        (to_bytes(GOOD) + b"\0", "cut short, or something follows"),
-        (zlib.compress(b""), "its rows are no record batch"),
-        (zlib.compress(b"\0" * 100), "its rows are no record batch"),
-        (zlib.compress(messages(GOOD)[0]), "its rows are no plain record batch"),  # a schema
-        (zlib.compress(messages(GOOD)[1][:-64]), "its rows are no record batch"),
-        (packed(GOOD, compression="zstd"), "its rows are no plain record batch"),
-        (packed(GOOD, compression="lz4"), "its rows are no plain record batch"),
-        (packed(GOOD, metadata_version=pa.MetadataVersion.V4), "its rows are no plain record batch"),
-        (packed(GOOD.select(["task", "doc_id"])), "its rows are no record batch"),
-        (packed(NUMBERS), "its rows are no record batch"),
+        (b"", "truncated"),
+        (to_bytes(GOOD)[:-1], "truncated, or other data follows"),
+        (to_bytes(GOOD) + b"\0", "truncated, or other data follows"),
+        (zlib.compress(b""), "its rows are not a valid record batch"),
+        (zlib.compress(b"\0" * 100), "its rows are not a valid record batch"),
+        (zlib.compress(messages(GOOD)[0]), "its rows are not an uncompressed record batch"),  # a schema
+        (zlib.compress(messages(GOOD)[1][:-64]), "its rows are not a valid record batch"),
+        (packed(GOOD, compression="zstd"), "its rows are not an uncompressed record batch"),
+        (packed(GOOD, compression="lz4"), "its rows are not an uncompressed record batch"),
+        (packed(GOOD, metadata_version=pa.MetadataVersion.V4), "its rows are not an uncompressed record batch"),
+        (packed(GOOD.select(["task", "doc_id"])), "its rows are not a valid record batch"),
+        (packed(NUMBERS), "its rows are not a valid record batch"),
         (packed(nullable([ONE, ONE._replace(task=None)])), "'task' is null in a row"),
-        (packed(nullable([ONE._replace(likelihood=math.nan)])), "'likelihood' holds NaN"),
-        (packed(nullable([ONE._replace(entropy=math.inf)])), "'entropy' holds NaN or infinity"),
+        (packed(nullable([ONE._replace(likelihood=math.nan)])), "'likelihood' contains NaN"),
+        (packed(nullable([ONE._replace(entropy=math.inf)])), "'entropy' contains NaN or infinity"),
     ],
 )
 def test_bytes_that_hold_something_else(content: bytes, words: str) -> None:
@@ -185,21 +185,21 @@ def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     """Two bombs: zlib's, and Arrow's own compression inside, which would allocate what it says."""
     bomb = zlib.compress(b"\0" * (64 << 20), 9)
     assert len(bomb) < 100_000
-    monkeypatch.setattr(columns, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(columns, "MAX_BYTES", 1 << 20)
     before = peak()
     with pytest.raises(ValueError, match="its rows are larger than 1048576 bytes"):
         from_bytes(bomb, Row)
     inside = packed(record_batch([ONE._replace(text="a" * (256 << 20))], Row), compression="zstd")
     assert len(inside) < 100_000
     used = peak()  # making it took memory
-    with pytest.raises(ValueError, match="its rows are no plain record batch"):
+    with pytest.raises(ValueError, match="its rows are not an uncompressed record batch"):
         from_bytes(inside, Row)
     assert peak() - used < 32 << 20
     assert before > 0
 
 
 def test_a_batch_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(columns, "MAX_BYTES", 1 << 12)
     with pytest.raises(ValueError, match=r"40 rows are \d+ bytes; expected batches of at most 4096"):
         to_bytes(record_batch([ONE._replace(text="x" * 200)] * 40, Row))
 

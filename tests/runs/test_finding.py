@@ -125,14 +125,14 @@ def test_revisions_of_a_hub_model_are_distinguished(make: Make, checkpoint: Path
             assert [listed.folder for listed in list_found(root, text=text)] == [str(run)]
         assert f"org/name@step{step}" in printed(runs_report(list_found(root), root))
     assert names([load_run(run) for run in runs]) == ["org/name@step1000", "org/name@step2000"]
-    with pytest.raises(UsageError, match="'org/name' may be any of 2 runs"):
+    with pytest.raises(UsageError, match="'org/name' matches 2 runs"):
         find_run("org/name", root)
 
 
 def test_what_names_several_lists_them(make: Make) -> None:
     runs = [make("org/model", dtype=dtype) for dtype in ("float32", "bfloat16")]
     for given in ("org/model", "model-", "m"):
-        with pytest.raises(UsageError, match=rf"'{given}' may be any of 2 runs in .*: model-.*; name one") as caught:
+        with pytest.raises(UsageError, match=rf"'{given}' matches 2 runs in .*: model-.*; name one") as caught:
             find_run(given, runs[0].parent)
         assert all(run.name in str(caught.value) for run in runs)
     for run in runs:
@@ -141,7 +141,7 @@ def test_what_names_several_lists_them(make: Make) -> None:
 
 def test_what_names_no_run(make: Make, tmp_path: Path) -> None:
     root = make("org/model").parent
-    with pytest.raises(UnknownNameError, match=r"unknown run 'modle': there is no name like it\. Known: model-"):
+    with pytest.raises(UnknownNameError, match=r"unknown run 'modle': no known name is similar\. Known: model-"):
         find_run("modle", root)
     with pytest.raises(UnknownNameError, match="none in "):
         find_run("model", tmp_path / "elsewhere")
@@ -230,7 +230,7 @@ def test_every_command_says_which_it_may_be(evalkit: Command, own_run: Path, mon
         ["longbench", "rescore", "tiny"],
         ["table", "main_res", "--source", "runs", "--runs", "runs.yaml"],
     ):
-        complains(evalkit(*command), 2, "'tiny' may be any of 2 runs in", own_run.name, f"{own_run.name}-copy")
+        complains(evalkit(*command), 2, "'tiny' matches 2 runs in", own_run.name, f"{own_run.name}-copy")
 
 
 def test_names_that_no_file_system_takes(evalkit: Command, checkpoint: Path, documents: Path) -> None:

@@ -104,9 +104,13 @@ def test_a_computer_that_returns_nan_is_said_in_a_line(path: Path) -> None:
     found = finished(path)
     found.append(entry(0), rows("a", 1))
     kept = path.read_bytes()
-    with pytest.raises(RunError, match=r"^batch 3 of piqa cannot be kept: 'value' holds NaN or infinity; expected fin"):
+    with pytest.raises(
+        RunError, match=r"^batch 3 of piqa cannot be stored: 'value' contains NaN or infinity; expected fin"
+    ):
         found.append(entry(3), rows("b", math.nan))
-    with pytest.raises(RunError, match=r"^batch 3 of piqa cannot be kept: its columns are part; expected document, pa"):
+    with pytest.raises(
+        RunError, match=r"^batch 3 of piqa cannot be stored: its columns are part; expected document, pa"
+    ):
         found.append(entry(3), pa.table({"part": [1]}))
     assert path.read_bytes() == kept
     assert ("piqa", "b") not in found

@@ -87,7 +87,7 @@ def test_a_second_process_reports_who_has_it(tmp_path: Path) -> None:
 def test_an_output_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(RunError, match=r"cannot be made .*choose another --output"),
+        pytest.raises(RunError, match=r"cannot be created .*choose another --output"),
         open_run(tmp_path / "file", "run", MANIFEST),
     ):
         pass
@@ -105,10 +105,10 @@ def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with open_run(tmp_path, "run", MANIFEST) as writer:
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=r"results.json cannot be written \(No space left on device\); repair"):
+        with pytest.raises(RunError, match=r"results.json cannot be written \(No space left on device\); fix"):
             writer.save_bytes("results.json", b"{}")
         (tmp_path / "run" / "journal.jsonl").touch()
-        with pytest.raises(RunError, match=r"on device\); what was scored is safe in the journal; repair"):
+        with pytest.raises(RunError, match=r"on device\); the scores are safe in the journal; fix"):
             writer.save_bytes("results.json", b"{}")
     assert not (tmp_path / "run" / "results.json").exists()
 
@@ -185,7 +185,7 @@ def test_a_run_without_its_results_is_not_finished(own_run: Path, absent: str) -
     (own_run / absent).unlink()
     run = load_run(own_run)
     assert not run.complete
-    with pytest.raises(RunError, match="is not finished; wait for it, or give its command again"):
+    with pytest.raises(RunError, match="is not finished; wait for it, or run its command again"):
         run.results()
 
 

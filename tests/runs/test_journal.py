@@ -211,36 +211,39 @@ def columns(packed: bytes, **changed: Any) -> bytes:
         ([RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0]]], "a row has 2 fields; expected task, doc_id, likelihood"),
         (
             [RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0, "-1", True]]],
-            "'likelihood' is of another type in a row (str)",
+            "'likelihood' has the type str in a row",
         ),
         (
             [RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", False, -1.0, True]]],
-            "'doc_id' is of another type in a row (bool)",
+            "'doc_id' has the type bool in a row",
         ),
-        (["ba9876543210", "piqa", 0, 0.25, [*PLACE], []], f"it is of run ba9876543210; expected {RUN}"),
-        ([RUN, "piqa", 10**400, 0.25, [*PLACE], []], "it holds the whole number 1000"),
-        (f'["{RUN}","piqa",1{"0" * 5000},1,[],[]]'.encode(), "it holds the whole number 1000"),
-        ([RUN, "piqa", 0, float("nan"), [*PLACE], []], "it holds NaN; expected finite numbers"),
+        (["ba9876543210", "piqa", 0, 0.25, [*PLACE], []], f"it belongs to run ba9876543210; expected {RUN}"),
+        ([RUN, "piqa", 10**400, 0.25, [*PLACE], []], "it contains the whole number 1000"),
+        (f'["{RUN}","piqa",1{"0" * 5000},1,[],[]]'.encode(), "it contains the whole number 1000"),
+        ([RUN, "piqa", 0, float("nan"), [*PLACE], []], "it contains NaN; expected finite numbers"),
         ([RUN, "piqa", 0, -1.0, [*PLACE], []], "'seconds' is -1.0; expected at least 0"),
         (
             [RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 2**63, -1.0, True]]],
-            "it holds the whole number 92233720368547758",
+            "it contains the whole number 92233720368547758",
         ),
-        ([RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0, float("-inf"), True]]], "it holds -Infinity; expected finite"),
-        (f'["{RUN}","piqa",0,1e400,[],[]]'.encode(), "it holds 1e400; expected finite"),
+        (
+            [RUN, "piqa", 0, 0.25, [*PLACE], [["piqa", 0, float("-inf"), True]]],
+            "it contains -Infinity; expected finite",
+        ),
+        (f'["{RUN}","piqa",0,1e400,[],[]]'.encode(), "it contains 1e400; expected finite"),
         (b"[" * 100_000 + b"]", "recursion"),
         (b"\xff]", "utf-8"),
         (b"\xff", "Expecting value"),
-        (columns(PACKED, run="ba9876543210"), f"it is of run ba9876543210; expected {RUN}"),
+        (columns(PACKED, run="ba9876543210"), f"it belongs to run ba9876543210; expected {RUN}"),
         (columns(PACKED, place=["cpu"]), "'place' has 1 texts"),
         (columns(PACKED, seconds=-1), "'seconds' is -1; expected at least 0"),
         (columns(PACKED, columns=["task"]), "'columns' is a list; expected a text"),
         (columns(PACKED, columns="01234567"), "its rows have other columns; expected task, doc_id, likelihood, greedy"),
         (columns(PACKED, more=1), "expected a list of run, task, batch, seconds, place, columns"),
-        (columns(b""), "its rows are cut short"),
+        (columns(b""), "its rows are truncated"),
         (columns(b"=" + PACKED), "padding"),
-        (columns(PACKED[:-4]), "its rows are cut short, or something follows them"),
-        (columns(base64.b64encode(b"no rows")), "its rows cannot be unpacked"),
+        (columns(PACKED[:-4]), "its rows are truncated, or other data follows them"),
+        (columns(base64.b64encode(b"no rows")), "its rows cannot be decompressed"),
     ],
 )
 def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any, words: str) -> None:
@@ -249,7 +252,7 @@ def test_a_whole_line_of_another_run_or_form_is_refused(path: Path, content: Any
     whole = path.read_bytes() + line(content)
     path.write_bytes(whole)
     with pytest.raises(
-        RunError, match=r"journal .*, line 4: not a batch of this run \(.*\); put the run's own"
+        RunError, match=r"journal .*, line 4: not a batch of this run \(.*\); restore the run"
     ) as caught:
         read(journal(path, pytest.fail))
     assert words in str(caught.value)
@@ -265,7 +268,7 @@ def test_json_that_would_fill_the_memory_is_not_parsed(
 ) -> None:
     monkeypatch.setattr("evalkit.runs.journal._LONGEST_JSON", 900)
     path.write_bytes(line(content))
-    with pytest.raises(RunError, match=r"line 1: .*it holds \d+ bytes of JSON; expected at most 900"):
+    with pytest.raises(RunError, match=r"line 1: .*it has \d+ bytes of JSON; expected at most 900"):
         read(journal(path, pytest.fail))
 
 
@@ -294,7 +297,9 @@ def test_a_full_disk_is_an_error_and_costs_nothing_before(path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(RunError, match=r"No space left on device.*batch 1 of piqa is not saved, all before it is"):
+        with pytest.raises(
+            RunError, match=r"No space left on device.*batch 1 of piqa is not saved, earlier batches are"
+        ):
             journal(path).append(*ENTRIES[1])
     assert reread(path)[0][0] == ENTRIES[0]
 

@@ -177,9 +177,9 @@ def test_another_device_is_reported(generated: Run, model: Path, rows: Path, tmp
     relocate(folder / JOURNAL, BatchDevice("cuda:0", "NVIDIA H100", "sdpa", "there"), keep=2)
     said = Lines()
     again = evaluate_longbench(request(model, rows, tmp_path), said)
-    [warning] = [line for line in said.said if line.startswith("warning: this run was begun on cuda NVIDIA H100; what")]
+    [warning] = [line for line in said.said if line.startswith("warning: this run was started on cuda NVIDIA H100; ")]
     assert warning.endswith(
-        "may differ in its last digits, and texts from there on; manifest.json will say which batches"
+        "may differ in their last digits, and generated texts may diverge; manifest.json will list the batches"
     )
     there, here = again.manifest["devices"]
     assert (there["device"], there["host"], here["device"], here["kernel"]) == ("cuda:0", "there", "cpu", "sdpa")
@@ -224,7 +224,9 @@ def test_a_run_of_something_else(own_run: Path) -> None:
 
 
 def test_no_choices_no_rules(generated: Run) -> None:
-    with pytest.raises(UsageError, match=r"holds generated texts, which are no choices .* benchmark longbench scores"):
+    with pytest.raises(
+        UsageError, match=r"contains generated texts, which have no choices .* benchmark longbench scores"
+    ):
         generated.results("acc")
 
 

@@ -67,7 +67,7 @@ def test_a_run(needle: Command, evalkit: Command, model: Path) -> None:
     assert line.startswith(run.manifest["id"][:7])
     assert "needles found 0.0  " in line
     complains(
-        evalkit("rescore", run.folder), 2, "holds generated texts", "benchmark needle scores them by metrics of its own"
+        evalkit("rescore", run.folder), 2, "contains generated texts", "benchmark needle scores them by its own metrics"
     )
     complains(evalkit("longbench", "rescore", run.folder), 1, "is not a LongBench run")
 
