@@ -27,9 +27,9 @@ from transformers import GenerationConfig, StoppingCriteria
 from evalkit.benchmarks.longbench.benchmark import asked_rows
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.protocol import find_task
+from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
-from evalkit.generation.room import capacity_of
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate

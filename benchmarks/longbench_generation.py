@@ -22,9 +22,9 @@ from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
+from evalkit.generation.capacity import measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.generation.room import room_of
 from evalkit.generation.rows import Generation
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
@@ -87,7 +87,7 @@ def evalkit_generations(
     prompts: list[Prompt], loaded: LoadedModel, generator: Generator
 ) -> tuple[list[Generation], float, float, float]:
     """Generations in the rows' order, seconds of all, of the prompts and of the steps after them."""
-    room = room_of(loaded.model, generator, None, loaded.window)
+    room = measure_capacity(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
     for batch in room.batches(prompts):

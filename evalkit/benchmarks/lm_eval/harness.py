@@ -184,7 +184,7 @@ class Harness(HFLM):  # type: ignore[misc]
         Args:
             budget: most tokens of keys and values; None: what fits.
         """
-        from evalkit.generation.room import capacity_of
+        from evalkit.generation.capacity import capacity_of
         from evalkit.generation.tokens import end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)

@@ -19,8 +19,8 @@ from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
+from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Decoding, Prompt, Stops
-from evalkit.generation.room import Capacity
 from evalkit.inputs import values
 from evalkit.inputs.texts import check_text
 from evalkit.models.context import refuse_generation
@@ -99,7 +99,7 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
             task and document.
         UsageError: the model's context is stretched in a way that is for scoring only.
     """
-    from evalkit.generation.choosing import check_settings
+    from evalkit.generation.sampling import check_settings
 
     tried: set[str] = set()
     for request in requests:

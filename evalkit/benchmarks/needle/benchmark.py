@@ -86,7 +86,7 @@ class Needle(GeneratedBenchmark):
         for number, cell in enumerate(plan.cells):
             tokens = plan.haystack.prompt(cell, encode, size, cue=not chat)
             # A digit may still follow the last token
-            stops = Stops(ends, pattern=pattern_of(cell), held_back=1)
+            stops = Stops(ends, pattern=pattern_of(cell), unsearched_tail=1)
             prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
