@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
-from evalkit.benchmarks.longbench.benchmark import asked_rows
+from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.protocol import find_task
 from evalkit.generation.capacity import capacity_of
@@ -77,7 +77,7 @@ def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int
     found = []
     for task in map(find_task, tasks):
         rows = load_rows(task, folder, 1).rows
-        found += [one.prompt for one in asked_rows(task, rows, loaded.tokenizer, ends, window, loaded.window)]
+        found += [one.prompt for one in generation_requests(task, rows, loaded.tokenizer, ends, window, loaded.window)]
     return [replace(prompt, index=number) for number, prompt in enumerate(found)]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from evalkit.benchmarks.longbench.benchmark import asked_rows
+from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
@@ -54,7 +54,7 @@ def main() -> None:
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
         ends = end_tokens(loaded.model, loaded.tokenizer)
-        asked = asked_rows(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
+        asked = generation_requests(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
         prompts = [one.prompt for one in asked]
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)

@@ -116,8 +116,8 @@ def test_rapidfuzz_is_the_indel_distance(prediction: str, answer: str) -> None:
             row.append(above[column] + 1 if left == right else max(above[column + 1], row[-1]))
         table.append(row)
     total = len(prediction) + len(answer)
-    wanted = round(100 * 2 * table[-1][-1] / total) / 100 if total else 1.0
-    assert edit_similarity(prediction, answer, "rapidfuzz") == pytest.approx(wanted, abs=0.0100001)
+    expected = round(100 * 2 * table[-1][-1] / total) / 100 if total else 1.0
+    assert edit_similarity(prediction, answer, "rapidfuzz") == pytest.approx(expected, abs=0.0100001)
     assert edit_similarity(prediction, answer, "rapidfuzz") == edit_similarity(answer, prediction, "rapidfuzz")
 
 
@@ -129,7 +129,7 @@ def test_a_missing_rapidfuzz_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_first_line() -> None:
     assert first_line("\n\n one \ntwo") == " one "
-    assert first_line(" \none") == " "  # only newlines are passed over
+    assert first_line(" \none") == " "  # only newlines are skipped
     assert first_line("") == ""
 
 

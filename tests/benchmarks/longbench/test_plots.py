@@ -1,4 +1,4 @@
-"""Pictures are drawn, in both forms, and what cannot be drawn is told. (How they look, a person must judge.)"""
+"""Figures are drawn in both formats, and errors name what cannot be drawn. (Their look is for a person to judge.)"""
 
 from __future__ import annotations
 
