@@ -114,12 +114,12 @@ def test_the_length_is_wanted_for_e_and_pictures_only(tmp_path: Path, capsys: py
     assert "some predictions have no field 'length'; leave out --plot" in capsys.readouterr().err
 
 
-def test_files_of_e_without_the_flag_are_told(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_of_e_without_the_flag_are_reported(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("score", golden / "hotpotqa.jsonl") == 0
-    assert "hotpotqa.jsonl 300 for 200; are they LongBench-E's, which are scored with --e" in capsys.readouterr().out
+    assert "hotpotqa.jsonl 300 for 200; score LongBench-E's files with --e" in capsys.readouterr().out
 
 
-def test_what_is_odd_about_many_files_is_one_note(tmp_path: Path) -> None:
+def test_irregular_files_are_one_note(tmp_path: Path) -> None:
     names = [task.name for task in suite_tasks("longbench-e")]
     labels = {"trec": "Person", "passage_retrieval_en": "Paragraph 1"}
     rows = {
@@ -128,7 +128,7 @@ def test_what_is_odd_about_many_files_is_one_note(tmp_path: Path) -> None:
     }
     [note] = read_predictions([write(tmp_path / f"{name}.jsonl", lines) for name, lines in rows.items()]).notes
     assert note.count(".jsonl ") == len(names) == 13
-    assert note.count("scored with --e") == 1
+    assert note.count("files with --e") == 1
     files = [write(tmp_path / f"{task}.jsonl", [prediction("x", ["x"])]) for task in ("musique", "qmsum", "lcc")]
     [note] = read_predictions(files, "longbench-e").notes
     assert note == f"skipped, since LongBench-E has no such task: {files[0]}, {files[1]}"

@@ -79,16 +79,16 @@ def compare_with_transformers(run: Run, asked: LongBenchRequest) -> pd.DataFrame
     table = load_generations(run)
     loaded = load_folder(Path(asked.model.model), dtype="float32")
     newline = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    assert asked.window is not None
+    assert asked.max_prompt_tokens is not None
     for task, found in plan_longbench(asked, silent).rows.items():
         own = table[table["task"] == task.name]
         assert list(own["id"]) == [row.id for row in found.rows]
         for row, stored in zip(found.rows, own.itertuples(), strict=True):
             text = prompt(task, row)
             assert stored.prompt_sha256 == hashlib.sha256(text.encode()).hexdigest()
-            ids = np.array(official(loaded.tokenizer, text, asked.window))
+            ids = np.array(official(loaded.tokenizer, text, asked.max_prompt_tokens))
             before = len(loaded.tokenizer(text, verbose=False).input_ids)
-            assert (stored.tokens_before, stored.truncated) == (before, before > asked.window)
+            assert (stored.tokens_before, stored.truncated) == (before, before > asked.max_prompt_tokens)
             ends = [1, newline] if task.name == "samsum" else [1]
             expected = by_transformers(loaded.model, ids, task.max_new_tokens, ends, task.name == "samsum")
             whole = loaded.tokenizer.decode(expected, skip_special_tokens=True)
@@ -311,7 +311,7 @@ def test_unusual_documents(model: Path, tmp_path: Path, context: str) -> None:
 
 def test_real_rows(model: Path, real_rows: Path, tmp_path: Path) -> None:
     """A row of nine tasks, most of them far longer than the window."""
-    asked = request(model, real_rows, tmp_path, *LONGBENCH_ROWS, window=400)
+    asked = request(model, real_rows, tmp_path, *LONGBENCH_ROWS, max_prompt_tokens=400)
     table = compare_with_transformers(evaluate_longbench(asked, Lines()), asked)
     assert list(table["task"]) == list(LONGBENCH_ROWS)
     assert all(table["truncated"])
