@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
-from evalkit.benchmarks.longbench.benchmark import asked_rows
+from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.protocol import find_task
+from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
-from evalkit.generation.room import capacity_of
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
@@ -80,7 +80,7 @@ def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int
     found = []
     for task in map(find_task, tasks):
         rows = load_rows(task, folder, 1).rows
-        found += [one.prompt for one in asked_rows(task, rows, loaded.tokenizer, ends, window, loaded.window)]
+        found += [one.prompt for one in generation_requests(task, rows, loaded.tokenizer, ends, window, loaded.window)]
     return [replace(prompt, index=number) for number, prompt in enumerate(found)]
 
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from evalkit.benchmarks.longbench.benchmark import asked_rows
+from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
+from evalkit.generation.capacity import measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.generation.room import room_of
 from evalkit.generation.rows import Generation
 from evalkit.generation.tokens import end_tokens
 from evalkit.models.load import LoadedModel, load
@@ -54,7 +54,7 @@ def main() -> None:
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
         ends = end_tokens(loaded.model, loaded.tokenizer)
-        asked = asked_rows(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
+        asked = generation_requests(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
         prompts = [one.prompt for one in asked]
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)
@@ -87,7 +87,7 @@ def evalkit_generations(
     prompts: list[Prompt], loaded: LoadedModel, generator: Generator
 ) -> tuple[list[Generation], float, float, float]:
     """Return generations in the rows' order, and seconds: total, prompts, generated tokens."""
-    room = room_of(loaded.model, generator, None, loaded.window)
+    room = measure_capacity(loaded.model, generator, None, loaded.window)
     found: dict[int, Generation] = {}
     started = time.perf_counter()
     for batch in room.batches(prompts):

@@ -18,8 +18,8 @@ from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
+    from evalkit.generation.capacity import MeasuredCapacity
     from evalkit.generation.prompts import Prompt
-    from evalkit.generation.room import Room
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
 
@@ -65,7 +65,7 @@ class GeneratingFacts:
 
     ends: tuple[int, ...]
     """Token ids that end a text."""
-    room: Room
+    room: MeasuredCapacity
     """Memory available for generation, and cost estimates."""
 
 
@@ -140,14 +140,14 @@ class _GenerationComputer:
     """Computer of benchmarks with generated answers."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
+        from evalkit.generation.capacity import measure_capacity
         from evalkit.generation.generator import generator_of
-        from evalkit.generation.room import room_of
         from evalkit.generation.tokens import end_tokens
 
         self._generator = generator_of(loaded, say)
         self._tokenizer = loaded.tokenizer
         self._say = say
-        room = room_of(loaded.model, self._generator, budget, context)
+        room = measure_capacity(loaded.model, self._generator, budget, context)
         self.facts = GeneratingFacts(tuple(sorted(end_tokens(loaded.model, loaded.tokenizer))), room)
         self.about = {"loaded": loaded.facts(), "token_budget": room.tokens}
         self._place = place_of(loaded.device, loaded.attention)

@@ -1,1 +1,1 @@
-"""The one generator: chunked prefill, shared prefixes, batches without wasted rows, tokens chosen greedily or not."""
+"""Text generation: chunked prefill, shared prefixes, batches that drop finished rows, greedy decoding and sampling."""

@@ -1,7 +1,7 @@
-"""Keys and values of a batch of prompts, in memory that is allocated once.
+"""A static key-value cache for a batch of prompts.
 
-In: how many rows and columns. Out: transformers caches over parts of it. Prompts end in the same column, so that all
-rows write their next token's keys and values into the next one; what stands left of a shorter prompt is masked.
+In: the number of layers, rows and columns. Out: transformers `Cache` views of parts of it. Prompts are left-padded to
+end in the same column, so all rows write the keys and values of their next token to the next column. Padding is masked.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from transformers.cache_utils import DynamicLayer
 
 
 class Storage:
-    """Keys and values of every layer, [rows, heads, columns, size]; allocated when a layer's first keys come.
+    """Keys and values of every layer, [rows, heads, columns, size]; a layer is allocated at its first write.
 
     Args:
-        layers: of the model.
-        rows: prompts.
-        columns: most tokens of any of them, generated ones included.
+        layers: number of the model's layers.
+        rows: number of prompts.
+        columns: largest number of tokens of a prompt, generated tokens included.
     """
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
@@ -28,29 +28,29 @@ class Storage:
         self.values: list[torch.Tensor | None] = [None] * layers
 
     def view(self, rows: slice, start: int, used: int) -> Cache:
-        """A cache over some rows, whose first column is `start` and that holds `used` tokens from there."""
-        return Cache(layers=[_Part(self, layer, rows, start, used) for layer in range(len(self.keys))])
+        """Return a cache over some rows that starts at column `start` and contains `used` tokens."""
+        return Cache(layers=[_LayerView(self, layer, rows, start, used) for layer in range(len(self.keys))])
 
     def copy_tokens(self, source: tuple[int, int], target: tuple[int, int], tokens: int) -> None:
-        """Copy the first tokens of a prompt to another; each is given as (row, first column)."""
+        """Copy the first tokens of one prompt to another; both are given as (row, first column)."""
         for states in (*self.keys, *self.values):
             if states is not None:
                 (row, start), (other, begin) = source, target
                 states[other, :, begin : begin + tokens] = states[row, :, start : start + tokens]
 
     def put(self, layer: int, rows: slice, column: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write [rows, heads, tokens, size] from a column on."""
-        for held, states in ((self.keys, keys), (self.values, values)):
-            place = held[layer]
-            if place is None:
+        """Write keys and values, [rows, heads, tokens, size], starting at a column."""
+        for layers, states in ((self.keys, keys), (self.values, values)):
+            stored = layers[layer]
+            if stored is None:
                 _, heads, _, size = states.shape
-                # Zeros, since masked columns are multiplied too: a share of 0 times NaN would be NaN
-                place = held[layer] = states.new_zeros(self.rows, heads, self.columns, size)
-            place[rows, :, column : column + states.shape[2]] = states
+                # Zeros, since masked columns are multiplied too: attention weight 0 times NaN is NaN
+                stored = layers[layer] = states.new_zeros(self.rows, heads, self.columns, size)
+            stored[rows, :, column : column + states.shape[2]] = states
 
 
-class _Part(DynamicLayer):  # type: ignore[misc]
-    """One layer of some rows."""
+class _LayerView(DynamicLayer):  # type: ignore[misc]
+    """A view of one layer for some rows."""
 
     def __init__(self, storage: Storage, layer: int, rows: slice, start: int, used: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Part(DynamicLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep new keys and values, [rows, heads, tokens, size]; give all of them."""
+        """Store new keys and values, [rows, heads, tokens, size]; return all keys and values so far."""
         end = self._start + self._used
         self._storage.put(self._layer, self._rows, end, key_states, value_states)
         self._used += key_states.shape[2]
@@ -70,5 +70,5 @@ class _Part(DynamicLayer):  # type: ignore[misc]
         return keys[self._rows, :, columns], values[self._rows, :, columns]
 
     def get_seq_length(self) -> int:
-        """Tokens that it holds."""
+        """Return the number of stored tokens."""
         return self._used

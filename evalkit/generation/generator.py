@@ -1,9 +1,10 @@
-"""Generation of a batch: prompt after prompt in chunks, then all of them token by token.
+"""Generation of a batch: prefill of one prompt after the other in chunks, then decoding of all prompts together.
 
-A prompt goes through the model by itself, in chunks of a fixed size that begin at multiples of it, so its keys and
-values are the same whatever batch it is in; what it shares with an earlier prompt of the batch is copied. Rows that
-have ended leave the batch. A model that cannot be run on such keys and values continues its prompts one by one by
-transformers' own `generate` (`alone.py`), under the same rules of what comes next and what is enough.
+In: a model and a batch of prompts. Out: a `Generation` for each. Prefill takes one prompt at a time, in chunks of a
+fixed size that start at multiples of it, so a prompt's keys and values do not depend on its batch. A prefix shared with
+an earlier prompt of the batch is copied. Rows that have ended leave the batch. Models that do not run on this cache
+generate one prompt at a time with transformers' `generate` (`fallback.py`), with the same choice of tokens and the same
+stopping criteria.
 """
 
 from __future__ import annotations
@@ -19,37 +20,38 @@ import torch
 
 from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.alone import continue_alone
-from evalkit.generation.attention import attending_in_chunks
+from evalkit.generation.attention import chunked_attention
 from evalkit.generation.batches import shared_tokens
 from evalkit.generation.cache import Storage
-from evalkit.generation.choosing import chooser_of
+from evalkit.generation.fallback import generate_with_transformers
 from evalkit.generation.prompts import Ints, Prompt
-from evalkit.generation.rows import NARROW, Generation, GenerationRow, choose
+from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, GenerationRow, choose
+from evalkit.generation.sampling import sampler_of
 from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
 from evalkit.scoring.memory import is_out_of_memory
 
 CHUNK = 512
-"""Tokens of a prompt that go through the model at a time."""
-_TRIED = 16
-"""Tokens on which a model is tried before it generates."""
+"""Prompt tokens in one forward pass."""
+_CHECKED_TOKENS = 16
+"""Tokens on which the cache is checked before generation."""
 _CACHE_TOLERANCE = 0.05
-"""How far below the largest logit on our cache that of the argmax without a cache may be, as a share of the range from
-the mean logit to the largest. Rounding leaves 0.01 in bfloat16; logits of another context are off by about 1."""
+"""Tolerance of the cache check. With the cache, the token that is the argmax without a cache may be this far below the
+largest logit, as a share of the range from the mean logit to the largest. Rounding gives 0.01 in bfloat16; logits of
+another context differ by about 1."""
 
 
 class Generator:
-    """Continues prompts, token by token.
+    """A token-by-token text generator.
 
     Args:
         model: a Hugging Face causal language model in evaluation mode.
-        chunk: tokens of a prompt at a time.
-        tokenizer: of the model; needed by prompts whose stops read the text.
+        chunk: prompt tokens in one forward pass.
+        tokenizer: the model's; needed by prompts with stop texts or a stop pattern.
 
     Raises:
-        CheckpointError: the model gives no numbers.
+        CheckpointError: the model's logits are NaN or infinite.
     """
 
     def __init__(self, model: Any, chunk: int = CHUNK, tokenizer: Any = None) -> None:
@@ -58,33 +60,33 @@ class Generator:
         self._head = model.get_output_embeddings()
         self.device = self._head.weight.device
         self._dynamic = dynamic_modules(model)
-        # Of a prompt's chunk, only the last token's logits are asked for
+        # Only the logits of a chunk's last token are needed
         last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if last else {}
         self.token_bytes = 0
-        """Bytes of a token's keys and values, in all layers; 0 where there are none to be had."""
-        self.without_cache = self._try()
-        """Why the model does not run on evalkit's keys and values, in words; empty where it does."""
-        # Frequencies that depend on the longest position of what is computed are those of the whole prompt, by itself
+        """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
+        self.without_cache = self._check_cache()
+        """Reason why the model does not run on evalkit's cache; empty if it does."""
+        # Rotary frequencies that depend on the longest position in a forward pass need each prompt whole and by itself
         trained = rotary_lengths(model.config)
-        self.alone = bool(trained) or bool(self.without_cache)
-        """Whether prompts go through the model one by one and in one piece."""
-        self.chunk = sys.maxsize if self.alone else chunk
-        self._anew = frozenset() if self.without_cache else lengths_computed_anew(model, trained)
+        self.one_by_one = bool(trained) or bool(self.without_cache)
+        """Whether prompts are generated one by one and prefilled in one piece."""
+        self.chunk = sys.maxsize if self.one_by_one else chunk
+        self._recomputed_lengths = frozenset() if self.without_cache else lengths_computed_anew(model, trained)
 
-    def _try(self) -> str:
-        """Run a few tokens in two steps and compare what follows with the model's answer without a cache."""
+    def _check_cache(self) -> str:
+        """Compare logits with and without the cache on a few tokens; return why the cache does not work, or ""."""
         name = type(self._model).__name__
-        ids = (torch.arange(_TRIED, device=self.device) % self._head.weight.shape[0])[None]
+        ids = (torch.arange(_CHECKED_TOKENS, device=self.device) % self._head.weight.shape[0])[None]
         with torch.inference_mode():
-            own = self._model(input_ids=ids).logits[0].float()
-            if not own.isfinite().all():
-                raise CheckpointError(f"the logits of {name} are not numbers; {NARROW}")
+            uncached = self._model(input_ids=ids).logits[0].float()
+            if not uncached.isfinite().all():
+                raise CheckpointError(f"the logits of {name} are not numbers; {NOT_FINITE_ADVICE}")
             if keeps_state(self._model):
-                return f"{name} keeps a state in place of each token's keys and values"
-            storage = Storage(int(self._model.config.get_text_config().num_hidden_layers), 1, _TRIED)
+                return f"{name} has a recurrent state and no key-value cache"
+            storage = Storage(int(self._model.config.get_text_config().num_hidden_layers), 1, _CHECKED_TOKENS)
             try:
-                half = _TRIED // 2
+                half = _CHECKED_TOKENS // 2
                 parts = [
                     self._model(input_ids=part, past_key_values=storage.view(slice(0, 1), 0, used), use_cache=True)
                     for part, used in ((ids[:, :half], 0), (ids[:, half:], half))
@@ -93,30 +95,30 @@ class Generator:
                 return f"{name} does not run on evalkit's cache ({type(error).__name__}: {first_line(error)[:120]})"
         size = sum(s[0, :, 0].numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
         if not size:
-            return f"{name} keeps no keys and values"
-        ours = torch.cat([part.logits[0].float() for part in parts])
-        gap = ours.amax(-1) - ours.gather(-1, own.argmax(-1, keepdim=True))[:, 0]
-        # Written so that what is not a number is too far
-        if not (gap <= _CACHE_TOLERANCE * (ours.amax(-1) - ours.mean(-1))).all():
-            return f"{name} gives other logits on a cache of keys and values than without one"
+            return f"{name} has no key-value cache"
+        cached = torch.cat([part.logits[0].float() for part in parts])
+        gap = cached.amax(-1) - cached.gather(-1, uncached.argmax(-1, keepdim=True))[:, 0]
+        # Written so that NaN exceeds the tolerance
+        if not (gap <= _CACHE_TOLERANCE * (cached.amax(-1) - cached.mean(-1))).all():
+            return f"{name} gives different logits with a key-value cache than without one"
         self.token_bytes = size
         return ""
 
     def generate(self, prompts: Sequence[Prompt], say: Callable[[str], None] = lambda _: None) -> list[Generation]:
-        """Continue every prompt of a batch; in order.
+        """Generate the continuations of a batch, in the order of its prompts.
 
         Args:
-            prompts: of one batch; split where memory runs out.
-            say: called where that happens.
+            prompts: one batch; it is split in halves when memory runs out.
+            say: called with a line when that happens.
 
         Raises:
-            ScoringError: out of memory on a single prompt, or logits that are not numbers.
-            UsageError: a prompt asks for a choice of tokens that is not served (`choosing.py`).
+            ScoringError: out of memory on a single prompt, or NaN or infinite logits.
+            UsageError: a prompt has decoding settings that are not supported (`sampling.py`).
         """
-        if self.alone and len(prompts) > 1:
+        if self.one_by_one and len(prompts) > 1:
             return [one for prompt in prompts for one in self.generate([prompt], say)]
         try:
-            with attending_in_chunks(self._model):
+            with chunked_attention(self._model):
                 return self._generate(prompts)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -126,7 +128,7 @@ class Generator:
                     f"a prompt of {len(prompts[0].tokens)} tokens is more than memory holds; "
                     "free some, or use a smaller dtype or --max-prompt-tokens"
                 ) from error
-        # Outside the handler, so that the traceback no longer holds the tensors
+        # Outside the handler, since the traceback references the tensors
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         half = len(prompts) // 2
@@ -135,10 +137,10 @@ class Generator:
 
     @torch.inference_mode()
     def _generate(self, prompts: Sequence[Prompt]) -> list[Generation]:
-        rows = [GenerationRow(prompt, chooser_of(self._model, prompt), self._tokenizer) for prompt in prompts]
+        rows = [GenerationRow(prompt, sampler_of(self._model, prompt), self._tokenizer) for prompt in prompts]
         if self.without_cache:
             for row in rows:
-                continue_alone(self._model, row)
+                generate_with_transformers(self._model, row)
             return [row.generation() for row in rows]
         longest = max(len(prompt.tokens) for prompt in prompts)
         columns = longest + max(prompt.max_new_tokens for prompt in prompts)
@@ -148,7 +150,7 @@ class Generator:
             started = time.perf_counter()
             row.place = place
             row.reused, logits = self._prefill(batch, prompts, place)
-            row.take(*choose([row], logits))
+            row.append(*choose([row], logits))
             row.seconds = row.prompt_seconds = time.perf_counter() - started
         batch.rows = list(rows)
         while batch.drop_ended():
@@ -156,7 +158,7 @@ class Generator:
         return [row.generation() for row in rows]
 
     def _prefill(self, batch: _Batch, prompts: Sequence[Prompt], number: int) -> tuple[int, torch.Tensor]:
-        """Put a prompt into its row; (tokens that were copied, logits of what follows it, [1, vocabulary])."""
+        """Prefill the row of a prompt; return (copied tokens, logits [1, vocabulary] of the next token)."""
         tokens = prompts[number].tokens
         start = batch.longest - len(tokens)
         shared = [shared_tokens(earlier.tokens, tokens, self.chunk) for earlier in prompts[:number]]
@@ -167,10 +169,10 @@ class Generator:
             batch.storage.copy_tokens(place, (number, start), done)
         forget_lengths(self._dynamic)
         cache = batch.storage.view(slice(number, number + 1), start, done)
-        return done, self._read(cache, tokens, done)
+        return done, self._forward_chunks(cache, tokens, done)
 
-    def _read(self, cache: Any, tokens: Ints, done: int) -> Any:
-        """Compute the keys and values of tokens from `done` on, in chunks; logits [1, vocabulary] after the last."""
+    def _forward_chunks(self, cache: Any, tokens: Ints, done: int) -> Any:
+        """Run tokens from index `done` on through the model in chunks; return logits [1, vocabulary] after the last."""
         ids = torch.from_numpy(tokens[None]).to(self.device)
         logits = None
         for begin in range(done, len(tokens), self.chunk):
@@ -180,11 +182,11 @@ class Generator:
         return logits
 
     def _step(self, batch: _Batch) -> None:
-        """One more token for every row that has not ended."""
+        """Generate one token for every row that has not ended."""
         started = time.perf_counter()
         live = batch.rows
-        if live[0].length in self._anew:  # where it is by itself
-            logits = self._read(batch.storage.view(slice(0, 1), 0, 0), live[0].text, 0)
+        if live[0].length in self._recomputed_lengths:  # only for batches of one
+            logits = self._forward_chunks(batch.storage.view(slice(0, 1), 0, 0), live[0].all_tokens, 0)
         else:
             logits = self._logits(
                 input_ids=torch.tensor([[row.tokens[-1]] for row in live], device=self.device),
@@ -196,25 +198,25 @@ class Generator:
         batch.used += 1
         share = (time.perf_counter() - started) / len(live)
         for row, token in zip(live, chosen, strict=True):
-            row.take(token)
+            row.append(token)
             row.seconds += share
 
     def _logits(self, **inputs: Any) -> torch.Tensor:
-        """What follows the last of some tokens [rows, tokens]: [rows, vocabulary]."""
+        """Return the logits after the last of the input tokens [rows, tokens]: [rows, vocabulary]."""
         logits: torch.Tensor = self._model(**inputs, use_cache=True, **self._last).logits[:, -1].float()
         return logits
 
 
 def generator_of(loaded: LoadedModel, say: Callable[[str], None]) -> Generator:
-    """The generator of a loaded model; says so where its texts are generated one by one."""
+    """Return the generator of a loaded model; report if it generates texts one by one."""
     generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
     if generator.without_cache:
-        say(f"{generator.without_cache}: its texts are generated one by one, by transformers")
+        say(f"{generator.without_cache}: its texts are generated one by one with transformers")
     return generator
 
 
 class _Batch:
-    """Rows of a storage, the live ones in front."""
+    """A batch during generation; rows that have not ended come first in the storage."""
 
     def __init__(self, storage: Storage, longest: int) -> None:
         self.storage = storage
@@ -223,12 +225,12 @@ class _Batch:
         self.rows: list[GenerationRow] = []
 
     def drop_ended(self) -> bool:
-        """Let live rows take the places of ended ones; whether any is left."""
+        """Move live rows into the places of ended rows; return whether any row is live."""
         live = [row for row in self.rows if not row.ended]
         free = sorted(set(range(len(live))) - {row.place for row in live})
         for row in live:
             if row.place >= len(live):
-                # Not the row's whole room: what stands left of it is masked
+                # Only from the prompt's start: padding to its left is masked
                 start = self.longest - len(row.prompt.tokens)
                 target = free.pop()
                 self.storage.copy_tokens((row.place, start), (target, start), self.used - start)
@@ -237,7 +239,7 @@ class _Batch:
         return bool(live)
 
     def mask(self, device: Any) -> torch.Tensor | None:
-        """[rows, used + 1] ones where there are tokens; None where there is nothing else."""
+        """Return the attention mask [rows, used + 1], ones for tokens; None without padding."""
         starts = np.array([self.longest - len(row.prompt.tokens) for row in self.rows])
         if not starts.any():
             return None

@@ -1,4 +1,4 @@
-"""What is to be continued, how its tokens are chosen, and when it is complete: data, which can be pickled."""
+"""Generation inputs that can be pickled: prompts, decoding settings and stopping criteria."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stops:
-    """What ends a text."""
+    """Stopping criteria of a prompt."""
 
     ends: frozenset[int] = frozenset()
-    """Token ids that end it."""
+    """Token ids that end the text."""
     barred_first: frozenset[int] = frozenset()
-    """Token ids that may not come first."""
+    """Token ids that are not allowed as the first generated token."""
     until: tuple[str, ...] = ()
-    """Texts that end it as soon as the last tokens hold one: as many as the text's own tokens and two more, special
-    tokens included. Two, since a model may write what ends it in other tokens than the tokenizer."""
+    """Stop strings. Generation ends when the last tokens, special tokens included, contain one. As many tokens are
+    searched as the stop string has, plus two, since a model may write it in other tokens than the tokenizer."""
     pattern: str = ""
-    """A regular expression that ends it as soon as it is found in the text so far, special tokens apart."""
-    held_back: int = 0
-    """Last tokens of the text in which the pattern is not looked for."""
+    """A regular expression. Generation ends when it matches the text so far, without special tokens."""
+    unsearched_tail: int = 0
+    """Number of last tokens in which the pattern is not searched."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How transformers' `generate` would choose each token."""
+    """Decoding settings as transformers' `generate` defines them."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a generation config, such as do_sample, temperature or top_p; what is not given is the model's own setting."""
+    """Generation config settings, such as temperature or top_p; the model's generation config is the default."""
     seed: int = 0
-    """Of this prompt's random numbers, which no other prompt has a part in."""
+    """Seed of this prompt's random numbers, which no other prompt uses."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be continued, and when that is enough."""
+    """A prompt, its stopping criteria and its decoding settings."""
 
     index: int
-    """The caller's."""
+    """An index that the caller chooses."""
     tokens: Ints
     """[length] token ids, at least one."""
     max_new_tokens: int
@@ -54,5 +54,5 @@ class Prompt:
 
     @property
     def columns(self) -> int:
-        """Tokens that its keys and values may need room for."""
+        """Largest number of tokens whose keys and values are stored."""
         return len(self.tokens) + self.max_new_tokens

@@ -1,4 +1,7 @@
-"""A prompt while it is continued: its tokens so far, and whether they are enough."""
+"""The state of one prompt during generation: its tokens so far and its stopping criteria.
+
+In: a `Prompt`, then logits step by step. Out: a `Generation`.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +14,41 @@ import numpy as np
 import torch
 
 from evalkit.errors import ScoringError
-from evalkit.generation.choosing import Chooser
 from evalkit.generation.prompts import Ints, Prompt
+from evalkit.generation.sampling import Sampler
 
-NARROW = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
+NOT_FINITE_ADVICE = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model wrote."""
+    """The continuation of one prompt."""
 
     tokens: list[int]
-    """The token that ended it included."""
+    """Generated token ids, the end token included."""
     ended: str
-    """Why: "end" token, "enough" of text, or "length"."""
+    """Why generation stopped: "end" (end token), "enough" (stop text or pattern found) or "length"."""
     reused: int
-    """Tokens of the prompt whose keys and values were another prompt's."""
+    """Prompt tokens whose keys and values were copied from another prompt."""
     prompt_seconds: float
-    """Until its first token."""
+    """Time to the first generated token."""
     seconds: float
-    """Of its prompt, and its share of the steps that it was part of."""
+    """Time of the prompt plus its share of each decoding step that it was part of."""
 
 
 class GenerationRow:
-    """A prompt that is being continued.
+    """A prompt during generation.
 
     Args:
-        prompt: what is continued.
-        chooser: of its tokens; None: the argmax of the logits.
-        tokenizer: of the model; needed by prompts whose stops read the text.
+        prompt: the prompt to continue.
+        sampler: chooses its tokens; None: the argmax of the logits.
+        tokenizer: the model's; needed by prompts with stop texts or a stop pattern.
     """
 
-    def __init__(self, prompt: Prompt, chooser: Chooser | None, tokenizer: Any) -> None:
-        self.prompt, self.chooser = prompt, chooser
+    def __init__(self, prompt: Prompt, sampler: Sampler | None, tokenizer: Any) -> None:
+        self.prompt, self.sampler = prompt, sampler
         self.place = 0
-        """In the storage of its batch."""
+        """Row index in the batch's `Storage`."""
         self.tokens: list[int] = []
         self.ended = ""
         self.reused = 0
@@ -53,30 +56,30 @@ class GenerationRow:
         self._tokenizer = tokenizer
         self._until: dict[int, list[str]] = {}
         for text in prompt.stops.until:
-            own = len(tokenizer.encode(text, add_special_tokens=False))
-            self._until.setdefault(own + 2, []).append(text)
+            length = len(tokenizer.encode(text, add_special_tokens=False))
+            self._until.setdefault(length + 2, []).append(text)
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and of what was generated."""
+        """Number of prompt and generated tokens."""
         return len(self.prompt.tokens) + len(self.tokens)
 
     @property
-    def text(self) -> Ints:
-        """[length] both."""
+    def all_tokens(self) -> Ints:
+        """Prompt and generated token ids, [length]."""
         return np.concatenate([self.prompt.tokens, np.array(self.tokens, dtype=np.int64)])
 
-    def take(self, token: int) -> None:
-        """Add a token, and find out whether it is the last."""
+    def append(self, token: int) -> None:
+        """Append a generated token and check the stopping criteria."""
         self.tokens.append(token)
         if token in self.prompt.stops.ends:
             self.ended = "end"
-        elif self._is_enough():
+        elif self._is_complete():
             self.ended = "enough"
         elif len(self.tokens) >= self.prompt.max_new_tokens:
             self.ended = "length"
 
-    def _is_enough(self) -> bool:
+    def _is_complete(self) -> bool:
         stops = self.prompt.stops
         for window, texts in self._until.items():
             last = self._tokenizer.decode(self.tokens[-window:])
@@ -84,33 +87,34 @@ class GenerationRow:
                 return True
         if not stops.pattern:
             return False
-        kept = self.tokens[: len(self.tokens) - stops.held_back]
-        return re.search(stops.pattern, self._tokenizer.decode(kept, skip_special_tokens=True)) is not None
+        searched = self.tokens[: len(self.tokens) - stops.unsearched_tail]
+        return re.search(stops.pattern, self._tokenizer.decode(searched, skip_special_tokens=True)) is not None
 
     def generation(self) -> Generation:
-        """What came of it."""
+        """Return the finished continuation."""
         return Generation(self.tokens, self.ended, self.reused, self.prompt_seconds, self.seconds)
 
 
 def choose(rows: Sequence[GenerationRow], logits: torch.Tensor) -> list[int]:
-    """Choose a token for each row.
+    """Choose the next token of each row.
 
     Args:
-        rows: in their order.
-        logits: [rows, vocabulary], in float32; of first tokens, those that are barred are changed.
+        rows: rows of the batch.
+        logits: [rows, vocabulary], float32; modified in place where a row's first token is restricted.
 
     Raises:
-        ScoringError: they are not numbers.
+        ScoringError: a row has NaN or infinite logits.
     """
-    for row, own in zip(rows, logits, strict=True):
-        if not row.tokens and (barred := [one for one in row.prompt.stops.barred_first if one < len(own)]):
-            own[barred] = -torch.inf
+    for row, row_logits in zip(rows, logits, strict=True):
+        stops = row.prompt.stops
+        if not row.tokens and (barred := [token for token in stops.barred_first if token < len(row_logits)]):
+            row_logits[barred] = -torch.inf
     largest, tokens = logits.max(-1)
     if not largest.isfinite().all():
-        raise ScoringError(f"the model's logits are not numbers (NaN or infinite); {NARROW}")
-    found = [int(token) for token in tokens.tolist()]
-    for place, row in enumerate(rows):
-        if row.chooser is not None:
-            ids = torch.from_numpy(row.text[None]).to(logits.device)
-            found[place] = row.chooser(ids, logits[place : place + 1])
-    return found
+        raise ScoringError(f"the model's logits are not numbers (NaN or infinite); {NOT_FINITE_ADVICE}")
+    chosen = [int(token) for token in tokens.tolist()]
+    for index, row in enumerate(rows):
+        if row.sampler is not None:
+            ids = torch.from_numpy(row.all_tokens[None]).to(logits.device)
+            chosen[index] = row.sampler(ids, logits[index : index + 1])
+    return chosen

@@ -1,4 +1,7 @@
-"""Token ids around a prompt: a message under a chat template, and what ends a text."""
+"""Token ids that depend on the tokenizer and generation config: chat messages and end-of-text tokens.
+
+In: a tokenizer, a text or a model. Out: token ids.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from evalkit.models.chat import apply_chat_template
 
 
 def as_message(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text as one user message, up to where the answer begins.
+    """Return the token ids of a text as one user message, with the generation prompt.
 
     Raises:
-        TemplateError: there is no chat template, or it fails.
+        TemplateError: the tokenizer has no chat template, or the template fails.
     """
     if not tokenizer.chat_template:
         raise TemplateError("the tokenizer has no chat template; leave out --chat")
@@ -27,8 +30,11 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Token ids that end a text: those of the generation config, as `generate` takes them; if it has none, the
-    tokenizer's, where `generate` would go on to the end.
+    """Return the token ids that end a text: those of the generation config, as in `generate`; if it has none, the
+    tokenizer's EOS token. (`generate` would continue to the maximum length then.)
+
+    Raises:
+        CheckpointError: the generation config's eos_token_id is neither an integer nor a list of integers.
     """
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:
@@ -36,6 +42,6 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(token) is int for token in ids):
         raise CheckpointError(
-            f"generation_config.json: eos_token_id is {found!r:.60}; expected a token's number, or several"
+            f"generation_config.json: eos_token_id is {found!r:.60}; expected a token id or a list of token ids"
         )
     return frozenset(ids)

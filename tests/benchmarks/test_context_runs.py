@@ -127,7 +127,7 @@ def test_the_harness_takes_the_same_words(model: Path) -> None:
     assert harness.loaded.extension is not None
     assert harness.loaded.extension.describe() == "context stretched from 300 to 1,200 tokens by linear: factor 4"
     assert Harness(harness.loaded, context="none").max_length == 1200
-    with pytest.raises(UsageError, match="is loaded already"):
+    with pytest.raises(UsageError, match="the model is already loaded"):
         Harness(harness.loaded, context=2400)
     with pytest.raises(CheckpointError, match=r"does not exist|no such"):
         evalkit.harness(str(model / "nowhere"), context=1200)

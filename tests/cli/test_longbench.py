@@ -207,7 +207,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
         (["--context", "4096", "--context-method", "dynamic-yarn"], 2, ["dynamic-yarn", "use yarn"]),
         (["--tasks", "narativeqa"], 2, ["unknown longbench task 'narativeqa': did you mean 'narrativeqa'?"]),
         (["--suite", "longbench-e", "--tasks", "qmsum"], 2, ["unknown longbench-e task 'qmsum'"]),
-        (["--tasks", "qmsum"], 1, ["no documents for qmsum", "the hub does not serve", "--data-dir"]),
+        (["--tasks", "qmsum"], 1, ["no documents for qmsum", "the hub cannot be used", "--data-dir"]),
         (["--data-dir", "nowhere"], 1, ["--data-dir nowhere: expected a folder"]),
         (["--chat"], 1, ["the tokenizer has no chat template; leave out --chat"]),
         (["--model", "nowhere"], 1, ["nowhere"]),

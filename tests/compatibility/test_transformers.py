@@ -31,8 +31,8 @@ from evalkit.compatibility.transformers import (
     without_gguf_bar,
 )
 from evalkit.errors import EvalkitError
-from evalkit.generation.choosing import chooser_of
 from evalkit.generation.prompts import Decoding, Prompt
+from evalkit.generation.sampling import sampler_of
 from tests.models.variants.building import DIFFERENTIAL, INTEGRAL, model_of, random_ids
 
 
@@ -149,4 +149,4 @@ def test_the_error_reaches_whoever_generates(model: PreTrainedModel, monkeypatch
     monkeypatch.setattr(type(model), "_get_logits_processor", lambda self, settings: None)
     ids = random_ids(1, 4)[0].numpy()
     with pytest.raises(EvalkitError, match=r"has .* with other parameters \(.*pip install transformers=="):
-        chooser_of(model, Prompt(0, ids, 3, decoding=Decoding({"repetition_penalty": 1.2})))
+        sampler_of(model, Prompt(0, ids, 3, decoding=Decoding({"repetition_penalty": 1.2})))

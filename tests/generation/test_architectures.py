@@ -61,7 +61,7 @@ def test_it_gives_what_transformers_gives(kind: str) -> None:
 
 
 TRAINED = 32
-"""Original window, in tokens, which separates short from long frequencies."""
+"""Tokens of the window at which short frequencies change to long ones."""
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": TRAINED}
 
 
@@ -99,9 +99,12 @@ def test_a_text_that_ends_at_the_trained_window() -> None:
 
 
 WITHOUT_OUR_CACHE: dict[str, tuple[dict[str, Any], str]] = {
-    "mamba": ({"state_size": 4}, "MambaForCausalLM keeps a state in place of each token's keys"),
-    "recurrent_gemma": ({"lru_width": 64, "attention_window_size": 9}, "RecurrentGemmaForCausalLM keeps a state"),
-    "openai-gpt": ({"n_embd": 64, "n_head": 4, "n_layer": 2}, "OpenAIGPTLMHeadModel keeps no keys and values"),
+    "mamba": ({"state_size": 4}, "MambaForCausalLM has a recurrent state and no key-value cache"),
+    "recurrent_gemma": (
+        {"lru_width": 64, "attention_window_size": 9},
+        "RecurrentGemmaForCausalLM has a recurrent",
+    ),
+    "openai-gpt": ({"n_embd": 64, "n_head": 4, "n_layer": 2}, "OpenAIGPTLMHeadModel has no key-value cache"),
     "minimax": ({"num_local_experts": 2}, "MiniMaxForCausalLM "),
     "falcon_h1": (
         {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8},
@@ -125,7 +128,7 @@ def test_what_keeps_no_keys_and_values_is_generated_by_transformers(kind: str) -
     expected = [by_transformers(model, ids) for ids in many]
     generator = Generator(model, chunk=8)
     assert generator.without_cache.startswith(reason)
-    assert (generator.alone, generator.token_bytes) == (True, 0)
+    assert (generator.one_by_one, generator.token_bytes) == (True, 0)
     config = model.generation_config
     config.repetition_penalty = 5.0
     assert [one.tokens for one in generator.generate(prompts(many))] == expected

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from evalkit.generation.attention import NAME, attending_in_chunks
+from evalkit.generation.attention import NAME, chunked_attention
 from tests.generation.test_architectures import KINDS, SIZES
 
 CHUNK = 8
@@ -40,7 +40,7 @@ def test_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return product(query, key, *rest, **settings)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
-    with attending_in_chunks(model):
+    with chunked_attention(model):
         torch.testing.assert_close(hidden(model, ids), expected, rtol=1e-6, atol=1e-6)
     chunks = [call[1:] for call in calls if call[0] == CHUNK][-2:]
     assert chunks == [(True, True)] * 2
@@ -50,7 +50,7 @@ def test_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_of_padding_only_is_no_nan() -> None:
     model = made("llama")
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
-    with torch.inference_mode(), attending_in_chunks(model):
+    with torch.inference_mode(), chunked_attention(model):
         found = model.base_model(torch.randint(2, 64, (2, 4)), attention_mask=mask).last_hidden_state
     assert found.isfinite().all()
 
@@ -58,5 +58,5 @@ def test_a_row_of_padding_only_is_no_nan() -> None:
 @pytest.mark.parametrize(("kind", "attention"), [("falcon", "sdpa"), ("llama", "eager")])
 def test_others_keep_their_own(kind: str, attention: str) -> None:
     model = made(kind, attn_implementation=attention)
-    with attending_in_chunks(model):
+    with chunked_attention(model):
         assert model.config._attn_implementation == attention != NAME

@@ -157,12 +157,12 @@ def test_the_pattern_is_looked_for_after_every_token() -> None:
     full = [by_transformers(model, ids) for ids in many]
     assert ids_of(found) == [full[0], full[1][:3], full[2]]
     assert [one.ended for one in found] == ["length", "enough", "length"]
-    delayed = [replace(batch[1], stops=replace(batch[1].stops, held_back=2))]
-    assert ids_of(Generator(model, tokenizer=tokenizer).generate(delayed)) == [full[1][:5]]
+    shortened = [replace(batch[1], stops=replace(batch[1].stops, unsearched_tail=2))]
+    assert ids_of(Generator(model, tokenizer=tokenizer).generate(shortened)) == [full[1][:5]]
 
 
 class Narrow(Generator):
-    """A generator that raises out-of-memory errors beyond a few prompts."""
+    """A generator that raises out of memory on more than a few prompts."""
 
     def __init__(self, model: Any, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
         super().__init__(model, chunk=8)

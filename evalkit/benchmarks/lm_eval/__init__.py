@@ -1,12 +1,20 @@
 """Any lm-eval task, through evalkit's engine and into evalkit's run folders.
 
-harness.py       lm-eval's Hugging Face model with evalkit's tokenisation and scoring
-encoding.py      texts → token ids, in batches, exactly lm-eval's
-scoring.py       token ids → log-likelihoods, batch by batch
-catalogue.py     names → lm-eval's tasks; what cannot be served is refused here, before a model is loaded
-preparation.py   what was asked → what the run is
-session.py       a prepared run → a finished run folder; lm-eval itself computes the metrics
-answers.py       an lm-eval model that answers from the journal, and scores what it does not hold
-results.py       lm-eval's results → results.json, its own files, the score table
-view.py          what a person reads on a terminal
+benchmark.py       the benchmark: request → plan → batches → results; lm-eval itself computes the metrics
+catalogue.py       names → lm-eval's tasks; unsupported tasks are rejected here, before a model is loaded
+index.py           lm-eval's index of task files
+task_files.py      validation of the task files of `--include-path`
+plan.py            request → specification of the run
+requests.py        lm-eval's requests, their keys and their rows in the journal
+encoding.py        texts → token ids, in batches, identical to lm-eval's
+texts.py           generation requests → prompts; generated tokens → answers
+batches.py         requests → batches
+scoring.py         token ids → log-likelihoods, batch by batch
+answering.py       batches → answers of a loaded model
+harness.py         lm-eval's Hugging Face model with evalkit's tokenisation, scoring and generation
+answers.py         an lm-eval model that returns the answers in the journal
+results.py         lm-eval's results → results.json, lm-eval's own files, the score table
+results_report.py  results.json → a `Report`
+prompt_text.py     requests → text for a terminal
+quiet.py           suppression of lm-eval's log and output
 """

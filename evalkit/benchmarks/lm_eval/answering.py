@@ -1,36 +1,39 @@
-"""A loaded model that answers lm-eval's requests, batch by batch."""
+"""Computation of lm-eval's requests on a loaded model.
+
+In: a plan, a loaded model and its batches. Out: a `RequestRow` with the answer to each request.
+"""
 
 from __future__ import annotations
 
 from evalkit.benchmarks.base import Batch, Budget, Say
-from evalkit.benchmarks.lm_eval.batches import EMPTY, RequestFacts, ToGenerate, wanted_of
+from evalkit.benchmarks.lm_eval.batches import EMPTY_TEXTS, GenerationContent, RequestFacts, continuations_of
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
-from evalkit.benchmarks.lm_eval.texts import text_of
+from evalkit.benchmarks.lm_eval.texts import answer_text
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
 from evalkit.runs.batch_devices import BatchDevice, place_of
 
 
 class Answering:
-    """A model that answers lm-eval's requests."""
+    """A `Computer` for lm-eval's requests."""
 
     def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         self._say = say
         self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
         harness.remembers = loaded.stock
-        every = [one for members in plan.asked.values() for one in members]
-        # All before anything is scored, not when their turn comes
-        texts = [one.request for one in every if one.place.kind == "generate_until"]
+        requests = [one for members in plan.requests_by_task.values() for one in members]
+        # Validated before anything is scored, not at their batch
+        texts = [one.request for one in requests if one.key.kind == "generate_until"]
         harness.check_generation(texts)
         encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
-        # The start-up check takes a real sequence, the first that has a token
-        for one in every:
-            if one.place.kind != "generate_until" and (
-                first := [wanted for _, wanted, _ in wanted_of([one], encoding, silent)]
+        # The start-up check uses a real sequence: the first that has a token
+        for one in requests:
+            if one.key.kind != "generate_until" and (
+                first := [continuation for _, continuation, _ in continuations_of([one], encoding, silent)]
             ):
                 harness.engine.check(items_of(first)[0])
                 break
@@ -53,26 +56,26 @@ class Answering:
     def place(self, batch: Batch | None = None) -> BatchDevice:
         """See `Computer`."""
         loaded = self._harness.loaded
-        generates = batch is None or isinstance(batch.content, ToGenerate)
+        generates = batch is None or isinstance(batch.content, GenerationContent)
         return place_of(loaded.device, self._harness.kernel("generate_until" if generates else "loglikelihood"))
 
     def compute(self, batch: Batch) -> list[RequestRow]:
         """See `Computer`."""
         content = batch.content
-        if batch.number == EMPTY:
+        if batch.number == EMPTY_TEXTS:
             return list(content)
-        if isinstance(content, ToGenerate):
+        if isinstance(content, GenerationContent):
             return self._generate(content)
         rows = []
-        for item, found in likelihoods(self._harness.engine, content.batch):
-            for row, (likelihood, greedy) in zip(content.rows[item.index], found, strict=True):
+        for item, scores in likelihoods(self._harness.engine, content.batch):
+            for row, (likelihood, greedy) in zip(content.rows[item.index], scores, strict=True):
                 rows.append(row._replace(likelihood=likelihood, greedy=greedy))
         return rows
 
-    def _generate(self, content: ToGenerate) -> list[RequestRow]:
+    def _generate(self, content: GenerationContent) -> list[RequestRow]:
         harness = self._harness
-        found = harness.generator.generate(content.prompts, self._say)
+        generations = harness.generator.generate(content.prompts, self._say)
         return [
-            row._replace(text=text_of(harness.tokenizer, prompt, made.tokens))
-            for row, prompt, made in zip(content.rows, content.prompts, found, strict=True)
+            row._replace(text=answer_text(harness.tokenizer, prompt, generation.tokens))
+            for row, prompt, generation in zip(content.rows, content.prompts, generations, strict=True)
         ]

@@ -1,4 +1,7 @@
-"""An lm-eval model that answers from what the journal holds."""
+"""An lm-eval model that returns the answers stored in the journal.
+
+In: the finished rows of a run, and lm-eval's requests. Out: the answers, as lm-eval's `evaluate` expects them.
+"""
 
 from __future__ import annotations
 
@@ -7,62 +10,62 @@ from typing import Any
 
 from lm_eval.api.model import LM
 
-from evalkit.benchmarks.lm_eval.requests import RequestKey, RequestRow, digest_of, places
+from evalkit.benchmarks.lm_eval.requests import RequestKey, RequestRow, digest_of, with_keys
 from evalkit.runs.finished_rows import FinishedRows
 
 
-class Answers(LM):  # type: ignore[misc]
-    """The model that lm-eval's `evaluate` is given.
+class StoredAnswers(LM):  # type: ignore[misc]
+    """An lm-eval model that returns stored answers, for lm-eval's `evaluate`.
 
     Args:
-        finished: all answers of the run.
+        finished: the rows of all requests of the run.
     """
 
     def __init__(self, finished: FinishedRows) -> None:
         super().__init__()
-        self._held = finished
+        self._finished = finished
         self._task = ""
         self._rows: dict[tuple[Any, ...], RequestRow] = {}
-        """Of one task of the journal at a time, since lm-eval asks task by task."""
+        """Rows of the current task; lm-eval requests one task after the other."""
 
     def of(self, request: Any) -> RequestRow:
-        """The answer to a scored request."""
-        place = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
-        return self._row(place, digest_of(request))
+        """Return the row of a scored request."""
+        key = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
+        return self._row(key, digest_of(request))
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Spent on each task, in all sessions."""
-        found: dict[str, float] = {}
-        for journal, spent in self._held.seconds.items():
+        """Seconds of computation by task, over all sessions."""
+        totals: dict[str, float] = {}
+        for journal, spent in self._finished.seconds.items():
             task = journal.partition(" ")[2]
-            found[task] = found.get(task, 0.0) + spent
-        return found
+            totals[task] = totals.get(task, 0.0) + spent
+        return totals
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        """(log-likelihood, greedy?) of each request."""
+        """Return (log-likelihood, is greedy) of each request."""
         return [(_likelihood(found), bool(found.greedy)) for found in map(self.of, requests)]
 
     def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
-        """Log-likelihood of each text: the sum over its windows."""
+        """Return the log-likelihood of each text, summed over its windows."""
         return [sum(map(_likelihood, self._parts(request))) for request in requests]
 
     def generate_until(self, requests: list[Any]) -> list[str]:
-        """What the model says after each text."""
-        return [str(self._row(place, digest_of(request)).text) for place, request in places(requests)]
+        """Return the generated text of each request."""
+        return [str(self._row(key, digest_of(request)).text) for key, request in with_keys(requests)]
 
     def _parts(self, request: Any) -> Iterator[RequestRow]:
         first, digest = self.of(request), digest_of(request)
-        [(place, _)] = places([request])
+        [(key, _)] = with_keys([request])
         for part in range(max(first.parts, 1)):
-            yield self._row(place._replace(part=part), digest)
+            yield self._row(key._replace(part=part), digest)
 
-    def _row(self, place: RequestKey, digest: str) -> RequestRow:
-        if place.journal != self._task:
-            self._task, self._rows = place.journal, {}
-            for row in self._held.rows(place.journal):
+    def _row(self, key: RequestKey, digest: str) -> RequestRow:
+        if key.journal != self._task:
+            self._task, self._rows = key.journal, {}
+            for row in self._finished.rows(key.journal):
                 self._rows.setdefault((row.doc_id, row.number, row.part, row.digest), row)
-        return self._rows[place.doc_id, place.number, place.part, digest]
+        return self._rows[key.doc_id, key.number, key.part, digest]
 
 
 def _likelihood(row: RequestRow) -> float:

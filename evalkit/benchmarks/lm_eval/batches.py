@@ -1,8 +1,8 @@
-"""lm-eval's requests as batches: what is scored shares its prefixes, and so do the prompts of what is
-generated.
+"""Batches of lm-eval's requests, in which sequences to score and prompts to continue share their prefixes.
 
-The batches are the same whatever the journal holds, less those that are done: after any number of kills the answers
-are those of an undisturbed run, bit for bit on the same machine.
+In: requests, finished rows, and facts about the model. Out: the batches that are not finished. How requests are grouped
+does not depend on what is finished, so a resumed run gives the answers of an uninterrupted one, bit for bit on the same
+machine.
 """
 
 from __future__ import annotations
@@ -17,103 +17,103 @@ from evalkit.benchmarks.lm_eval.requests import (
     LMEvalRequest,
     RequestKey,
     RequestRow,
-    key_of,
+    journal_key,
     label_of,
     owner_of,
     unanswered,
     work_of,
 )
-from evalkit.benchmarks.lm_eval.scoring import Wanted, items_of
+from evalkit.benchmarks.lm_eval.scoring import Continuation, items_of
 from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
 from evalkit.scoring.ahead import in_turn
 
-EMPTY = -1
-"""Number of the batch of a task's empty texts, which have no token to score."""
+EMPTY_TEXTS = -1
+"""Number of the batch of a task's empty texts, which have no tokens to score."""
 
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What planning needs to know of a model that lm-eval asks."""
+    """Facts about the model that planning needs."""
 
     token_budget: int
-    """Most tokens of a batch that is scored."""
+    """Most tokens of a scored batch."""
     shares: bool
-    """Whether sequences share their prefixes."""
+    """Whether shared prefixes are computed once."""
     window: int
     prefix_id: int
-    """The token in front of a text without context."""
+    """The token that precedes a text without context."""
     prefix_text: str
     texts: TextFacts | None
-    """None: no text is generated."""
+    """None if no text is generated."""
 
 
 @dataclass(frozen=True)
-class ToScore:
-    """Content of a batch that is scored."""
+class ScoringContent:
+    """Content of a batch of sequences to score."""
 
     batch: pack.TreeBatch
     rows: dict[int, list[RequestRow]]
-    """Item → a row for each of its sequences, without the scores."""
+    """Index of an item → a row for each of its sequences, without the scores."""
 
 
 @dataclass(frozen=True)
-class ToGenerate:
-    """Content of a batch of texts."""
+class GenerationContent:
+    """Content of a batch of prompts to continue."""
 
     prompts: list[Prompt]
     rows: list[RequestRow]
-    """One for each, without the text."""
+    """One for each prompt, without the text."""
 
 
 def batches_of(
-    asked: dict[str, list[LMEvalRequest]],
+    requests: dict[str, list[LMEvalRequest]],
     facts: RequestFacts,
     tokenizer: Any,
     finished: FinishedRows,
     budget: int | None,
     say: Say,
 ) -> Batches:
-    """The batches of all requests that are not answered.
+    """Yield the batches of all requests without an answer.
 
     Args:
-        asked: see `asked_of`.
-        facts: of the model.
-        tokenizer: of the model.
-        finished: what the journal holds.
-        budget: that the user gave, if any.
-        say: told once of continuations that were encoded by themselves.
+        requests: by task, see `group_by_task`.
+        facts: about the model.
+        tokenizer: the model's tokenizer.
+        finished: the rows in the journal.
+        budget: the token budget that the user gave, if any.
+        say: called once if continuations were encoded without their context.
     """
     encoding = Encoding(tokenizer, facts.prefix_id, facts.prefix_text, facts.window)
-    for members in asked.values():
+    for members in requests.values():
         if not unanswered(finished, members):
             continue
-        if members[0].place.kind == "generate_until":
+        if members[0].key.kind == "generate_until":
             yield from _to_generate(members, facts, encoding, finished)
         else:
             yield from _to_score(members, facts, encoding, finished, budget, say)
 
 
-def wanted_of(
+def continuations_of(
     members: Sequence[LMEvalRequest], encoding: Encoding, say: Say
-) -> Iterator[tuple[RequestKey, Wanted, RequestRow]]:
-    """(place, what the engine is asked, the row but for its score) of each request or window."""
-    if members[0].place.kind == "loglikelihood":
+) -> Iterator[tuple[RequestKey, Continuation, RequestRow]]:
+    """Yield (key, continuation for the engine, row without its score) of each request or window."""
+    if members[0].key.kind == "loglikelihood":
         texts = [one.request.args for one in members]
         pairs = encode_pairs(encoding, texts, lambda index: label_of(members[index].request), say)
-        for (place, request, digest), pair in zip(members, pairs, strict=True):
-            wanted = Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), place.task)
-            yield place, wanted, _row(place, digest, 1, len(pair.context), len(pair.continuation), pair.cut)
+        for (key, request, digest), pair in zip(members, pairs, strict=True):
+            continuation = Continuation(pair.context, pair.continuation, label_of(request), owner_of(request), key.task)
+            yield key, continuation, _row(key, digest, 1, len(pair.context), len(pair.continuation), pair.cut)
         return
-    for place, request, digest in members:
+    for key, request, digest in members:
         label = label_of(request)
-        found = windows(encoding, request.args[0], label)
-        for part, (context, continuation) in enumerate(found):
-            own = place._replace(part=part)
-            row = _row(own, digest, len(found), len(context), len(continuation))
-            yield own, Wanted(context, continuation, f"{label}, window {part}", own), row
+        parts = windows(encoding, request.args[0], label)
+        for part, (context, scored) in enumerate(parts):
+            window_key = key._replace(part=part)
+            row = _row(window_key, digest, len(parts), len(context), len(scored))
+            yield window_key, Continuation(context, scored, f"{label}, window {part}", window_key), row
 
 
 def _to_score(
@@ -124,66 +124,67 @@ def _to_score(
     budget: int | None,
     say: Say,
 ) -> Iterator[Batch]:
-    """What is missing of a task, and with it what shares its batches."""
-    task, journal = members[0].place.task, members[0].place.journal
-    found = list(wanted_of(members, encoding, say))
-    scored = {_whole(place) for place, _, _ in found}
-    if empty := [one for one in members if one.place not in scored]:
-        rows = [_row(one.place, one.digest, 0)._replace(likelihood=0.0) for one in empty]
+    """Yield the unfinished batches of a task whose requests are scored."""
+    task, journal = members[0].key.task, members[0].key.journal
+    found = list(continuations_of(members, encoding, say))
+    scored = {_whole(key) for key, _, _ in found}
+    if empty := [one for one in members if one.key not in scored]:
+        rows = [_row(one.key, one.digest, 0)._replace(likelihood=0.0) for one in empty]
         if unanswered(finished, empty):
-            yield Batch(task, EMPTY, rows, *_extent(empty), journal)
-    items, numbers = items_of([wanted for _, wanted, _ in found])
+            yield Batch(task, EMPTY_TEXTS, rows, *_extent(empty), journal)
+    items, numbers = items_of([continuation for _, continuation, _ in found])
     if items and facts.shares and budget == facts.token_budget:
         pack.refuse_small_budget(items, budget)
-    work = {one.place: work_of(one.request) for one in members}
+    work = {one.key: work_of(one.request) for one in members}
 
     def done(batch: pack.TreeBatch) -> bool:
         return all(
-            key_of(found[n][0], found[n][2].digest) in finished for item in batch.items for n in numbers[item.index]
+            journal_key(found[n][0], found[n][2].digest) in finished
+            for item in batch.items
+            for n in numbers[item.index]
         )
 
     for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
         fresh = [
-            (place, row)
+            (key, row)
             for item in batch.items
-            for place, _, row in (found[n] for n in numbers[item.index])
-            if key_of(place, row.digest) not in finished
+            for key, _, row in (found[n] for n in numbers[item.index])
+            if journal_key(key, row.digest) not in finished
         ]
-        amount = sum(work[_whole(place)] / max(row.parts, 1) for place, row in fresh)
-        documents = len({place.doc_id for place, _ in fresh})
-        yield Batch(task, number, ToScore(batch, rows_of), amount, documents, journal)
+        amount = sum(work[_whole(key)] / max(row.parts, 1) for key, row in fresh)
+        documents = len({key.doc_id for key, _ in fresh})
+        yield Batch(task, number, ScoringContent(batch, rows_of), amount, documents, journal)
 
 
 def _to_generate(
     members: Sequence[LMEvalRequest], facts: RequestFacts, encoding: Encoding, finished: FinishedRows
 ) -> Iterator[Batch]:
-    """Prompts that begin alike or are of like length, as many as memory holds."""
-    task, journal = members[0].place.task, members[0].place.journal
+    """Yield the unfinished batches of a task whose requests generate text."""
+    task, journal = members[0].key.task, members[0].key.journal
     assert facts.texts is not None
-    prompts = prompts_of([(one.place, one.request.args) for one in members], encoding, facts.texts)
-    left = {one.place for one in unanswered(finished, members)}
+    prompts = prompts_of([(one.key, one.request.args) for one in members], encoding, facts.texts)
+    missing = {one.key for one in unanswered(finished, members)}
     for number, batch in enumerate(facts.texts.capacity.batches(prompts)):
-        asked = [members[prompt.index] for prompt in batch]
-        if fresh := [one for one in asked if one.place in left]:
+        batch_requests = [members[prompt.index] for prompt in batch]
+        if fresh := [one for one in batch_requests if one.key in missing]:
             rows = [
-                _row(one.place, one.digest, 1, len(prompt.tokens)) for one, prompt in zip(asked, batch, strict=True)
+                _row(one.key, one.digest, 1, len(prompt.tokens))
+                for one, prompt in zip(batch_requests, batch, strict=True)
             ]
-            yield Batch(task, number, ToGenerate(batch, rows), *_extent(fresh), journal)
+            yield Batch(task, number, GenerationContent(batch, rows), *_extent(fresh), journal)
 
 
-def _row(
-    place: RequestKey, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0
-) -> RequestRow:
-    where = (place.doc_id, place.number, place.part)
-    return RequestRow(*where, digest, parts, None, None, context, continuation, cut, None)
+def _row(key: RequestKey, digest: str, parts: int, context: int = 0, continuation: int = 0, cut: int = 0) -> RequestRow:
+    identity = (key.doc_id, key.number, key.part)
+    return RequestRow(*identity, digest, parts, None, None, context, continuation, cut, None)
 
 
-def _whole(place: RequestKey) -> RequestKey:
-    """The request that a window belongs to."""
-    return place._replace(part=0) if place.kind == "loglikelihood_rolling" else place
+def _whole(key: RequestKey) -> RequestKey:
+    """Return the key of the request that a window belongs to."""
+    return key._replace(part=0) if key.kind == "loglikelihood_rolling" else key
 
 
 def _extent(members: Sequence[LMEvalRequest]) -> tuple[float, int]:
-    """(work, documents) of requests."""
-    return sum(work_of(one.request) for one in members), len({one.place.doc_id for one in members})
+    """Return (cost, number of documents) of requests."""
+    return sum(work_of(one.request) for one in members), len({one.key.doc_id for one in members})

@@ -1,8 +1,10 @@
-"""lm-eval's tasks: lm-eval builds the requests and computes the metrics; evalkit answers the requests and keeps them.
+"""lm-eval's tasks. lm-eval builds the requests and computes the metrics; evalkit computes and stores the answers.
+
+In: a `SuiteRequest` with task names. Out: a run folder with these files:
 
 scores.parquet   the score table of the multiple-choice tasks with one gold answer
 results.json     every metric of every task and group
-lm_eval/         the same in lm-eval's form
+lm_eval/         the same in lm-eval's format
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class _LMEvalGroup(StoredTask):
 
 
 class _LMEvalTask(_LMEvalGroup):
-    """A task there."""
+    """A task in results.json."""
 
     seconds: float
 
@@ -61,7 +63,7 @@ class _LMEvalResults(Stored):
 
 
 class LMEval(Benchmark):
-    """See the module."""
+    """The benchmark of lm-eval's tasks."""
 
     kind = LM_EVAL
     row = RequestRow
@@ -81,8 +83,8 @@ class LMEval(Benchmark):
         return plan_tasks(request, say)
 
     def is_missing(self, plan: TaskPlan, finished: FinishedRows) -> bool:
-        """Whether a request has no answer."""
-        return any(unanswered(finished, members) for members in plan.asked.values())
+        """Return whether any request has no answer yet."""
+        return any(unanswered(finished, members) for members in plan.requests_by_task.values())
 
     def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
         """See `Benchmark`."""
@@ -94,23 +96,23 @@ class LMEval(Benchmark):
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.batches import batches_of
 
-        left = [one for members in plan.asked.values() for one in unanswered(finished, members)]
-        total = sum(work_of(one.request) for members in plan.asked.values() for one in members)
+        missing = [one for members in plan.requests_by_task.values() for one in unanswered(finished, members)]
+        total = sum(work_of(one.request) for members in plan.requests_by_task.values() for one in members)
         return Planned(
-            batches_of(plan.asked, facts, tokenizer, finished, plan.request.token_budget, say),
+            batches_of(plan.requests_by_task, facts, tokenizer, finished, plan.request.token_budget, say),
             total,
-            total - sum(work_of(one.request) for one in left),
+            total - sum(work_of(one.request) for one in missing),
         )
 
     def finish(self, plan: TaskPlan, finished: FinishedRows, writer: RunWriter) -> None:
-        """Have lm-eval measure every task, and write what comes out."""
+        """Compute every task's metrics with lm-eval, and write the results."""
         import lm_eval.evaluator
 
-        from evalkit.benchmarks.lm_eval.answers import Answers
+        from evalkit.benchmarks.lm_eval.answers import StoredAnswers
         from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
         from evalkit.benchmarks.lm_eval.results import write_results
 
-        request, tasks, answers = plan.request, plan.tasks, Answers(finished)
+        request, tasks, answers = plan.request, plan.tasks, StoredAnswers(finished)
         with quiet_lm_eval(writer.say):
             try:
                 _ = plan.requests
@@ -120,23 +122,23 @@ class LMEval(Benchmark):
             except Exception as error:
                 raise RunError(
                     f"lm-eval cannot evaluate {', '.join(tasks.names)} ({type(error).__name__}: {first_line(error)}); "
-                    f"what was scored is kept in {writer.folder}"
+                    f"the finished answers are kept in {writer.folder}"
                 ) from error
         write_results(writer, tasks, answers, results, request.log_samples)
 
     def serves(self, plan: TaskPlan, run: Run) -> bool:
-        """Whether a finished run has the sample files, if they are asked for."""
+        """Return whether a finished run has the sample files that the request needs."""
         return run.serves(plan.request.log_samples)
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """Every metric that is a number, as lm-eval computed it.
+        """Return every numeric metric, as lm-eval computed it.
 
         Raises:
-            UsageError: a rule is asked for: lm-eval's tasks have metrics of their own.
+            UsageError: a rule is given; lm-eval's tasks have their own metrics.
         """
         if rule is not None:
             raise UsageError(
-                f"run {run.folder} is of lm-eval's tasks, which are measured by their own metrics; leave out --rule"
+                f"run {run.folder} is a run of lm-eval's tasks, which have their own metrics; leave out --rule"
             )
         documents = run.manifest["documents"]
         return [
@@ -156,17 +158,17 @@ class LMEval(Benchmark):
         ]
 
     def comparable(self, run: Run) -> TaskChoices:
-        """See `Benchmark`: of the multiple-choice tasks with one gold answer."""
+        """See `Benchmark`; only multiple-choice tasks with one gold answer are compared."""
         return TaskChoices(run)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
-        """See `Benchmark`: every metric of every task and group, as lm-eval computed it."""
+        """See `Benchmark`; contains every metric of every task and group, as lm-eval computed it."""
         from evalkit.benchmarks.lm_eval.results_report import metrics_report
 
         return metrics_report(run)
 
     def prompts(self, plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
-        """See `Benchmark`: each request, as lm-eval makes it."""
+        """See `Benchmark`; yields the requests as lm-eval builds them."""
         from evalkit.benchmarks.lm_eval.plan import first_requests
         from evalkit.benchmarks.lm_eval.prompt_text import requests_text
 
@@ -174,32 +176,34 @@ class LMEval(Benchmark):
             yield requests_text(first_requests(task, count))
 
     def suites(self) -> dict[str, str]:
-        """One name for all of lm-eval's tasks."""
-        return {LM_EVAL: "any of lm-eval's tasks, by their own prompts and metrics"}
+        """Return the one suite name for all of lm-eval's tasks."""
+        return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}
 
     def headline(self, run: Run) -> tuple[float | None, str]:
-        """Its first metric; lm-eval's groups say themselves how they aggregate."""
-        from evalkit.benchmarks.lm_eval.results_report import state
+        """Return the first metric of the first group, or of the first task if there are no groups."""
+        from evalkit.benchmarks.lm_eval.results_report import summary_of
 
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
-        return next((value for value in values if isinstance(value, float)), None), state(run.stored)
+        return next((value for value in values if isinstance(value, float)), None), summary_of(run.stored)
 
     def label(self, run: Run, task: str) -> Label:
-        """As evalkit's suites have it."""
+        """Return the label that evalkit's suites use."""
         return label_of(task)
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
-        """Raises a `UsageError`: evalkit does not know the data sets of lm-eval's tasks."""
-        raise UsageError(f"run {run.folder} is of lm-eval's own tasks; export it with --to lm_eval, which has them all")
+        """Raise a `UsageError`, since evalkit does not know the datasets of lm-eval's tasks."""
+        raise UsageError(
+            f"run {run.folder} is a run of lm-eval's own tasks; export it with --to lm_eval, which supports all of them"
+        )
 
 
 class TaskChoices(ComparableChoices):
-    """See `ComparableChoices`."""
+    """The multiple-choice scores of a run of lm-eval's tasks."""
 
     lacking = "no multiple-choice scores"
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`: lm-eval's hash is of the documents up to the limit, and its configuration has the shots."""
+        """See `Comparable`. The documents' hash covers those up to the limit; the config has the few-shot examples."""
         specification = self.run.manifest["specification"]
         about = specification["tasks"][task]
         return {

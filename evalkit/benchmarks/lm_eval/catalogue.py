@@ -1,7 +1,8 @@
-"""From names to lm-eval's tasks, and what evalkit cannot serve refused before a model is loaded.
+"""Loading of lm-eval's tasks by name.
 
-A name is looked for in the user's folder (`--include-path`), among evalkit's own task files, whose documents it has
-pinned, and in lm-eval's catalogue, in this order. It may be a task, a group or a tag.
+In: names of tasks, groups or tags. Out: a `TaskSet`. Unsupported tasks are rejected before a model is loaded. Names are
+looked up in the user's folder (`--include-path`), in evalkit's own task files, whose documents are pinned by hash, and
+in lm-eval's catalogue, in this order.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError
 from evalkit.models.locate import Say
 from evalkit.resources import resource
 
-SERVED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
-"""Output types of tasks that evalkit can serve: all of lm-eval's that are text."""
+SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
+"""Supported output types: all of lm-eval's text types."""
 
 _LOCAL = ("json", "parquet", "csv", "text", "arrow", "pandas")
-"""Builders of the `datasets` library that read files; anything else is a name on the hub or a folder."""
+"""Builders of the `datasets` library that read files; any other value is a name on the hub or a folder."""
 
 
 @dataclass
 class TaskSet:
-    """Tasks as lm-eval runs them."""
+    """The loaded lm-eval tasks and groups of a run."""
 
     names: tuple[str, ...]
-    """What was asked for."""
+    """The requested names."""
     tasks: dict[str, Any] = field(default_factory=dict)
-    """Leaf tasks by name, in the order they were asked for."""
+    """Leaf tasks by name, in the requested order."""
     groups: dict[str, Any] = field(default_factory=dict)
     """Groups by name, whose metrics lm-eval aggregates."""
     pinned: set[str] = field(default_factory=set)
-    """Leaf tasks whose documents evalkit has pinned."""
+    """Leaf tasks whose documents evalkit pins by hash."""
 
     def as_lm_eval(self) -> dict[str, Any]:
-        """What lm-eval's `evaluate` takes."""
+        """Return the task dictionary for lm-eval's `evaluate`."""
         return {
             "tasks": self.tasks,
             "groups": self.groups,
@@ -61,87 +62,87 @@ def load_tasks(
     Args:
         names: tasks, groups or tags.
         include_path: the user's folder of task files.
-        num_fewshot: examples before each question; None for the task's own number.
+        num_fewshot: number of few-shot examples; None: the task's own number.
         library: documents of evalkit's own tasks.
-        say: told what takes long.
+        say: called before steps that take long.
 
     Raises:
-        UnknownNameError: a name that is none of them.
-        UsageError: a task that evalkit cannot serve, or one that is named twice.
-        DataError: documents that cannot be loaded, or a task file that lm-eval cannot read.
+        UnknownNameError: a name is no task, group or tag.
+        UsageError: a task is not supported, or is named twice.
+        DataError: documents cannot be loaded, or lm-eval cannot read a task file.
     """
     with quiet_lm_eval():
         own = _manager(resource(*TASK_DIR), {"library": library, "num_fewshot": num_fewshot or 0})
         users = _manager(include_path, None)
         if include_path is not None and not users.task_index:
-            raise UsageError(f"--include-path {include_path}: holds no task file (*.yaml with a 'task' or 'group' key)")
-        served_by_own = {
+            raise UsageError(f"--include-path {include_path}: found no task file (*.yaml with a 'task' or 'group' key)")
+        pinned = {
             name for name in names if name not in users.task_index and _is_pinned(name, own.task_index, num_fewshot)
         }
-        others = [name for name in names if name not in served_by_own]
+        others = [name for name in names if name not in pinned]
         if not is_closed(others, users.task_index):
             catalogue = catalogue_index(say)
             if unknown := [name for name in others if name not in users.task_index and name not in catalogue]:
                 raise UnknownNameError("task", unknown[0], {*catalogue, *users.task_index, *own.task_index})
             replace_index(users, catalogue | users.task_index)
         for name in others:
-            check_served(name, users.task_index)
+            check_supported(name, users.task_index)
         found = TaskSet(tuple(names))
         with _hub_or_cache_only(say) as reach:
             for manager in (own, users):
-                wrap_building(manager, partial(_naming, reach=reach))
+                wrap_building(manager, partial(_with_task_in_errors, reach=reach))
             for name in names:
-                _add(found, name, own if name in served_by_own else users, name in served_by_own)
+                _load_into(found, name, own if name in pinned else users, name in pinned)
         for task in found.tasks.values():
             _check_loaded(task)
         return found
 
 
 def names_in(folder: Path) -> set[str]:
-    """Tasks, groups and tags that a user's folder of task files defines."""
+    """Return the names of the tasks, groups and tags that a folder of task files defines."""
     with quiet_lm_eval():
         return set(_manager(folder, None).task_index)
 
 
-def check_served(name: str, index: Index) -> None:
-    """Look into task files, without running what they name, for what evalkit cannot serve.
+def check_supported(name: str, index: Index) -> None:
+    """Check that evalkit supports a task by its task files, whose functions are not run.
 
     Args:
         name: a task, group or tag.
         index: lm-eval's entries by name.
 
     Raises:
-        UsageError: names the task and what it needs.
+        UsageError: a task is not supported; the message names it and what it needs.
     """
     for task, config in leaves_of(name, index, {}):
         if any(config.get(key) is not None for key in ("doc_to_image", "doc_to_audio")):
-            raise UsageError(f"task {task} shows pictures or plays sound; evalkit evaluates models of text only")
+            raise UsageError(f"task {task} has images or audio; evalkit evaluates text only")
         if config.get("unsafe_code"):
             raise UsageError(
-                f"task {task} runs the code that a model writes; evalkit does not: use lm_eval with "
+                f"task {task} runs generated code, which evalkit does not support; use lm_eval with "
                 "--confirm_run_unsafe_code, inside a sandbox"
             )
         output = config.get("output_type", "generate_until")
-        if "class" not in config and output not in SERVED:
-            raise UsageError(f"task {task} has the output type '{output}'; evalkit serves {', '.join(SERVED)}")
+        if "class" not in config and output not in SUPPORTED:
+            raise UsageError(f"task {task} has the output type '{output}'; evalkit supports {', '.join(SUPPORTED)}")
 
 
 def _manager(folder: Path | None, metadata: dict[str, Any] | None) -> Any:
     from lm_eval.tasks import TaskManager
 
     if folder is not None and not folder.is_dir():
-        raise UsageError(f"--include-path {folder}: there is no such folder")
+        raise UsageError(f"--include-path {folder}: no such folder")
     if folder is not None and metadata is None:
         check_task_files(folder)
     return TaskManager(include_path=str(folder) if folder else None, include_defaults=False, metadata=metadata)
 
 
 def _is_pinned(name: str, index: Index, num_fewshot: int | None) -> bool:
-    """Whether evalkit's own task file serves. Few-shot examples it has for MMLU alone; others lie on the hub."""
+    """Return whether evalkit's own task file is used. Only MMLU's has few-shot examples; others are on the hub."""
     return name in index and (not num_fewshot or name.startswith("mmlu"))
 
 
-def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
+def _load_into(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
     try:
         loaded = manager.load([name])
     except EvalkitError:
@@ -154,7 +155,7 @@ def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
         found.tasks[leaf] = task
         if pinned:
             found.pinned.add(leaf)
-            # The documents are loaded; lm-eval copies and writes what stays here
+            # No longer needed, and lm-eval copies and writes the metadata
             for key in ("library", "num_fewshot"):
                 task.config.metadata.pop(key, None)
     found.groups |= loaded.get("groups", {})
@@ -163,10 +164,10 @@ def _add(found: TaskSet, name: str, manager: Any, pinned: bool) -> None:
             (group.metadata or {}).pop(key, None)
 
 
-def _naming(build: Build, reach: Callable[[], str | None]) -> Build:
-    """What makes a task, with errors that name it."""
+def _with_task_in_errors(build: Build, reach: Callable[[], str | None]) -> Build:
+    """Wrap lm-eval's task builder so that its errors name the task."""
 
-    def named(entry: Any, overrides: dict[str, Any] | None) -> Any:
+    def build_named(entry: Any, overrides: dict[str, Any] | None) -> Any:
         config = config_of(entry) | (overrides or {})
         place = str(config.get("dataset_path") or "")
         remote = place and place not in _LOCAL and "custom_dataset" not in config and not Path(place).exists()
@@ -184,47 +185,47 @@ def _naming(build: Build, reach: Callable[[], str | None]) -> Build:
                 why = f"the hub cannot be reached ({trouble}) and they are not cached" if trouble else _reason(error)
                 raise DataError(
                     f"task {entry.name}: its documents ({place}) cannot be loaded: {why}; "
-                    "repair that, or name local files in a task file of your own, with --include-path"
+                    "fix this, or use a task file with local files and --include-path"
                 ) from error
             raise DataError(f"task {entry.name}: lm-eval cannot load it: {_reason(error)}") from error
 
-    return named
+    return build_named
 
 
 def _reason(error: BaseException) -> str:
-    """A foreign error in one line, with its kind, which often says more than its text."""
+    """Return another library's error in one line, with its type, which is often more specific than its text."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 @contextlib.contextmanager
 def _hub_or_cache_only(say: Say) -> Iterator[Callable[[], str | None]]:
-    """A function that asks once whether the hub can be reached; if not, only caches are looked into, at once."""
+    """Yield a function that checks once whether the hub is reachable; if it is not, only caches are used."""
     import datasets
     import huggingface_hub.constants
 
     from evalkit.data.hub import reach
 
-    answers: list[str | None] = []
+    results: list[str | None] = []
     with contextlib.ExitStack() as after:
 
-        def ask() -> str | None:
-            if not answers:
-                answers.append(reach())
-                if answers[0] is not None:
-                    say(f"the Hugging Face hub cannot be used ({answers[0]}); only its cache is looked into")
+        def check() -> str | None:
+            if not results:
+                results.append(reach())
+                if results[0] is not None:
+                    say(f"the Hugging Face hub cannot be used ({results[0]}); only its cache is used")
                     after.enter_context(patch.object(datasets.config, "HF_HUB_OFFLINE", True))
                     after.enter_context(patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True))
-            return answers[0]
+            return results[0]
 
-        yield ask
+        yield check
 
 
 def _check_loaded(task: Any) -> None:
-    """What only the loaded task tells: Python classes, and what functions in its file set."""
+    """Raise an error for a task that only shows after loading that it is not supported or has no documents."""
     name = task.task_name
     if getattr(task, "MULTIMODAL", False):
-        raise UsageError(f"task {name} shows pictures or plays sound; evalkit evaluates models of text only")
+        raise UsageError(f"task {name} has images or audio; evalkit evaluates text only")
     if getattr(task, "UNSAFE_CODE", False):
-        raise UsageError(f"task {name} runs the code that a model writes; evalkit does not")
+        raise UsageError(f"task {name} runs generated code, which evalkit does not support")
     if not len(task.eval_docs):
-        raise DataError(f"task {name}: there are no documents")
+        raise DataError(f"task {name}: no documents found")

@@ -1,8 +1,8 @@
-"""evalkit as an lm-eval model: lm-eval's own Hugging Face class with evalkit's tokenisation and scoring.
+"""evalkit as an lm-eval model: lm-eval's Hugging Face class with evalkit's tokenisation, scoring and generation.
 
-In: a checkpoint. Out: a `Harness`, which `lm_eval.simple_evaluate(model=…)` takes as it is. `loglikelihood` encodes in
-batches and scores through shared prefixes, `loglikelihood_rolling` is lm-eval's with its windows scored here too, and
-`generate_until` is evalkit's generator under lm-eval's rules.
+In: a checkpoint. Out: a `Harness` for `lm_eval.simple_evaluate(model=…)`. `loglikelihood` encodes in batches and scores
+with shared prefixes. `loglikelihood_rolling` is lm-eval's, with its windows scored by evalkit. `generate_until` uses
+evalkit's generator with lm-eval's rules.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lm_eval.models.huggingface import HFLM
 
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
 from evalkit.benchmarks.lm_eval.quiet import log_from
-from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, places
-from evalkit.benchmarks.lm_eval.scoring import Wanted, score_all
-from evalkit.benchmarks.lm_eval.texts import TextFacts, check_texts, prompts_of, text_of
+from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, with_keys
+from evalkit.benchmarks.lm_eval.scoring import Continuation, score_all
+from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of, validate_generation
 from evalkit.brief import brief
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
@@ -57,17 +57,17 @@ def harness(
         lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"], limit=50)
 
     Args:
-        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or one that is loaded already.
-        token_budget: most tokens of a batch that is scored, and of keys and values that are kept while texts are
-            generated; None or "auto": what fits into memory.
-        add_bos_token: whether texts begin with the begin token; None leaves it to the tokenizer.
-        batch_size: most texts that are generated at once; None or "auto": what fits. No answer depends on it.
-        say: called with each line of news; printed to standard error by default.
+        model: a checkpoint folder, a hub name, a GGUF file, or "demo"; or a loaded model.
+        token_budget: most tokens of a scored batch, and of keys and values during generation; None or "auto": as
+            many as fit into memory.
+        add_bos_token: whether texts begin with the BOS token; None: the tokenizer's default.
+        batch_size: most texts generated at once; None or "auto": as many as fit. No answer depends on it.
+        say: called with each progress message; by default messages are printed to standard error.
         revision, tokenizer, device, dtype, attention, context, context_method, context_original, context_config,
             allow_pickle, trust_remote_code: how the checkpoint is loaded, see `evalkit.evaluate`.
 
     Raises:
-        EvalkitError: whatever is wrong with the checkpoint or an argument, in one line.
+        EvalkitError: the checkpoint or an argument is not valid; one line that names it.
     """
     return Harness(
         model,
@@ -91,16 +91,15 @@ def harness(
 
 @register_model("evalkit")
 class Harness(HFLM):  # type: ignore[misc]
-    """lm-eval's `HFLM` on a checkpoint that evalkit has loaded.
+    """lm-eval's `HFLM` with a checkpoint that evalkit loads.
 
     Args:
-        pretrained: a checkpoint as `--model` takes it, or one that is loaded already.
-        token_budget: most tokens of a batch that is scored, and of keys and values that are kept while texts are
-            generated; None: what fits.
-        add_bos_token: as lm-eval's: None leaves it to the tokenizer.
-        batch_size: most texts generated at once; None or "auto": what fits. No answer depends on it.
-        say: told what the user should know; by default it is printed to standard error.
-        **model: how the checkpoint is loaded, as the fields of `ModelSpec`.
+        pretrained: a checkpoint as in `--model`, or a loaded model.
+        token_budget: most tokens of a scored batch, and of keys and values during generation; None: as many as fit.
+        add_bos_token: as in lm-eval; None: the tokenizer's default.
+        batch_size: most texts generated at once; None or "auto": as many as fit. No answer depends on it.
+        say: called with messages for the user; by default they are printed to standard error.
+        **model: how the checkpoint is loaded; the fields of `ModelSpec`.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class Harness(HFLM):  # type: ignore[misc]
         say: Callable[[str], None] = say_on_stderr,
         **model: Any,
     ) -> None:
-        # lm-eval's command line hands on words, of which "no" would count as true
+        # lm-eval's command line passes strings, and "no" would be truthy
         if add_bos_token is not None:
             switch("add_bos_token", add_bos_token)
         if max_batch_size is not None:
@@ -129,11 +128,11 @@ class Harness(HFLM):  # type: ignore[misc]
         elif given := [
             name for name, value in model.items() if str(value) not in ("None", "False", "auto", UNSTRETCHED)
         ]:
-            raise UsageError(f"{loaded.name}: is loaded already; leave out {given[0]}, or give its path")
+            raise UsageError(f"{loaded.name}: the model is already loaded; leave out {given[0]}, or give its path")
         if loaded.bos_id is None and loaded.eos_id is None:
             raise CheckpointError(
-                f"{loaded.name}: its tokenizer has neither a begin nor an end token, and lm-eval needs one to put "
-                "before a text without context; see --tokenizer"
+                f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and lm-eval needs one as prefix "
+                "of a text without context; give another --tokenizer"
             )
         with quiet(), log_from(logging.ERROR):
             super().__init__(
@@ -148,19 +147,19 @@ class Harness(HFLM):  # type: ignore[misc]
         self._engine: Any = None
         self._generator: Any = None
         self._most_texts = _batch_size(batch_size)
-        # lm-eval's own, which others may read
+        # lm-eval's attribute, which other code may read
         self.batch_size_per_gpu = self._most_texts or 1
         self.remembers = loaded is not pretrained
-        """Whether the model is as its checkpoint has it, so that the start-up check may take what it found before."""
+        """Whether the model is unmodified since loading, so that the start-up check may reuse its stored result."""
         self.token_budget = _budget(token_budget, loaded.model)
-        self.asked_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
+        self.given_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
 
     def __repr__(self) -> str:
         return brief(self, *self.loaded.summary)
 
     @property
     def engine(self) -> Any:
-        """What scores; made when it is first asked for."""
+        """The scoring engine, created at first use."""
         if self._engine is None:
             from evalkit.scoring.engine import Engine
 
@@ -171,7 +170,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
     @property
     def generator(self) -> Any:
-        """What generates; made when it is first asked for."""
+        """The generator, created at first use."""
         if self._generator is None:
             from evalkit.generation.generator import generator_of
 
@@ -179,12 +178,12 @@ class Harness(HFLM):  # type: ignore[misc]
         return self._generator
 
     def text_facts(self, budget: int | None) -> TextFacts:
-        """What is needed to put texts into batches.
+        """Return the facts that batches of generated texts need.
 
         Args:
-            budget: most tokens of keys and values; None: what fits.
+            budget: most tokens of keys and values; None: as many as fit.
         """
-        from evalkit.generation.room import capacity_of
+        from evalkit.generation.capacity import capacity_of
         from evalkit.generation.tokens import end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)
@@ -194,34 +193,34 @@ class Harness(HFLM):  # type: ignore[misc]
         return TextFacts(tuple(sorted(ends)), most_new, replace(capacity, most_rows=most))
 
     def kernel(self, kind: str) -> str:
-        """How the model attends for requests of a kind, as `BatchDevice` has it."""
+        """Return the attention kernel for requests of a kind, as in `BatchDevice`."""
         if kind == "generate_until":
             return self.loaded.attention
         return str(self.engine.kernel) if self.engine.shares else "alone"
 
     def encode(self, requests: Sequence[Any]) -> list[Pair]:
-        """Token ids of `loglikelihood` requests.
+        """Return the token ids of `loglikelihood` requests.
 
         Raises:
-            ScoringError: a continuation that cannot be scored; names task and document.
+            ScoringError: a continuation cannot be scored; names task and document.
         """
         return encode_pairs(self, [r.args for r in requests], lambda index: label_of(requests[index]), self._say)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """lm-eval's (log-likelihood, greedy?) of each request, in order."""
+        """Return (log-likelihood, is greedy) of each request, in order."""
         pairs = self.encode(requests)
-        wanted = [
-            Wanted(pair.context, pair.continuation, label_of(request), owner_of(request), request.task_name or "")
+        continuations = [
+            Continuation(pair.context, pair.continuation, label_of(request), owner_of(request), request.task_name or "")
             for pair, request in zip(pairs, requests, strict=True)
         ]
-        return self._answers(wanted, [request.args for request in requests])
+        return self._answers(continuations, [request.args for request in requests])
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """lm-eval's own, with the windows of all texts in one call."""
+        """Return the log-likelihood of each text, with lm-eval's method; the windows of all texts are one call."""
         for request in requests:
             check_text(request.args[0], label_of(request))
         before = self.batch_size
-        # lm-eval counts windows here, and no window is shorter than a character
+        # lm-eval's batch size in windows; no window is shorter than a character
         self.batch_size_per_gpu = max(1, sum(len(request.args[0]) for request in requests))
         try:
             found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm=True)
@@ -230,42 +229,42 @@ class Harness(HFLM):  # type: ignore[misc]
         return found
 
     def check_generation(self, requests: Sequence[Any]) -> None:
-        """See `texts.check_texts`."""
-        check_texts(requests, self.loaded, self.max_length)
+        """Validate generation requests, see `texts.validate_generation`."""
+        validate_generation(requests, self.loaded, self.max_length)
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The text of each request, in order, after a look at whether they can be had (see `check_generation`)."""
+        """Return the generated text of each request, in order; validates them first, see `check_generation`."""
         with quiet(), log_from(logging.ERROR):
             self.check_generation(requests)
-            facts = self.text_facts(self.asked_budget)
-            prompts = prompts_of([(place, one.args) for place, one in places(requests)], self, facts)
+            facts = self.text_facts(self.given_budget)
+            prompts = prompts_of([(key, one.args) for key, one in with_keys(requests)], self, facts)
             texts: dict[int, str] = {}
             for batch in facts.capacity.batches(prompts):
-                for prompt, made in zip(batch, self.generator.generate(batch, self._say), strict=True):
-                    text = texts[prompt.index] = text_of(self.tokenizer, prompt, made.tokens)
+                for prompt, generation in zip(batch, self.generator.generate(batch, self._say), strict=True):
+                    text = texts[prompt.index] = answer_text(self.tokenizer, prompt, generation.tokens)
                     self.cache_hook.add_partial("generate_until", requests[prompt.index].args, text)
         return [texts[number] for number in range(len(requests))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood, greedy?) of requests in token ids: lm-eval's hook for whatever else it scores."""
-        wanted = []
+        """Return (log-likelihood, is greedy) of requests in token ids; lm-eval calls this for rolling windows."""
+        continuations = []
         for number, (_, context, continuation) in enumerate(requests):
             cut = max(0, len(context) + len(continuation) - self.max_length - 1)
-            wanted.append(Wanted(context[cut:], continuation, f"request {number}", number))
-        return self._answers(wanted, [request[0] for request in requests])
+            continuations.append(Continuation(context[cut:], continuation, f"request {number}", number))
+        return self._answers(continuations, [request[0] for request in requests])
 
-    def _answers(self, wanted: list[Wanted], keys: list[Any]) -> list[tuple[float, bool]]:
-        found: dict[int, tuple[float, bool]] = {}
-        for place, likelihood, greedy in score_all(self.engine, wanted, self.asked_budget):
-            found[place] = (likelihood, greedy)
-            if keys[place] is not None:  # windows of a longer text are not lm-eval's to cache
-                self.cache_hook.add_partial("loglikelihood", keys[place], found[place])
-        return [found[place] for place in range(len(wanted))]
+    def _answers(self, continuations: list[Continuation], cache_keys: list[Any]) -> list[tuple[float, bool]]:
+        answers: dict[int, tuple[float, bool]] = {}
+        for index, likelihood, greedy in score_all(self.engine, continuations, self.given_budget):
+            answers[index] = (likelihood, greedy)
+            if cache_keys[index] is not None:  # lm-eval does not cache windows of a longer text
+                self.cache_hook.add_partial("loglikelihood", cache_keys[index], answers[index])
+        return [answers[index] for index in range(len(continuations))]
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm-eval writes about the model; its own asks the hub."""
+        """Return lm-eval's description of the model, without `HFLM`'s request to the hub."""
         return {
             "model_num_parameters": self.loaded.parameters,
             "model_dtype": self.loaded.dtype,
@@ -274,15 +273,15 @@ class Harness(HFLM):  # type: ignore[misc]
         }
 
 
-def _budget(asked: int | str | None, model: Any) -> int:
+def _budget(given: int | str | None, model: Any) -> int:
     from evalkit.scoring.budget import auto_budget
 
-    if asked is None or asked == "auto":
+    if given is None or given == "auto":
         return auto_budget(model)
-    return whole("token_budget", asked, 1, ", or auto")
+    return whole("token_budget", given, 1, ", or auto")
 
 
-def _batch_size(asked: int | str | None) -> int | None:
-    if asked is None or str(asked).startswith("auto"):
+def _batch_size(given: int | str | None) -> int | None:
+    if given is None or str(given).startswith("auto"):
         return None
-    return whole("batch_size", asked, 1, ", or auto")
+    return whole("batch_size", given, 1, ", or auto")

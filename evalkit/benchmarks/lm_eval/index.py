@@ -1,7 +1,7 @@
-"""lm-eval's index of task files: what a name leads to, before any task is loaded.
+"""lm-eval's index of task files, without loading any task.
 
-In: names of tasks, groups and tags. Out: their task files' content, without running what they name. lm-eval's own index
-takes seconds to build, so it is stored in evalkit's cache folder.
+In: names of tasks, groups and tags. Out: the content of their task files, whose functions are not run. Building
+lm-eval's own index takes seconds, so it is stored in evalkit's cache folder.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Index = dict[str, Any]
 
 
 def catalogue_index(say: Say) -> Index:
-    """lm-eval's own entries. Reading its thousands of files takes seconds, so their names and places are kept."""
+    """Return lm-eval's own entries, from evalkit's cache if it has them: reading thousands of files takes seconds."""
     import lm_eval.tasks
 
     root = Path(lm_eval.tasks.__file__).parent
-    kept = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
+    cached = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
     with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
-        return index_of({name: CatalogueEntry(*entry) for name, entry in read_cached(kept).items()}, root)
-    say("reading lm-eval's task catalogue, some seconds; the next time it is known")
+        return index_of({name: CatalogueEntry(*entry) for name, entry in read_cached(cached).items()}, root)
+    say("reading lm-eval's task catalogue, which takes some seconds the first time")
     entries = index_tasks(root)
-    write_cached(kept, entries)
+    write_cached(cached, entries)
     return index_of(entries, root)
 
 
 def is_closed(names: Sequence[str], index: Index) -> bool:
-    """Whether an index holds all that the names lead to."""
+    """Return whether an index contains the names and all tasks and groups that they refer to."""
     for name in names:
         if name not in index:
             return False
@@ -56,7 +56,7 @@ def _members(entry: Any) -> list[Any]:
 
 
 def config_of(entry: Any) -> dict[str, Any]:
-    """A task file's content, its functions left as names."""
+    """Return the content of a task file; functions stay names."""
     if entry.yaml_path is None:
         return dict(entry.cfg or {})
     try:
@@ -68,7 +68,7 @@ def config_of(entry: Any) -> dict[str, Any]:
 
 
 def leaves_of(name: str, index: Index, overrides: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, configuration) of all leaf tasks that a name leads to."""
+    """Yield (name, configuration) of all leaf tasks of a name."""
     entry = index[name]
     config = config_of(entry)
     if entry.yaml_path is not None and "group" not in config:
@@ -87,11 +87,11 @@ def _leaves_of_member(
             yield from leaves_of(member, index, overrides)
         return
     inner = member.get("group", member.get("task"))
-    own = overrides | {key: value for key, value in member.items() if key not in ("group", "task")}
+    merged = overrides | {key: value for key, value in member.items() if key not in ("group", "task")}
     if isinstance(inner, str) and inner in index:
-        yield from leaves_of(inner, index, own)
+        yield from leaves_of(inner, index, merged)
     elif isinstance(member.get("task"), list):
         for deeper in member["task"]:
-            yield from _leaves_of_member(deeper, index, own)
+            yield from _leaves_of_member(deeper, index, merged)
     else:
-        yield str(inner), own
+        yield str(inner), merged

@@ -1,6 +1,6 @@
-"""What was asked of lm-eval's tasks, made into what a run is: its specification.
+"""The plan of a run of lm-eval's tasks.
 
-In: a `SuiteRequest`. Out: `TaskPlan` with a manifest. Nothing here needs torch, so a finished run is found without it.
+In: a `SuiteRequest`. Out: a `TaskPlan` with a manifest. Torch is not imported, so a finished run is found without it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.activity import doing
-from evalkit.benchmarks.lm_eval.catalogue import SERVED, TaskSet, load_tasks
+from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
-from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, asked_of
+from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import numerics, provenance
@@ -34,18 +34,18 @@ from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 
 SEEDS = {"random": 0, "numpy": 1234, "torch": 1234, "fewshot": 1234}
-"""lm-eval's defaults."""
+"""lm-eval's default seeds."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Where Python says in which place of memory a function lies, which is another one every time."""
+"""The memory address in the repr of a function, which differs in every process."""
 
 _LONGEST_NAME = 200
-"""Bytes of a task's name: file systems take 255, of which the rest of a sample file's name needs some."""
+"""Bytes of a task's name. File systems allow 255 for a file name; the rest is for the sample files' affixes."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A request with everything found that does not need torch."""
+    """A resolved request: checkpoint, tasks and manifest."""
 
     request: SuiteRequest
     checkpoint: Checkpoint
@@ -54,35 +54,35 @@ class TaskPlan:
 
     @cached_property
     def requests(self) -> Sequence[Any]:
-        """All that lm-eval asks of a model."""
+        """All of lm-eval's requests to the model."""
         for task in self.tasks.tasks.values():
-            _name_errors(task)
-            # Anew, since the sampler moves with every document that is asked for
+            _add_task_to_errors(task)
+            # Again, since the sampler's state changes with every document
             task.set_fewshot_seed(SEEDS["fewshot"])
         with quiet_lm_eval(), doing("building requests"):
             for task in self.tasks.tasks.values():
                 task.build_all_requests(limit=self.request.limit, rank=0, world_size=1)
-                # lm-eval's `evaluate` would build them anew
+                # lm-eval's `evaluate` would build them again
                 task.build_all_requests = _already_built
         return [request for task in self.tasks.tasks.values() for request in task.instances]
 
     @cached_property
-    def asked(self) -> dict[str, list[LMEvalRequest]]:
-        """The same as the journal has them, see `asked_of`."""
-        return asked_of(self.requests)
+    def requests_by_task(self) -> dict[str, list[LMEvalRequest]]:
+        """The distinct requests by the journal's task names, see `group_by_task`."""
+        return group_by_task(self.requests)
 
     @property
     def folder(self) -> Path:
-        """The run's folder, whether it exists yet or not."""
-        named = "+".join(self.tasks.names)
-        return run_folder(self.request.output, self.checkpoint, LM_EVAL, named, self.manifest)
+        """The run's folder, which may not exist yet."""
+        names = "+".join(self.tasks.names)
+        return run_folder(self.request.output, self.checkpoint, LM_EVAL, names, self.manifest)
 
 
 def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
-    """Find out what a run is, and refuse what cannot be.
+    """Validate a request and resolve it into a plan.
 
     Raises:
-        EvalkitError: whatever is wrong with the request, the tasks, their documents or the checkpoint.
+        EvalkitError: the request, a task, its documents or the checkpoint are not valid.
     """
     _check_request(request)
     library = Library(request.data_dir, request.allow_unofficial_data, say)
@@ -91,14 +91,14 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         tasks = load_tasks(request.tasks, request.include_path, request.num_fewshot, library, say)
     if request.data_dir is not None and not tasks.pinned:
         raise UsageError(
-            f"--data-dir {request.data_dir}: serves evalkit's own tasks, and none of these is one "
-            f"({', '.join(request.tasks)}); a task file names its documents itself"
+            f"--data-dir {request.data_dir}: is for evalkit's own tasks, and none of these is one "
+            f"({', '.join(request.tasks)}); leave it out, since a task file names its own documents"
         )
     for task in tasks.tasks.values():
         _set_fewshot(task, request.num_fewshot)
         check_first_request(task)
     if request.log_samples:
-        _refuse_long_names(tasks)
+        _check_name_lengths(tasks)
     checkpoint = request.model.locate(say)
     with doing("hashing the tasks' documents"):
         specification = _specification(request, tasks, checkpoint, say)
@@ -107,7 +107,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "kind": LM_EVAL,
         "specification": specification,
         "rule": "acc",
-        # Filled with the multiple-choice tasks when their score table is written
+        # Set to the multiple-choice tasks when their score table is written
         "groups": {},
         "group_sizes": {},
         "documents": {name: source_of(task, name in tasks.pinned, library) for name, task in tasks.tasks.items()},
@@ -119,10 +119,10 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
 
 
 def first_requests(task: Any, count: int) -> list[Any]:
-    """What lm-eval asks of a model for a task's first documents.
+    """Return lm-eval's requests for the first documents of a task.
 
     Raises:
-        DataError: lm-eval cannot build them; names the task and the document.
+        DataError: lm-eval cannot build them; names task and document.
     """
     task.set_fewshot_seed(SEEDS["fewshot"])
     found: list[Any] = []
@@ -145,17 +145,17 @@ def first_requests(task: Any, count: int) -> list[Any]:
 
 
 def check_first_request(task: Any) -> None:
-    """Build one document's requests, so that a task that cannot be run is told before a model is loaded.
+    """Build the requests of one document, so that errors of a task occur before a model is loaded.
 
     Raises:
         DataError: lm-eval cannot build them.
-        ScoringError: they are of a kind that evalkit does not serve.
+        ScoringError: their type is not supported.
     """
     for request in first_requests(task, 1):
-        if request.request_type not in SERVED or len(request.args) > 2:
+        if request.request_type not in SUPPORTED or len(request.args) > 2:
             raise ScoringError(
-                f"task {task.task_name} asks for '{request.request_type}' with {len(request.args)} arguments; "
-                f"evalkit serves {', '.join(SERVED)} on text"
+                f"task {task.task_name} has requests of type '{request.request_type}' with {len(request.args)} "
+                f"arguments; evalkit supports {', '.join(SUPPORTED)} on text"
             )
 
 
@@ -166,7 +166,7 @@ def _check_request(request: SuiteRequest) -> None:
 
 
 def set_seeds() -> None:
-    """As `lm_eval.simple_evaluate` does, before tasks are loaded; each text has a seed of its own (`texts.py`)."""
+    """Set seeds as in `lm_eval.simple_evaluate`, before tasks are loaded; each text has its own seed (`texts.py`)."""
     import random
 
     import numpy as np
@@ -175,24 +175,24 @@ def set_seeds() -> None:
     np.random.seed(SEEDS["numpy"])
 
 
-def _set_fewshot(task: Any, asked: int | None) -> None:
-    """As `lm_eval.simple_evaluate` does: a task that says 0 itself keeps to it."""
+def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
+    """Set the number of few-shot examples as in `lm_eval.simple_evaluate`: a task's own 0 is not overridden."""
     own = task.get_config("num_fewshot")
-    if asked is not None and own != 0:
-        task.set_config(key="num_fewshot", value=asked)
+    if num_fewshot is not None and own != 0:
+        task.set_config(key="num_fewshot", value=num_fewshot)
     elif own is None:
         task.set_config(key="num_fewshot", value=0)
 
 
 def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     generating = [name for name, task in tasks.tasks.items() if task.OUTPUT_TYPE == "generate_until"]
-    found = numerics(request.model, checkpoint, request.limit, say)
-    if generating and found["context_extension"]:
-        refuse_generation(Extension(**found["context_extension"]), generating[0])
+    numerical = numerics(request.model, checkpoint, request.limit, say)
+    if generating and numerical["context_extension"]:
+        refuse_generation(Extension(**numerical["context_extension"]), generating[0])
     return {
-        **found,
+        **numerical,
         "suite": LM_EVAL,
-        # A last bit may change a text, and with it all that follows
+        # A difference in the last bit may change a token and the rest of a text
         "generation": _generation(request, checkpoint) if generating else None,
         "groups": _group_specification(tasks),
         "names": list(tasks.names),
@@ -204,13 +204,13 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
 
 
 def _generation(request: SuiteRequest, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What generated texts depend on beside the rest; of a GGUF file, whose content counts, no settings."""
+    """Return the further settings that generated texts depend on; a GGUF file's are part of its content hash."""
     settings = None if checkpoint.gguf is not None else stable(generation_settings(checkpoint.folder))
     return {"device": request.model.device, "config": settings}
 
 
 def _group_specification(tasks: TaskSet) -> dict[str, str]:
-    """How each group aggregates what."""
+    """Return a hash of each group's aggregation and members."""
     return {
         name: _hash([group.aggregate_metric_list or [], sorted(group.child_names)])
         for name, group in tasks.groups.items()
@@ -218,10 +218,11 @@ def _group_specification(tasks: TaskSet) -> dict[str, str]:
 
 
 def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
+    """Return what determines a task's numbers: output type, version, and hashes of config, documents and examples."""
     with quiet_lm_eval():
         documents = [doc for _, doc in task.doc_iterator(rank=0, limit=limit, world_size=1)]
         config = task.dump_config()
-    # Where the task's file lies is not what it says
+    # The location of the task file does not matter
     config["metadata"] = {k: v for k, v in (config.get("metadata") or {}).items() if k != "config_source"}
     shots = task.config.num_fewshot or 0
     return {
@@ -235,7 +236,7 @@ def task_specification(task: Any, limit: int | None) -> dict[str, Any]:
 
 
 def _hash(things: Any) -> str:
-    """SHA-256 over JSON, with whatever JSON has no form for as Python writes it, less its place in memory."""
+    """Return the SHA-256 of things as JSON; values without a JSON form enter as `str`, without memory addresses."""
     digest = hashlib.sha256()
     for thing in things:
         text = json.dumps(thing, sort_keys=True, ensure_ascii=False, default=str)
@@ -244,7 +245,7 @@ def _hash(things: Any) -> str:
 
 
 def code_hash(folder: Path) -> str:
-    """Of the Python files beside the task files, of which a task's configuration shows only what it names itself."""
+    """Return a hash of the Python files in a folder of task files, whose imports a task's config does not show."""
     files = sorted(path for path in folder.rglob("*.py") if path.is_file())
     try:
         texts = {path: read_bytes(path, MOST_BYTES).decode("utf-8", "replace") for path in files}
@@ -256,12 +257,12 @@ def code_hash(folder: Path) -> str:
 
 
 def _newlines(text: str) -> str:
-    """With the ends of lines that Python reads."""
+    """Return a text with line feeds as line ends, as Python reads source files."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def source_of(task: Any, pinned: bool, library: Library) -> dict[str, Any]:
-    """Where a task's documents came from. Those that evalkit has not pinned are what the task's file names."""
+    """Return the provenance of a task's documents. Those not pinned by evalkit have the source in the task file."""
     count = len(task.eval_docs)
     if pinned:
         documents = library.load(task.config.dataset_kwargs["documents"])
@@ -277,24 +278,24 @@ def _file_names(files: Any) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def _refuse_long_names(tasks: TaskSet) -> None:
-    """Raise a `UsageError` where a sample file could not be named after its task, as lm-eval names it."""
+def _check_name_lengths(tasks: TaskSet) -> None:
+    """Raise a `UsageError` if a task's name is too long for lm-eval's name of its sample file."""
     for name in tasks.tasks:
         if (size := len(os.fsencode(name))) > _LONGEST_NAME:
             raise UsageError(
                 f"task {name[:60]}…: its name has {size} bytes, and --log-samples needs names of at most "
-                f"{_LONGEST_NAME} to name files after; give it a shorter one in its task file"
+                f"{_LONGEST_NAME} for file names; shorten it in the task file"
             )
 
 
 def _already_built(**_: Any) -> None:
-    """In place of a task's `build_all_requests`."""
+    """Replacement of `build_all_requests` for a task whose requests are built."""
 
 
-def _name_errors(task: Any) -> None:
-    """Let what goes wrong inside a task name it."""
+def _add_task_to_errors(task: Any) -> None:
+    """Wrap the methods of a task so that their errors name it."""
 
-    def named(step: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def wrapped(step: Callable[..., Any], what: str) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
             try:
                 return step(*arguments, **options)
@@ -307,5 +308,5 @@ def _name_errors(task: Any) -> None:
 
         return run
 
-    task.build_all_requests = named(task.build_all_requests, "build its requests")
-    task.process_results = named(task.process_results, "measure a document")
+    task.build_all_requests = wrapped(task.build_all_requests, "build its requests")
+    task.process_results = wrapped(task.process_results, "measure a document")

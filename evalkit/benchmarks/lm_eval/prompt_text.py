@@ -1,4 +1,7 @@
-"""lm-eval's requests as text for a terminal: context, continuation or what is generated."""
+"""Terminal output of lm-eval's requests.
+
+In: requests. Out: text with each context, and its continuation or generation_kwargs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from evalkit.reporting.escape import printable
 
 
 def requests_text(requests: Sequence[Any]) -> str:
-    """lm-eval's requests of a few documents: context, continuation or what is generated."""
+    """Return requests as text: context, and continuation or generation_kwargs."""
     lines = []
     for request in requests:
         name = f"{request.task_name} document {request.doc_id}, {request.request_type}"

@@ -1,6 +1,6 @@
-"""Silence around calls into lm-eval: its log, its bars, and what it prints to standard output.
+"""Suppression of lm-eval's log, progress bars and standard output.
 
-evalkit keeps standard output for results, and shows progress of its own.
+evalkit reserves standard output for results and shows its own progress.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from evalkit.models.locate import Say, silent
 
 @contextlib.contextmanager
 def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
-    """Neither bars, nor log lines, nor prints; each Jinja template is compiled once, not for every document; and no
-    word of the tokenizers library about processes that lm-eval forks for its bootstrap.
+    """Suppress lm-eval's progress bars, log and prints, and the tokenizers library's warning about forked processes.
+
+    Each Jinja template is compiled once and not for every document.
 
     Args:
-        say: told when lm-eval begins to bootstrap, which can take minutes.
+        say: called when lm-eval starts a bootstrap, which can take minutes.
     """
     with doing("loading lm-eval", slow=imports("lm_eval")):
         import datasets
@@ -46,7 +47,7 @@ def quiet_lm_eval(say: Say = silent) -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_from(level: int) -> Iterator[None]:
-    """lm-eval's log without what is less than a level."""
+    """Set the level of lm-eval's log within the context."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(level)

@@ -1,7 +1,8 @@
-"""lm-eval's requests and their answers, as the journal of a run of lm-eval's tasks holds them.
+"""lm-eval's requests and their answers, as the journal stores them.
 
-Each request has a place (which request of which document), and each answer is kept with a digest of the request's
-text, so that an answer to another question is never taken. lm-eval itself is not imported.
+In: lm-eval's requests. Out: their keys and digests, and those without an answer. A key identifies a request within
+its document. An answer is stored with the digest of the request's text, so that it is never used for another text.
+lm-eval itself is not imported.
 """
 
 from __future__ import annotations
@@ -14,119 +15,119 @@ from typing import Any, NamedTuple
 from evalkit.runs.finished_rows import FinishedRows, Key
 
 _PER_TEXT = 2000
-"""Work of generating one text, in characters that are scored."""
+"""Cost of generating one text, in scored characters."""
 
 
 class RequestKey(NamedTuple):
-    """Which request of a run, or which part of one."""
+    """The key of a request of a run, or of one part of it."""
 
     kind: str
-    """lm-eval's name of it: "loglikelihood", "loglikelihood_rolling" or "generate_until"."""
+    """lm-eval's request type: "loglikelihood", "loglikelihood_rolling" or "generate_until"."""
     task: str
     doc_id: int
     number: int
-    """Which of the document's requests."""
+    """Index of the request among those of its document."""
     part: int
-    """Which window of a text, or which of several samples of the same request."""
+    """Index of the window of a text, or of the sample of a repeated request."""
 
     @property
     def journal(self) -> str:
-        """What the journal calls its task."""
+        """The task name in the journal."""
         return f"{self.kind} {self.task}"
 
 
 class RequestRow(NamedTuple):
-    """What the journal holds of a place: where in its task it is, and the answer."""
+    """A row of the journal: the key within its task, and the answer."""
 
     doc_id: int
     number: int
     part: int
     digest: str
-    """Of the request's text."""
+    """Digest of the request's text."""
     parts: int
-    """How many windows the text has; 1 where the request is not taken apart, 0 where it has no token."""
+    """Number of windows of the text; 1 for a request that is not split, 0 for a text without tokens."""
     likelihood: float | None
     greedy: bool | None
     context_tokens: int
     continuation_tokens: int
     cut: int
-    """Context tokens cut on the left to fit the window."""
+    """Context tokens truncated on the left to fit the context window."""
     text: str | None
-    """What was generated."""
+    """The generated text."""
 
 
 class LMEvalRequest(NamedTuple):
-    """A request of lm-eval."""
+    """A request of lm-eval with its key."""
 
-    place: RequestKey
+    key: RequestKey
     request: Any
     digest: str
-    """Of its text."""
+    """Digest of its text."""
 
 
 KEY = ("doc_id", "number", "part", "digest")
-"""What a row is the answer to, in its task."""
+"""Columns that identify a row within its task."""
 
 
-def key_of(place: RequestKey, digest: str) -> Key:
-    """What the journal calls the answer at a place to a request of that digest."""
-    return place.journal, place.doc_id, place.number, place.part, digest
+def journal_key(key: RequestKey, digest: str) -> Key:
+    """Return the journal's key of the answer to a request with this key and digest."""
+    return key.journal, key.doc_id, key.number, key.part, digest
 
 
-def places(requests: Sequence[Any]) -> Iterator[tuple[RequestKey, Any]]:
-    """Requests with their places; a request that is repeated is a sample of its own only where text is generated."""
+def with_keys(requests: Sequence[Any]) -> Iterator[tuple[RequestKey, Any]]:
+    """Yield requests with their keys. Repetitions of a request are separate samples only where text is generated."""
     seen: dict[RequestKey, int] = {}
     for request in requests:
-        place = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
-        if place.kind == "generate_until":
-            sample = seen.get(place, 0)
-            seen[place] = sample + 1
-            place = place._replace(part=sample)
-        yield place, request
+        key = RequestKey(request.request_type, request.task_name, request.doc_id, request.idx, 0)
+        if key.kind == "generate_until":
+            sample = seen.get(key, 0)
+            seen[key] = sample + 1
+            key = key._replace(part=sample)
+        yield key, request
 
 
 def digest_of(request: Any) -> str:
-    """Of what a request asks."""
+    """Return the digest of a request's arguments."""
     text = json.dumps(list(request.args), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def unanswered(finished: FinishedRows, asked: Sequence[LMEvalRequest]) -> list[LMEvalRequest]:
-    """Those requests of a task of which the journal does not have all parts of the answer."""
+def unanswered(finished: FinishedRows, requests: Sequence[LMEvalRequest]) -> list[LMEvalRequest]:
+    """Return the requests of a task whose answers in the journal are missing or incomplete."""
     windows: dict[tuple[Any, ...], int] = {}
-    if asked and asked[0].place.kind == "loglikelihood_rolling":
-        journal = asked[0].place.journal
+    if requests and requests[0].key.kind == "loglikelihood_rolling":
+        journal = requests[0].key.journal
         windows = {(journal, *(getattr(row, name) for name in KEY)): row.parts for row in finished.rows(journal)}
 
-    def is_held(place: RequestKey, digest: str) -> bool:
-        parts = max(1, windows.get(key_of(place, digest), 1))
-        return all(key_of(place._replace(part=place.part + part), digest) in finished for part in range(parts))
+    def is_answered(key: RequestKey, digest: str) -> bool:
+        parts = max(1, windows.get(journal_key(key, digest), 1))
+        return all(journal_key(key._replace(part=key.part + part), digest) in finished for part in range(parts))
 
-    return [one for one in asked if not is_held(one.place, one.digest)]
+    return [one for one in requests if not is_answered(one.key, one.digest)]
 
 
 def label_of(request: Any) -> str:
-    """How messages name an lm-eval request."""
+    """Return the name of a request for messages."""
     if request.task_name is None:
         return "a request"
     return f"{request.task_name} document {request.doc_id}"
 
 
 def owner_of(request: Any) -> Hashable:
-    """What keeps requests together: the document, or the request itself where lm-eval does not say."""
+    """Return the document of a request, whose requests stay in one batch; or the request's own id if it has none."""
     return id(request) if request.task_name is None else (request.task_name, request.doc_id)
 
 
-def asked_of(requests: Sequence[Any]) -> dict[str, list[LMEvalRequest]]:
-    """What the journal calls a task → its requests, each once, in the order in which lm-eval asks."""
-    found: dict[str, dict[RequestKey, LMEvalRequest]] = {}
+def group_by_task(requests: Sequence[Any]) -> dict[str, list[LMEvalRequest]]:
+    """Return the task name in the journal → its distinct requests, in lm-eval's order."""
+    grouped: dict[str, dict[RequestKey, LMEvalRequest]] = {}
     repeated = [request for request in requests for _ in range(request.repeats or 1)]
     for kind in dict.fromkeys(request.request_type for request in requests):
-        for place, request in places([one for one in repeated if one.request_type == kind]):
-            found.setdefault(place.journal, {}).setdefault(place, LMEvalRequest(place, request, digest_of(request)))
-    return {journal: list(members.values()) for journal, members in found.items()}
+        for key, request in with_keys([one for one in repeated if one.request_type == kind]):
+            grouped.setdefault(key.journal, {}).setdefault(key, LMEvalRequest(key, request, digest_of(request)))
+    return {journal: list(members.values()) for journal, members in grouped.items()}
 
 
 def work_of(request: Any) -> float:
-    """Characters, or what generating takes as long as: near enough to a request's share of the time."""
+    """Return the cost of a request in scored characters, which approximates its share of the time."""
     return _PER_TEXT if request.request_type == "generate_until" else sum(map(len, request.args))

@@ -1,7 +1,8 @@
-"""lm-eval's results into the run folder: results.json, lm-eval's own files, and the score table.
+"""Result files of lm-eval's tasks.
 
-The score table holds the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to
-them as to a suite's; what else lm-eval measures stands in results.json alone.
+In: lm-eval's results and the answers. Out: results.json, lm-eval's own files, and the score table. The score table
+contains the multiple-choice tasks with one gold answer, so that evalkit's rules and statistics apply to them as to a
+suite's. The metrics of other tasks are in results.json only.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from evalkit.runs.folder import SCORES
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.answers import Answers
+    from evalkit.benchmarks.lm_eval.answers import StoredAnswers
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.scores.table import ScoreRow
 
 
 def write_results(
-    writer: RunWriter, tasks: TaskSet, answers: Answers, results: Mapping[str, Any], samples: bool
+    writer: RunWriter, tasks: TaskSet, answers: StoredAnswers, results: Mapping[str, Any], samples: bool
 ) -> None:
     """Write every result file of a run, results.json last.
 
     Args:
         writer: the run folder.
-        tasks: evaluated, with their requests.
-        answers: of the model.
-        results: what lm-eval's `evaluate` returned, with samples.
+        tasks: the evaluated tasks, with their requests.
+        answers: the model's answers.
+        results: the return value of lm-eval's `evaluate`, with samples.
         samples: also write lm-eval's per-document files.
 
     Raises:
@@ -48,18 +49,18 @@ def write_results(
     writer.save_results(json.loads(json.dumps(content, default=json_value)))
 
 
-def score_rows(tasks: Mapping[str, Any], answers: Answers) -> Iterator[ScoreRow]:
-    """The score table's rows of all multiple-choice tasks whose documents have one gold answer each."""
-    chosen = {name: rows for name, task in tasks.items() if (rows := _task_rows(name, task, answers))}
-    # pmi needs the unconditional pass of every row, which lm-eval makes only where a task measures mutual information
-    everywhere = all(row.ll_unconditional is not None for rows in chosen.values() for row in rows)
-    for rows in chosen.values():
+def score_rows(tasks: Mapping[str, Any], answers: StoredAnswers) -> Iterator[ScoreRow]:
+    """Yield the score rows of all multiple-choice tasks whose documents have one gold answer each."""
+    by_task = {name: rows for name, task in tasks.items() if (rows := _task_rows(name, task, answers))}
+    # pmi needs an unconditional pass for every row; lm-eval makes it only for tasks that measure mutual information
+    everywhere = all(row.ll_unconditional is not None for rows in by_task.values() for row in rows)
+    for rows in by_task.values():
         for row in rows:
             yield row if everywhere else row._replace(ll_unconditional=None)
 
 
-def _task_rows(name: str, task: Any, answers: Answers) -> list[ScoreRow]:
-    """None where lm-eval's gold answer is not one index, or a function of the task's own measures its documents."""
+def _task_rows(name: str, task: Any, answers: StoredAnswers) -> list[ScoreRow]:
+    """Return no rows if a gold answer is not a single index, or the task has its own process_results function."""
     custom = getattr(task.config, "process_results", None)
     if task.OUTPUT_TYPE != "multiple_choice" or callable(custom) or getattr(task, "multiple_target", 0):
         return []
@@ -73,7 +74,7 @@ def _task_rows(name: str, task: Any, answers: Answers) -> list[ScoreRow]:
         choices = task.doc_to_choice(doc)
         gold = _gold(task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc), choices)
         if task.multiple_input:
-            # The options stand in the contexts and repeat one continuation, whose length is what counts, as in a suite
+            # The options are in the contexts and one continuation repeats, whose length counts, as in a suite
             choices = [r.args[1].removeprefix(task.config.target_delimiter) for r in requests[: len(choices)]]
         if gold is None or len(requests) not in (len(choices), 2 * len(choices)):
             return []
@@ -82,19 +83,19 @@ def _task_rows(name: str, task: Any, answers: Answers) -> list[ScoreRow]:
 
 
 def _document_rows(
-    name: str, doc_id: int, gold: int, choices: Sequence[str], found: Sequence[Any]
+    name: str, doc_id: int, gold: int, choices: Sequence[str], answers: Sequence[Any]
 ) -> Iterator[ScoreRow]:
     from evalkit.scores.table import ScoreRow
 
-    # lm-eval appends the choices without context where it is to measure mutual information
-    without = found[len(choices) :]
-    for place, choice in enumerate(choices):
-        answer = found[place]
+    # For mutual information, lm-eval appends the choices without context
+    unconditional = answers[len(choices) :]
+    for number, choice in enumerate(choices):
+        answer = answers[number]
         yield ScoreRow(
             task=name,
             subtask=name,
             doc_id=doc_id,
-            choice=place,
+            choice=number,
             choices=len(choices),
             gold=gold,
             ll_special=None,
@@ -104,11 +105,11 @@ def _document_rows(
             ll_end=None,
             n_special=0,
             n_instruction=0,
-            # The first token has nothing before it
+            # The first token has no context, so it has no log-likelihood
             n_context=answer.context_tokens - 1,
             n_continuation=answer.continuation_tokens,
             n_end=0,
-            ll_unconditional=without[place].likelihood if without else None,
+            ll_unconditional=unconditional[number].likelihood if unconditional else None,
             chars=len(choice),
             bytes=len(choice.encode("utf-8")),
             truncated=answer.cut,
@@ -117,27 +118,27 @@ def _document_rows(
 
 
 def _gold(target: Any, choices: Sequence[str]) -> int | None:
-    """The index of the gold answer, as lm-eval reads it."""
+    """Return the index of the gold answer, as lm-eval determines it; None if it is not a single index."""
     if isinstance(target, str):
         target = choices.index(target) if target in choices else -1
     return int(target) if isinstance(target, int) and 0 <= target < len(choices) else None
 
 
 def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    """Which documents share a source, where a task's metadata says how to tell; the others are not in it."""
-    found: dict[tuple[str, int], int] = {}
+    """Return (task, document) → cluster, for tasks whose metadata says which documents share a source."""
+    by_document: dict[tuple[str, int], int] = {}
     for name, task in tasks.items():
         metadata = task.config.metadata or {}
         if SHARED & metadata.keys():
             documents = {request.doc_id: request.doc for request in task.instances}
             clusters = clusters_of(list(documents.values()), metadata)
-            places = list(documents)
-            found |= {(name, doc_id): places[first] for doc_id, first in zip(documents, clusters, strict=True)}
-    return found
+            ids = list(documents)
+            by_document |= {(name, doc_id): ids[first] for doc_id, first in zip(documents, clusters, strict=True)}
+    return by_document
 
 
 def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> None:
-    """The score table and, in the manifest, which tasks are in it."""
+    """Write the score table, and its tasks to the manifest."""
     from evalkit.scores.table import score_table
 
     tasks = list(dict.fromkeys(row.task for row in rows))
@@ -147,7 +148,7 @@ def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[
 
 
 def _content(results: Mapping[str, Any], tasks: TaskSet, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """results.json: every metric of every task and group, as lm-eval computed it."""
+    """Return the content of results.json: every metric of every task and group, as lm-eval computed it."""
     entries = {name: _entry(name, results) for name in results["results"]}
     for name, task in tasks.tasks.items():
         entries[name] |= {
@@ -156,7 +157,7 @@ def _content(results: Mapping[str, Any], tasks: TaskSet, seconds: Mapping[str, f
             "seconds": round(seconds.get(name, 0.0), 3),
         }
     groups = [entries[name] | {"tasks": results["group_subtasks"].get(name, [])} for name in results.get("groups", {})]
-    # "averages" is what suites have; lm-eval's groups say themselves how they aggregate
+    # Only suites have "averages"; lm-eval's groups define their own aggregation
     return {"tasks": [entries[name] for name in tasks.tasks], "groups": groups, "averages": []}
 
 
@@ -188,7 +189,7 @@ def _metrics(found: Mapping[str, Any], higher_is_better: Mapping[str, Any]) -> I
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Of lm-eval's entry "config", beside the model."""
+    """Return the settings of lm-eval's entry "config", without those of the model."""
     seeds = manifest["specification"]["seeds"]
     return {
         "batch_size": "auto",
@@ -203,7 +204,7 @@ def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """lm-eval's hash of what each task asked: documents, prompts and targets."""
+    """Return lm-eval's hash of each task's documents, prompts and targets."""
     parts = ("doc_hash", "prompt_hash", "target_hash")
     return {
         name: hash_of("".join(sample[part] for sample in members for part in parts))
@@ -212,7 +213,7 @@ def _task_hashes(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str
 
 
 def _sample(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A document as lm-eval writes it to its sample files: answers and targets as text."""
+    """Return a document in the form of lm-eval's sample files: answers and targets as text."""
     arguments = {
         f"gen_args_{i}": {f"arg_{j}": part for j, part in enumerate(one)} for i, one in enumerate(sample["arguments"])
     }

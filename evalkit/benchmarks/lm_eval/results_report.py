@@ -1,4 +1,7 @@
-"""The results of lm-eval's tasks → a `Report`. Neither torch nor lm-eval is imported."""
+"""Report of a run of lm-eval's tasks.
+
+In: a finished run. Out: a `Report`. Neither torch nor lm-eval is imported.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
 Entry = Mapping[str, Any]
-"""A task or a group of results.json."""
+"""The entry of a task or a group in results.json."""
 
 
 def metrics_report(run: Run) -> Report:
-    """Every metric of every task and group, as lm-eval computed it."""
+    """Return a report of every metric of every task and group, as lm-eval computed it."""
     stored, manifest = run.stored, run.manifest
     entries = [*stored["tasks"], *stored["groups"]]
     filters = {metric["filter"] for entry in entries for metric in entry["metrics"]}
@@ -50,8 +53,8 @@ def metrics_report(run: Run) -> Report:
     )
 
 
-def state(stored: Mapping[str, Any]) -> str:
-    """A finished run in a few words, for a list of runs."""
+def summary_of(stored: Mapping[str, Any]) -> str:
+    """Return a short summary of a finished run, for a list of runs."""
     if not (entries := stored["groups"] or stored["tasks"]):
         return ""
     first, *others = entries
@@ -60,14 +63,14 @@ def state(stored: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """A metric's value with lm-eval's four digits; as it is where it is no number."""
+    """Return a metric's value with four decimals, as in lm-eval; a value that is not a number as text."""
     return fixed(value, 4) if isinstance(value, (int, float)) else str(value)
 
 
 def _rows(entry: Entry, with_filter: bool, unofficial: bool) -> Iterator[list[str]]:
     shots = "" if entry["num_fewshot"] is None else str(entry["num_fewshot"])
-    for place, metric in enumerate(entry["metrics"]):
-        first = place == 0
+    for index, metric in enumerate(entry["metrics"]):
+        first = index == 0
         yield [
             entry["task"] + "*" * unofficial if first else "",
             *([metric["filter"]] if with_filter else []),

@@ -1,7 +1,7 @@
-"""Token ids to log-likelihoods, batch by batch, through evalkit's engine.
+"""Log-likelihoods of continuations, batch by batch, with evalkit's engine.
 
-In: (context, continuation) token ids, each with the document that it belongs to. Out: of each finished batch its
-log-likelihoods. One document is never parted, and the batches are the same however much of them is done already.
+In: (context, continuation) token ids, each with the document that it belongs to. Out: the log-likelihoods of each
+batch. A document is never split over batches. The batches do not depend on how many of them are finished.
 """
 
 from __future__ import annotations
@@ -17,48 +17,50 @@ from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, TreeBatch, plan, refuse_small_budget
 
 
-class Wanted(NamedTuple):
-    """One continuation to score."""
+class Continuation(NamedTuple):
+    """A continuation to score, after its context."""
 
     context: Sequence[int]
     continuation: Sequence[int]
     label: str
-    """What messages call it."""
+    """Its name in messages."""
     owner: Hashable
-    """What it belongs to, such as a document; neighbours with the same owner go through the model together."""
+    """The document or other unit it belongs to; consecutive continuations of one owner stay in one batch."""
     group: str = ""
-    """Such as its task: what is in a group is likely to begin alike."""
+    """A name, such as its task; members of a group often share a prefix."""
 
 
-def score_all(engine: Engine, wanted: Sequence[Wanted], asked: int | None = None) -> Iterator[tuple[int, float, bool]]:
+def score_all(
+    engine: Engine, continuations: Sequence[Continuation], given_budget: int | None = None
+) -> Iterator[tuple[int, float, bool]]:
     """Score continuations.
 
     Args:
-        engine: made with `greedy=True`.
-        wanted: what to score, in an order of its own.
-        asked: the token budget that the user gave, if any.
+        engine: an engine with `greedy=True`.
+        continuations: the continuations to score.
+        given_budget: the token budget that the user gave, if any.
 
     Yields:
-        Which of the wanted ones it is, and as `likelihoods`; batch by batch.
+        (index of the continuation, log-likelihood, is greedy) as in `likelihoods`, batch by batch.
 
     Raises:
-        EvalkitError: whatever the engine finds wrong with the model, its memory or a score.
+        EvalkitError: the engine rejects the model or a score, or runs out of memory.
     """
-    items, members = items_of(wanted)
+    items, members = items_of(continuations)
     if not items:
         return
     if not engine.checked:
         engine.check(items)
-    if engine.shares and asked == engine.budget:
-        refuse_small_budget(items, asked)
+    if engine.shares and given_budget == engine.budget:
+        refuse_small_budget(items, given_budget)
     for _, batch in in_turn(plan(items, engine.budget), lambda _: False):
-        for item, found in likelihoods(engine, batch):
-            for index, (likelihood, greedy) in zip(members[item.index], found, strict=True):
+        for item, scores in likelihoods(engine, batch):
+            for index, (likelihood, greedy) in zip(members[item.index], scores, strict=True):
                 yield index, likelihood, greedy
 
 
 def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet, list[tuple[float, bool]]]]:
-    """(log-likelihood in nats, summed in float64; whether greedy decoding gives it) of an item's continuations."""
+    """Yield each item with its continuations' (log-likelihood in nats, summed in float64; is greedy)."""
     for item, sequences in engine.score(batch):
         pairs = zip(item.is_scored, sequences, strict=True)
         yield (
@@ -67,16 +69,15 @@ def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet,
         )
 
 
-def items_of(wanted: Sequence[Wanted]) -> tuple[list[SequenceSet], list[list[int]]]:
-    """One item for each stretch of the same owner, and the indices that are in it."""
+def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], list[list[int]]]:
+    """Return one item for each run of continuations with the same owner, and the indices of its continuations."""
     items: list[SequenceSet] = []
     members: list[list[int]] = []
-    for _, stretch in groupby(range(len(wanted)), key=lambda index: wanted[index].owner):
-        places = list(stretch)
-        sequences = [np.array((*wanted[i].context, *wanted[i].continuation), dtype=np.int32) for i in places]
-        scored = [np.arange(len(s)) >= len(wanted[i].context) for i, s in zip(places, sequences, strict=True)]
-        items.append(
-            SequenceSet(len(items), wanted[places[0]].label, wanted[places[0]].group, tuple(sequences), tuple(scored))
-        )
-        members.append(places)
+    for _, same_owner in groupby(range(len(continuations)), key=lambda index: continuations[index].owner):
+        indices = list(same_owner)
+        parts = [continuations[index] for index in indices]
+        sequences = [np.array((*part.context, *part.continuation), dtype=np.int32) for part in parts]
+        scored = [np.arange(len(s)) >= len(part.context) for part, s in zip(parts, sequences, strict=True)]
+        items.append(SequenceSet(len(items), parts[0].label, parts[0].group, tuple(sequences), tuple(scored)))
+        members.append(indices)
     return items, members

@@ -1,7 +1,7 @@
-"""The user's own lm-eval task files, looked through before lm-eval reads them.
+"""Validation of user-defined lm-eval task files before lm-eval reads them.
 
-lm-eval passes over a file that it cannot read, takes the last of two values under one key, and ends without a word on
-one that is nested deeply enough. In: the folder of `--include-path`. Out: nothing, or a `DataError` with file and line.
+In: the folder of `--include-path`. Out: nothing, or a `DataError` with file and line. lm-eval silently skips a file
+that it cannot read, uses the last value of a duplicate key, and exits without a message on a deeply nested file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from evalkit.inputs.yaml_reading import read_task_file
 
 
 def check_task_files(folder: Path) -> None:
-    """Refuse a folder with a task file, or one that it includes, that is not valid."""
+    """Raise a `DataError` for the first task file of a folder, or included file, that is not valid."""
     seen: set[Path] = set()
-    waiting = sorted(folder.glob("**/*.yaml"))
-    while waiting:
-        path = waiting.pop(0).resolve()
+    pending = sorted(folder.glob("**/*.yaml"))
+    while pending:
+        path = pending.pop(0).resolve()
         if path in seen:
             continue
         seen.add(path)
         content = read_task_file(path, DataError, "task file")
         included = content.get("include", []) if isinstance(content, dict) else []
         listed = included if isinstance(included, list) else [included]
-        waiting += [path.parent / name for name in listed if isinstance(name, str)]
+        pending += [path.parent / name for name in listed if isinstance(name, str)]

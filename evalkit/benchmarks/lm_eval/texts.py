@@ -1,7 +1,8 @@
-"""lm-eval's requests for text: what each asks as a prompt for the generator, and its answer from what was generated.
+"""lm-eval's generation requests: prompts for the generator, and answers from generated tokens.
 
-In: (context, generation_kwargs) and a tokenizer. Out: a `Prompt` each, by lm-eval's rules: which special tokens stand
-in front, what is cut on the left to leave room for the answer, what ends a text, and where it is cut.
+In: (context, generation_kwargs) and a tokenizer. Out: a `Prompt` each, by lm-eval's rules for special tokens,
+truncation on the left to leave room for the answer, and stopping criteria; and the answer, cut at the first stop
+string.
 """
 
 from __future__ import annotations
@@ -19,51 +20,51 @@ from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
+from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Decoding, Prompt, Stops
-from evalkit.generation.room import Capacity
 from evalkit.inputs import values
 from evalkit.inputs.texts import check_text
 from evalkit.models.context import refuse_generation
 from evalkit.models.load import LoadedModel
 
 NEW_TOKENS = 256
-"""Where a task says nothing; lm-eval's default."""
+"""Default number of generated tokens; lm-eval's default."""
 _SEED = 1234
-"""lm-eval's default for torch."""
+"""lm-eval's default seed for torch."""
 
 
 @dataclass(frozen=True)
 class TextFacts:
-    """What planning needs to know of a model that writes texts."""
+    """Facts about the model that planning of generated texts needs."""
 
     ends: tuple[int, ...]
     """Token ids that end a text."""
     new_tokens: int | None
-    """How many of them the model's generation config says a text has at most, which `generate` puts before a task's."""
+    """max_new_tokens of the model's generation config, which overrides the task's in `generate`; None if not set."""
     capacity: Capacity
-    """What memory holds."""
+    """Memory limits of a batch."""
 
 
 class Settings(NamedTuple):
-    """A request's generation_kwargs, taken apart."""
+    """A request's generation_kwargs, parsed."""
 
     until: tuple[str, ...]
     new_tokens: int
-    """Most of them; the prompt is cut to leave room for as many."""
+    """Most generated tokens; the prompt is truncated to leave room for them."""
     length: int | None
-    """Most tokens of prompt and text, where the task says that too."""
-    choice: dict[str, Any]
-    """The rest: settings of transformers' generation config."""
+    """Most tokens of prompt and text, if the task sets max_length."""
+    decoding: dict[str, Any]
+    """The other settings, of transformers' generation config."""
 
 
 def settings_of(given: Mapping[str, Any], label: str) -> Settings:
-    """Take a request's generation_kwargs apart.
+    """Parse a request's generation_kwargs.
 
     Raises:
-        ScoringError: they are of wrong types; names task and document.
+        ScoringError: a value has a wrong type; names task and document.
     """
     try:
-        # Which logs what does not hold here: without a temperature the model's own is taken
+        # lm-eval's warning does not apply here: the default temperature is the model's
         with log_from(logging.ERROR):
             settings = generation_arguments(given, NEW_TOKENS)
         until, new_tokens, length = (
@@ -80,28 +81,28 @@ def settings_of(given: Mapping[str, Any], label: str) -> Settings:
         ]
         found = Settings(tuple(until), limits[0], None if length is None else limits[1], settings)
     except (TypeError, ValueError, UsageError) as error:
-        raise ScoringError(f"{label}: its generation_kwargs cannot be read ({error})") from error
-    if not found.choice["do_sample"] or found.choice.get("temperature") is None:
-        found.choice.pop("temperature", None)
+        raise ScoringError(f"{label}: its generation_kwargs are not valid ({error})") from error
+    if not found.decoding["do_sample"] or found.decoding.get("temperature") is None:
+        found.decoding.pop("temperature", None)
     return found
 
 
-def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> None:
-    """See to it that the texts that are asked for can be had.
+def validate_generation(requests: Sequence[Any], loaded: LoadedModel, window: int) -> None:
+    """Validate generation requests.
 
     Args:
-        requests: of kind `generate_until`.
+        requests: requests of kind `generate_until`.
         loaded: the model.
-        window: tokens that it takes at once.
+        window: its context window in tokens.
 
     Raises:
-        ScoringError: more tokens are to be generated than the window holds, or in a way that is not served; names
-            task and document.
-        UsageError: the model's context is stretched in a way that is for scoring only.
+        ScoringError: a request needs more new tokens than the context window, or decoding settings that are not
+            supported; names task and document.
+        UsageError: the model's context extension supports scoring only.
     """
-    from evalkit.generation.choosing import check_settings
+    from evalkit.generation.sampling import check_settings
 
-    tried: set[str] = set()
+    checked: set[str] = set()
     for request in requests:
         label = label_of(request)
         check_text(request.args[0], label)
@@ -113,36 +114,36 @@ def check_texts(requests: Sequence[Any], loaded: LoadedModel, window: int) -> No
                 f"{label}: asks for {settings.new_tokens} tokens of text, and the model's window is {window}; lower "
                 "max_gen_toks in the task's generation_kwargs"
             )
-        if repr(settings.choice) not in tried:
-            tried.add(repr(settings.choice))
+        if repr(settings.decoding) not in checked:
+            checked.add(repr(settings.decoding))
             try:
-                check_settings(loaded.model, settings.choice)
+                check_settings(loaded.model, settings.decoding)
             except UsageError as error:
                 raise ScoringError(
-                    f"{label}: its generation_kwargs, with the model's generation config, cannot be served: {error}"
+                    f"{label}: its generation_kwargs, with the model's generation config, are not supported: {error}"
                 ) from error
 
 
 def prompts_of(requests: Sequence[tuple[RequestKey, Any]], encoding: Any, facts: TextFacts) -> list[Prompt]:
-    """Prompts of `generate_until` requests, in order.
+    """Return the prompts of `generate_until` requests, in order.
 
     Args:
-        requests: place and (context, generation_kwargs).
+        requests: key and (context, generation_kwargs).
         encoding: an `Encoding`, or an `HFLM`.
-        facts: of the model.
+        facts: about the model.
 
     Raises:
-        ScoringError: a prompt leaves no room for a text; names task and document.
+        ScoringError: a prompt leaves no room for generated tokens; names task and document.
     """
     tokenizer = encoding.tokenizer
     end_text = None if tokenizer.eos_token_id is None else tokenizer.decode(tokenizer.eos_token_id)
-    keys = {place: (arguments[0], _adds_special(encoding, arguments[0])) for place, arguments in requests}
-    ids = encode_texts(tokenizer, dict.fromkeys(keys.values()))
-    found = []
-    for index, (place, (_, given)) in enumerate(requests):
-        label = f"{place.task} document {place.doc_id}"
+    contexts = {key: (arguments[0], _adds_special(encoding, arguments[0])) for key, arguments in requests}
+    ids = encode_texts(tokenizer, dict.fromkeys(contexts.values()))
+    prompts = []
+    for index, (key, (_, given)) in enumerate(requests):
+        label = f"{key.task} document {key.doc_id}"
         settings = settings_of(given, label)
-        kept = ids[keys[place]][-(encoding.max_length - settings.new_tokens) :]
+        kept = ids[contexts[key]][-(encoding.max_length - settings.new_tokens) :]
         tokens = np.array(kept or [encoding.prefix_token_id], dtype=np.int64)
         most = settings.new_tokens if settings.length is None else settings.length - len(tokens)
         if facts.new_tokens is not None:
@@ -153,21 +154,21 @@ def prompts_of(requests: Sequence[tuple[RequestKey, Any]], encoding: Any, facts:
                 "tokens; give max_gen_toks instead"
             )
         until = dict.fromkeys((*settings.until, *([] if end_text is None else [end_text])))
-        own = settings.choice.get("eos_token_id")
-        named = facts.ends if own is None else own if isinstance(own, list) else [own]
-        stops = Stops(frozenset(named), until=tuple(until))
-        found.append(Prompt(index, tokens, most, stops, Decoding(settings.choice, seed_of(place))))
-    return found
+        given_ends = settings.decoding.get("eos_token_id")
+        ends = facts.ends if given_ends is None else given_ends if isinstance(given_ends, list) else [given_ends]
+        stops = Stops(frozenset(ends), until=tuple(until))
+        prompts.append(Prompt(index, tokens, most, stops, Decoding(settings.decoding, seed_of(key))))
+    return prompts
 
 
-def seed_of(place: RequestKey) -> int:
-    """Of a request's random numbers: its own, whatever is generated beside it, before it or in another run."""
-    name = f"{_SEED} {place.task} {place.doc_id} {place.number} {place.part}"
+def seed_of(key: RequestKey) -> int:
+    """Return the seed of a request, which does not depend on other requests or on the run."""
+    name = f"{_SEED} {key.task} {key.doc_id} {key.number} {key.part}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 
 
-def text_of(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
-    """The answer: what was generated, special tokens apart, up to the first text that ends it."""
+def answer_text(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
+    """Return the answer: the generated text without special tokens, cut at the first stop string."""
     text = str(tokenizer.decode(tokens, skip_special_tokens=True))
     for end in prompt.stops.until:
         text = text.partition(end)[0] if end else text
@@ -175,8 +176,8 @@ def text_of(tokenizer: Any, prompt: Prompt, tokens: Sequence[int]) -> str:
 
 
 def _adds_special(encoding: Any, text: str) -> bool:
-    """lm-eval's rule for prompts of texts, which looks for a begin token only, and not for what stands for one."""
-    begin = encoding.tokenizer.bos_token
-    if begin is not None and text.startswith(begin):
+    """Return whether to add special tokens: lm-eval's rule for generation, which checks for the BOS token only."""
+    bos = encoding.tokenizer.bos_token
+    if bos is not None and text.startswith(bos):
         return False
     return True if encoding.add_bos_token is None else bool(encoding.add_bos_token)

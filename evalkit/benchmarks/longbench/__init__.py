@@ -1,1 +1,1 @@
-"""LongBench: long documents in, generated answers out, scored as the benchmark's own code scores them."""
+"""The LongBench benchmark: generated answers to questions on long documents, scored as in its official code."""

@@ -1,7 +1,9 @@
-"""LongBench: answers over long documents, scored as the benchmark's own code scores them.
+"""The LongBench benchmark, scored as in its official code.
+
+In: a `LongBenchRequest`. Out: a run folder with these files:
 
 generations.parquet   a row for each (task, document): prompt hash, tokens, prediction, score,
-                      seconds, and which document it is of
+                      seconds, and a hash of its context
 results.json          scores of tasks, groups and means
 """
 
@@ -36,10 +38,10 @@ if TYPE_CHECKING:
 
 GENERATIONS = "generations.parquet"
 SOURCE = "source"
-"""The generations table's column that is equal for rows of one document: a hash of their context."""
+"""Column of the generations table with a hash of the context; equal for rows with the same document."""
 
 _READ = ("task", "id", "prediction", "answers", "all_classes", "length", "truncated")
-"""Columns of the generations table without which there is nothing to score."""
+"""Columns of the generations table that scoring needs."""
 
 
 class _Scored(Stored):
@@ -56,7 +58,7 @@ class _LongBenchResults(Stored):
 
 
 class LongBench(GeneratedBenchmark):
-    """See the module."""
+    """The LongBench and LongBench-E benchmarks."""
 
     kind = LONGBENCH
     results_form = _LongBenchResults
@@ -82,8 +84,8 @@ class LongBench(GeneratedBenchmark):
     ) -> list[GenerationRequest]:
         """See `GeneratedBenchmark`."""
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
-        [(protocol, found)] = [one for one in plan.rows.items() if one[0].name == task]
-        return asked_rows(protocol, found.rows, tokenizer, facts.ends, most, context, plan.request.chat)
+        [(protocol, documents)] = [one for one in plan.rows.items() if one[0].name == task]
+        return generation_requests(protocol, documents.rows, tokenizer, facts.ends, most, context, plan.request.chat)
 
     def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""
@@ -100,11 +102,11 @@ class LongBench(GeneratedBenchmark):
         writer.save_results(results.to_json() | {"averages": averages})
 
     def serves(self, plan: LongBenchPlan, run: Run) -> bool:
-        """Whether the table is there."""
+        """Return whether the generations table exists."""
         return (run.folder / GENERATIONS).is_file()
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
-        """LongBench's scores in percent, rounded to two decimals as its own code prints them."""
+        """Return LongBench's scores in percent, rounded to two decimals as its official code prints them."""
         self.refuse_rule(run, rule)
         return [
             Metric(
@@ -112,7 +114,7 @@ class LongBench(GeneratedBenchmark):
                 name=find_task(task["task"]).metric,
                 n=task["all"]["n"],
                 value=task["all"]["score"],
-                # Not among what its own code prints
+                # The official code prints none
                 stderr=None,
                 bounds=(0.0, 100.0),
                 truncated=task.get("truncated"),
@@ -157,25 +159,27 @@ def _averages(suite: str) -> dict[str, tuple[str, ...]]:
 
 
 class LongBenchAnswers(GradedAnswers):
-    """See `GradedAnswers`."""
+    """The scores of a LongBench run by document, for comparison."""
 
     def __init__(self, run: Run) -> None:
         averages = _averages(run.manifest["specification"]["suite"])
         groups = {group: averages[group] for group in GROUPS}
         load = partial(load_generations, run, ("task", "id", "answers", "score", SOURCE))
-        words = "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
-        super().__init__(run, load, ("answers",), groups, {LONGBENCH: Measure(words, True)})
+        description = (
+            "LongBench's own score of each task (F1, ROUGE-L, accuracy, edit similarity) in %, averaged over tasks"
+        )
+        super().__init__(run, load, ("answers",), groups, {LONGBENCH: Measure(description, True)})
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`; of more or less of each document, the same questions are others."""
+        """See `Comparable`. Truncation at another length makes another prompt."""
         return {"prompt tokens": str(max_prompt_tokens(self.run.manifest["specification"]))} | super().must_agree(task)
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
-    """The generations table of a finished LongBench run, which has these columns.
+    """Return the generations table of a finished LongBench run; `columns` have to be in it.
 
     Raises:
-        RunError: it is no LongBench run, not finished, or its table is damaged.
+        RunError: the run is no LongBench run or not finished, or its table is damaged.
     """
     if run.kind != LONGBENCH:
         raise RunError(f"{run.folder} is not a LongBench run")
@@ -183,7 +187,7 @@ def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.
 
 
 def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
-    """Scores of a finished LongBench run; no model is needed."""
+    """Return the scores of a finished LongBench run, from its stored predictions."""
     from evalkit.benchmarks.longbench.scores import score_generations
 
     official = {task: about["official"] for task, about in run.manifest["documents"].items()}
@@ -191,7 +195,7 @@ def results_of(run: Run, variant: EditVariant = "difflib") -> LongBenchResults:
 
 
 def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
-    """A finished LongBench run as it is printed; no model is needed."""
+    """Return the report of a finished LongBench run, from its stored predictions."""
     from evalkit.benchmarks.generated_plan import about_run
     from evalkit.benchmarks.longbench.results_report import longbench_report
 
@@ -199,7 +203,7 @@ def report_of(run: Run, variant: EditVariant = "difflib") -> Report:
     return longbench_report(results_of(run, variant), about_run(run), about)
 
 
-def asked_rows(
+def generation_requests(
     task: Task,
     rows: Sequence[LongBenchDocument],
     tokenizer: Any,
@@ -208,36 +212,36 @@ def asked_rows(
     context: int,
     chat: bool = False,
 ) -> list[GenerationRequest]:
-    """A task's rows as they are put to the model, in their order.
+    """Return the generation requests of a task's rows, in order.
 
     Args:
-        task: of the rows.
-        rows: documents.
-        tokenizer: of the model.
+        task: the task.
+        rows: its documents.
+        tokenizer: the model's tokenizer.
         ends: the model's end tokens.
-        max_prompt_tokens: above which a prompt is cut.
-        context: tokens that the model takes at once, the answer's included.
-        chat: whether prompts go into the chat template, where the task's do.
+        max_prompt_tokens: longer prompts are truncated to this length.
+        context: the model's context window in tokens, for prompt and answer.
+        chat: whether to apply the chat template, for tasks that use it.
     """
     from evalkit.benchmarks.longbench.prompts import prompt
     from evalkit.benchmarks.longbench.stops import stops_of
-    from evalkit.benchmarks.longbench.truncation import fit
+    from evalkit.benchmarks.longbench.truncation import fit_prompt
     from evalkit.generation.prompts import Prompt
 
     stops = stops_of(task, frozenset(ends), tokenizer)
-    room, wrapped = context - task.max_new_tokens, chat and task.chat
-    found = []
+    most, with_chat = context - task.max_new_tokens, chat and task.chat
+    requests = []
     for row in rows:
-        one = fit(
-            tokenizer, prompt(task, row), max_prompt_tokens, room, chat=wrapped, label=f"{task.name} row {row.id}"
+        fitted = fit_prompt(
+            tokenizer, prompt(task, row), max_prompt_tokens, most, chat=with_chat, label=f"{task.name} row {row.id}"
         )
-        put = Prompt(row.index, one.tokens, task.max_new_tokens, stops)
-        found.append(GenerationRequest(row.id, put, one.text_sha256, one.before, one.truncated))
-    return found
+        tokens = Prompt(row.index, fitted.tokens, task.max_new_tokens, stops)
+        requests.append(GenerationRequest(row.id, tokens, fitted.text_sha256, fitted.before, fitted.truncated))
+    return requests
 
 
 def _table(plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]]) -> pd.DataFrame:
-    """A row for each document, in the tasks' and the files' order."""
+    """Return the generations table: a row for each document, in the order of tasks and files."""
     import pandas as pd
 
     from evalkit.benchmarks.longbench.scores import score_rows
@@ -257,7 +261,7 @@ def _table_row(task: Task, row: LongBenchDocument, answer: GeneratedAnswer) -> d
         "index": row.index,
         **{"prediction" if name == "text" else name: value for name, value in answer._asdict().items()},
         "length": row.length,
-        # Rows of one document, of which several questions are asked, are no independent draws
+        # Rows with several questions on one document are not independent
         SOURCE: hashlib.sha256(row.context.encode()).hexdigest()[:16],
         "answers": json.dumps(row.answers, ensure_ascii=False),
         "all_classes": json.dumps(row.all_classes, ensure_ascii=False),

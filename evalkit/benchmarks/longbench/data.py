@@ -1,8 +1,8 @@
-"""Where LongBench's documents come from.
+"""Loading of LongBench's documents.
 
-In: a task. Out: its checked `Rows`, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench in the
-Hugging Face cache or on the hub. Every file is held to its official hash; another content is taken too, where its rows
-are sound, and says of itself that it is not official.
+In: a task. Out: its validated `LongBenchRows`, from the folder of `--data-dir`, else from data.zip of THUDM/LongBench
+in the Hugging Face cache or on the hub. Every file is compared with its official hash. A file with other content is
+accepted if its rows are valid, and is marked as not official.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _PROCESS_HUB = Hub()
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The documents of one task, in the file's order."""
+class LongBenchRows:
+    """The documents of one task, in the order of the file."""
 
     rows: tuple[LongBenchDocument, ...]
     source: str
-    """Where they came from, for people: "data-dir DIR/qasper.jsonl"."""
+    """Provenance for messages, such as "data-dir DIR/qasper.jsonl"."""
     official: bool
-    """Whether the whole file is the official one, to the byte (line ends apart)."""
+    """Whether the whole file equals the official one, except for line ends."""
     sha: str
-    """Git's blob hash of the whole file with one line feed a line, whatever the limit."""
+    """Git's blob hash of the whole file with line feeds as line ends; it does not depend on the limit."""
 
 
 def load_rows(
@@ -50,21 +50,21 @@ def load_rows(
     suite: SuiteName = "longbench",
     say: Say = say_on_stderr,
     hub: Hub = _PROCESS_HUB,
-) -> Rows:
-    """The documents of one task.
+) -> LongBenchRows:
+    """Load the documents of one task.
 
     Args:
         task: the task.
-        data_dir: folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`), or with them in its folder `data`. A task
-            without a file there comes from elsewhere.
-        limit: most rows, from the beginning; None: all.
+        data_dir: folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`), directly or in its subfolder `data`. A
+            task without a file there is loaded from the cache or the hub.
+        limit: most rows, from the start; None: all.
         suite: which of the two benchmarks.
-        say: told about downloads and about a hub that does not serve.
-        hub: what is known about the hub; by default shared by the whole process.
+        say: called about downloads and about a hub that cannot be used.
+        hub: client with the known state of the hub; by default shared by the whole process.
 
     Raises:
         UsageError: LongBench-E lacks the task.
-        DataError: no documents can be had, or a file or a row cannot be evaluated; names file, line and field.
+        DataError: no documents found, or a file or a row is not valid; names file, line and field.
     """
     if suite == "longbench-e" and not task.in_e:
         raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
@@ -75,14 +75,14 @@ def load_rows(
     if archive is None:
         raise DataError(
             f"no documents for {name}: {'' if data_dir is None else _not_in(data_dir.expanduser(), name)}"
-            f"the hub does not serve ({hub.trouble}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
+            f"the hub cannot be used ({hub.trouble}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
             "with --data-dir"
         )
     return _from_archive(task, name, archive, limit)
 
 
 def blob_hash(lines: Iterable[bytes]) -> str:
-    """Git's hash of the file that these lines make up."""
+    """Return git's blob hash of the file with these lines."""
     lines = list(lines)
     digest = hashlib.sha1(b"blob %d\0" % sum(map(len, lines)), usedforsecurity=False)
     for line in lines:
@@ -91,22 +91,22 @@ def blob_hash(lines: Iterable[bytes]) -> str:
 
 
 def check_data_dir(folder: Path | None) -> None:
-    """Refuse a `--data-dir` that is none, with a `DataError`."""
+    """Raise a `DataError` for a `--data-dir` that is no folder."""
     if folder is not None and not folder.expanduser().is_dir():
         found = "a file" if folder.expanduser().exists() else "nothing there"
         raise DataError(f"--data-dir {folder}: expected a folder with <task>.jsonl files, found {found}")
 
 
 def _find(folder: Path, name: str) -> Path | None:
-    """The file of a task; one that is there but cannot be read counts as found, so that it is told."""
+    """Return the file of a task; an unreadable file counts as found, so that reading it raises an error."""
     check_data_dir(folder)
-    for place in (folder, folder / "data"):
-        if os.path.lexists(path := place / f"{name}.jsonl"):
+    for parent in (folder, folder / "data"):
+        if os.path.lexists(path := parent / f"{name}.jsonl"):
             return path
         for suffix in (".json", ".parquet"):
-            if (other := place / f"{name}{suffix}").exists():
+            if (other := parent / f"{name}{suffix}").exists():
                 raise DataError(
-                    f"{other}: LongBench's documents are read from its official files, and those are {name}.jsonl; "
+                    f"{other}: LongBench's documents are read from its official files, here {name}.jsonl; "
                     f"unpack {ARCHIVE} of the dataset {REPOSITORY}"
                 )
     return None
@@ -119,7 +119,7 @@ def _not_in(folder: Path, name: str) -> str:
 
 
 def _has_context(path: Path) -> bool:
-    """Whether a file holds documents: predictions, which are kept in files of the same names, have no context."""
+    """Return whether a file contains documents. Files of predictions have the same names, but no context."""
     try:
         with path.open("rb") as file:
             return "context" in read_record(file.readline(LARGEST_ROW))
@@ -127,7 +127,7 @@ def _has_context(path: Path) -> bool:
         return False
 
 
-def _from_file(task: Task, name: str, path: Path, limit: int | None) -> Rows:
+def _from_file(task: Task, name: str, path: Path, limit: int | None) -> LongBenchRows:
     try:
         with path.open("rb") as file:
             return _read(task, name, file, f"data-dir {path}", limit)
@@ -135,7 +135,7 @@ def _from_file(task: Task, name: str, path: Path, limit: int | None) -> Rows:
         raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
 
 
-def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> Rows:
+def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> LongBenchRows:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.namelist() if Path(member).name == f"{name}.jsonl"]
@@ -143,43 +143,43 @@ def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> Rows:
                 raise DataError(f"{path} has no {name}.jsonl; it is not LongBench's {ARCHIVE}: delete it and try again")
             with archive.open(members[0]) as file:
                 return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", limit)
-    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last of what it cannot unpack
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: an encrypted member
         raise DataError(
             f"{path} ({task.name}): cannot be read ({first_line(error)}); delete it and try again"
         ) from error
 
 
-def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None) -> Rows:
+def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None) -> LongBenchRows:
     lines = list(_lines(file, source))
     sha = blob_hash(lines)
-    whose = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
-    if whose not in (None, name):
-        raise DataError(f"{source}: this is the official file of {whose}, where {name}'s was expected")
-    official = whose is not None
+    official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
+    if official_name not in (None, name):
+        raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
+    official = official_name is not None
     start = None if official else template(task).split("{context}")[0]
     rows: list[LongBenchDocument] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if limit is not None and len(rows) >= limit:
             break
-        # Editors on Windows put a byte-order mark first; a blank line, as at the end, holds no row
+        # Editors on Windows write a byte-order mark; a blank line, such as the last one, is no row
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not line.strip():
             continue
         try:
             row = parse_row(task, line, len(rows), template_start=start)
-            rows.append(_with_own_id(row, number, seen, official))
+            rows.append(_with_unique_id(row, number, seen, official))
         except DataError as error:
             raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
     if not rows:
         raise DataError(f"{source} ({task.name}): expected rows, found none")
-    return Rows(tuple(rows), source, official, sha)
+    return LongBenchRows(tuple(rows), source, official, sha)
 
 
-def _with_own_id(row: LongBenchDocument, number: int, seen: dict[str, int], official: bool) -> LongBenchDocument:
-    """The row under an id that no other has: a resumed run knows rows by their ids."""
+def _with_unique_id(row: LongBenchDocument, number: int, seen: dict[str, int], official: bool) -> LongBenchDocument:
+    """Return the row with a unique id, by which a resumed run identifies it."""
     if row.id in seen and not (official or row.id.startswith(CONTENT_ID)):
-        raise DataError(f"field '_id': {row.id!a} stands in line {seen[row.id]} already; a file was appended to?")
+        raise DataError(f"field '_id': {row.id!a} is in line {seen[row.id]} already; were rows appended to the file?")
     copies = 2
     identity = row.id
     while identity in seen:
@@ -189,13 +189,13 @@ def _with_own_id(row: LongBenchDocument, number: int, seen: dict[str, int], offi
 
 
 def _lines(file: IO[bytes], source: str) -> Iterator[bytes]:
-    """Lines, each with one line feed; a line too long to be a row is not read to its end."""
+    """Yield lines with line feeds as line ends; raise a `DataError` for a line longer than `LARGEST_ROW`."""
     number = 0
     while line := file.readline(LARGEST_ROW + 1):
         number += 1
         if len(line) > LARGEST_ROW:
             raise DataError(
-                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB, where official ones have "
-                "fractions of one; one JSON object a line is expected"
+                f"{source}, line {number}: a row of more than {LARGEST_ROW >> 20} MiB, while official rows have "
+                "less than one; expected one JSON object a line"
             )
         yield line[:-2] + b"\n" if line.endswith(b"\r\n") else line

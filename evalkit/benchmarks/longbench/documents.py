@@ -1,7 +1,7 @@
-"""One row of LongBench, checked.
+"""Validation of LongBench's rows.
 
-In: a line of a task's file. Out: a `LongBenchDocument`. A row that cannot be evaluated raises a `DataError` that names
-the field; whoever reads the file adds where the row stands.
+In: a line of a task's file. Out: a `LongBenchDocument`. A row that is not valid raises a `DataError` that names the
+field; the reader of the file adds file and line.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from evalkit.errors import DataError
 from evalkit.inputs.reading import Unreadable, parse_json
 
 LARGEST_ROW = 32 << 20
-"""Bytes; the rows of the official file with the longest have 0.11 MiB on average (narrativeqa)."""
+"""Most bytes of a row. The longest official rows (narrativeqa) have 0.11 MiB on average."""
 
 CONTENT_ID = "content-"
-"""How the ids begin that a copy lacks and evalkit makes from the row's content."""
+"""Prefix of ids that evalkit computes from the content of rows without `_id`."""
 
 _REWORKED = ("question", "answer_prefix", "max_new_tokens")
-"""Fields that only re-worked copies have, such as the hub's Xnhyacinth/LongBench."""
+"""Fields that exist only in re-worked copies, such as the hub's Xnhyacinth/LongBench."""
 
 _CUES = {"trec": "Type:", "triviaqa": "Answer:", "samsum": "Summary:"}
-"""What the `input` of few-shot rows ends with; re-worked copies move it to a field of its own."""
-
+"""Task → the end of the `input` of its few-shot rows, which re-worked copies move to another field."""
 
 _MOST_WORDS = 2**31
-"""No document has as many."""
+"""Upper bound of a document's length in words."""
 
 
 @dataclass(frozen=True)
@@ -40,39 +39,39 @@ class LongBenchDocument:
 
     task: str
     id: str
-    """The official `_id`; where a copy lacks it, a hash of what determines the evaluation."""
+    """The official `_id`; if it is missing, a hash of the content that determines the evaluation."""
     index: int
     """Position in the file, from 0."""
     context: str
     input: str
     """The question; for few-shot tasks the last, unanswered example; empty where a task has none."""
     answers: tuple[str, ...]
-    """Gold answers, any of which will do."""
+    """Gold answers, of which any one is correct."""
     length: int
-    """The stored length in words, which sorts LongBench-E's rows into its buckets."""
+    """The stored length in words, which determines the bucket of LongBench-E's rows."""
     all_classes: tuple[str, ...]
     """The labels of a classification task; empty for others."""
 
 
 def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None) -> LongBenchDocument:
-    """One line of a task's file.
+    """Parse one line of a task's file.
 
     Args:
-        task: whose file it is.
+        task: the file's task.
         line: JSON in UTF-8.
         index: position among the rows, from 0.
-        template_start: how the task's prompt begins, to recognise copies that have it in their `context`; None where
-            the file is known to be official, which then is not checked for that.
+        template_start: start of the task's prompt, to detect copies with the prompt in their `context`; None for
+            an official file, which is not checked.
 
     Raises:
-        DataError: it is no row of this task; names the field.
+        DataError: the row is not valid for this task; names the field.
     """
     record = read_record(line)
     stored = record.get("dataset", task.name)
-    if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows bear either
+    if stored not in (task.name, f"{task.name}_e"):  # LongBench-E's rows have either
         raise DataError(f"field 'dataset': expected '{task.name}', found {ascii(stored)[:60]}: another task's file")
     if template_start is not None:
-        _refuse_reworked(task, record, template_start)
+        _reject_reworked(task, record, template_start)
     context = text(record, "context")
     question = text(record, "input", may_be_empty=True)
     answers = _texts(record, "answers")
@@ -81,7 +80,7 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
     length = words(record)
     classes = () if record.get("all_classes") is None else _texts(record, "all_classes")
     if task.metric == "classification" and not set(answers) <= set(classes):
-        raise wrong("all_classes", f"the labels of {task.name}, the gold answer among them", record.get("all_classes"))
+        raise wrong("all_classes", f"the labels of {task.name}, including the gold answer", record.get("all_classes"))
     if task.metric == "retrieval" and not all("Paragraph " in answer for answer in answers):
         raise wrong("answers", "'Paragraph' and a number", list(answers))
     if record.get("_id") is None:
@@ -92,7 +91,7 @@ def parse_row(task: Task, line: bytes, index: int, *, template_start: str | None
 
 
 def read_record(line: bytes) -> Record:
-    """The JSON object of a line; a `DataError` says what it is instead."""
+    """Return the JSON object of a line; raise a `DataError` for any other content."""
     try:
         record = parse_json(line)
     except Unreadable as error:
@@ -103,16 +102,16 @@ def read_record(line: bytes) -> Record:
 
 
 def words(record: Record) -> int:
-    """The length that is stored with a row; a `DataError` says what it is instead."""
+    """Return the stored length of a row in words; raise a `DataError` for any other value."""
     length = value(record, "length", "an integer")
     if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length < _MOST_WORDS:
         raise wrong("length", "a number of words", length)
     return length
 
 
-def _refuse_reworked(task: Task, record: Record, template_start: str) -> None:
-    """Copies with the instruction already in their fields would be prompted twice, or lack the cue to answer."""
-    advice = "; such a copy cannot give LongBench's scores: take the files of data.zip from THUDM/LongBench"
+def _reject_reworked(task: Task, record: Record, template_start: str) -> None:
+    """Raise a `DataError` for re-worked copies, whose prompts would contain the instruction twice or lack the cue."""
+    advice = "; its scores would not be LongBench's: use the files of data.zip from THUDM/LongBench"
     names = [name for name in _REWORKED if name in record]
     if names:
         raise DataError(f"a re-worked copy of LongBench (it has a field '{names[0]}', official rows do not){advice}")
@@ -125,7 +124,7 @@ def _refuse_reworked(task: Task, record: Record, template_start: str) -> None:
 
 
 def _texts(record: Record, field: str) -> tuple[str, ...]:
-    expected = "a list of strings with something in it"
+    expected = "a list of strings that is not empty"
     found: Any = value(record, field, expected)
     if not isinstance(found, list) or not found:
         raise wrong(field, expected, found)

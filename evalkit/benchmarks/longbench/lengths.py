@@ -1,6 +1,6 @@
-"""How scores depend on the length of the document.
+"""Scores by document length.
 
-In: the generations table. Out: each task's mean score in bands of the stored length. No model, no drawing.
+In: the generations table. Out: each task's mean score in bands of the stored length.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evalkit.errors import DataError
 from evalkit.stats.estimates import error_of_mean
 
 BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
-"""Words of the document and question together, as stored with the row; LongBench-E's limits are among these."""
+"""Bands of the stored length: words of document and question. They include LongBench-E's bucket limits."""
 
 _EDGES = (2000, 4000, 8000, 16000)
 
 
 @dataclass(frozen=True)
 class BandScore:
-    """One task's rows in one band."""
+    """The score of one task in one band."""
 
     task: str
     band: str
@@ -36,7 +36,7 @@ class BandScore:
 
 
 def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> tuple[BandScore, ...]:
-    """Mean scores by task and band, tasks in the paper's order, bands without rows left out.
+    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted.
 
     Raises:
         DataError: a row cannot be scored, or has no length.
@@ -44,13 +44,13 @@ def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib"
     """
     if generations["length"].isna().any():
         raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
-    found: list[BandScore] = []
+    bands: list[BandScore] = []
     for name, task in TASKS.items():
         rows = generations[generations["task"] == name]
         scores = 100 * score_rows(task, rows, variant)
-        where = np.searchsorted(_EDGES, rows["length"].to_numpy(), side="right")
+        numbers = np.searchsorted(_EDGES, rows["length"].to_numpy(), side="right")
         for number, band in enumerate(BANDS):
-            part = scores[where == number]
+            part = scores[numbers == number]
             if n := len(part):
-                found.append(BandScore(name, band, n, float(part.mean()), error_of_mean(part)))
-    return tuple(found)
+                bands.append(BandScore(name, band, n, float(part.mean()), error_of_mean(part)))
+    return tuple(bands)

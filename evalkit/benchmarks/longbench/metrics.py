@@ -1,7 +1,7 @@
-"""LongBench's metrics: one function each, from a prediction and one gold answer to a fraction.
+"""LongBench's metrics.
 
-Written anew after the behaviour of THUDM/LongBench@2e00731 (`metrics.py`, `eval.py`), and held to its scores of public
-predictions. ROUGE-L stands in `rouge`.
+In: a prediction and a gold answer. Out: a fraction. Reimplemented from the behaviour of THUDM/LongBench@2e00731
+(`metrics.py`, `eval.py`), and tested against its scores of public predictions. ROUGE-L is in `rouge`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalkit.errors import DataError, UsageError
 
 EditVariant = Literal["difflib", "rapidfuzz"]
 EDIT_VARIANTS: tuple[EditVariant, ...] = ("difflib", "rapidfuzz")
-"""The official code's edit similarity without and with python-Levenshtein; published scores are the former."""
+"""The official code's edit similarity without and with python-Levenshtein; published scores use the first."""
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -28,10 +28,10 @@ _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """F1 of the words in common, 2PR / (P + R), with P and R over words counted as often as they stand there.
+    """Return the F1 of the common words, 2PR / (P + R), with P and R over words counted with multiplicity.
 
-    Both texts are put in lower case, lose ASCII punctuation and then the words a, an, the, and are split at white
-    space. 0 where nothing is in common, as where either is left empty.
+    Both texts are lower-cased, ASCII punctuation and then the words a, an, the are removed, and the rest is split at
+    white space. 0 without common words, as when either text is empty.
 
     Source: Rajpurkar et al., "SQuAD" (2016), section 6.1.
     """
@@ -44,10 +44,10 @@ def qa_f1(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """1 / (labels named) where the gold label is among the labels that stand anywhere in the prediction, else 0.
+    """Return 1 / (number of labels in the prediction) if the gold label is one of them, else 0.
 
-    Labels that are part of the gold label without being it do not count as named. (The official code skips some of
-    those while it removes them; no label of TREC is part of another, so no score differs.)
+    Labels that are proper substrings of the gold label do not count. (The official code misses some of them while it
+    removes them; no label of TREC is a substring of another, so no score differs.)
     """
     named = [label for label in all_classes if label in prediction]
     named = [label for label in named if label == answer or label not in answer]
@@ -55,7 +55,7 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def retrieval(prediction: str, answer: str) -> float:
-    """Of the numbers in the prediction, the fraction that is the gold paragraph's; 0 without numbers.
+    """Return the fraction of numbers in the prediction that equal the gold paragraph's number; 0 without numbers.
 
     Raises:
         DataError: the answer does not name a paragraph.
@@ -67,22 +67,22 @@ def retrieval(prediction: str, answer: str) -> float:
 
 
 def count(prediction: str, answer: str) -> float:
-    """Of the numbers in the prediction, the fraction that is the answer, digit by digit; 0 without numbers."""
+    """Return the fraction of numbers in the prediction that equal the answer as strings; 0 without numbers."""
     numbers = _NUMBER.findall(prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
 def edit_similarity(prediction: str, answer: str, backend: EditVariant = "difflib") -> float:
-    """Similarity of two lines of code in whole percent, as a fraction: int(round(100 s)) / 100.
+    """Return the similarity of two lines of code, rounded to whole percent, as a fraction: int(round(100 s)) / 100.
 
-    With `difflib`, s is the standard library's ratio of matching blocks, 2M / T, junk heuristic included; it is not
-    symmetric, the prediction comes first. With `rapidfuzz`, s is 1 - (insertions + deletions) / T. Equal texts give 1,
-    two empty ones too; an empty one and another give 0.
+    With `difflib`, s is the standard library's ratio of matching blocks, 2M / T, with its junk heuristic. It is not
+    symmetric; the prediction is the first argument. With `rapidfuzz`, s is 1 - (insertions + deletions) / T. Equal
+    texts give 1, also two empty ones; one empty text gives 0.
 
     Source: fuzzywuzzy's `ratio`, without and with python-Levenshtein.
 
     Raises:
-        UsageError: rapidfuzz is asked for and not installed.
+        UsageError: the backend is rapidfuzz, which is not installed.
     """
     if prediction == answer:
         return 1.0
@@ -95,21 +95,22 @@ def edit_similarity(prediction: str, answer: str, backend: EditVariant = "diffli
         from rapidfuzz.distance import Indel
     except ImportError:
         raise UsageError(
-            "the edit similarity 'rapidfuzz' needs that package: pip install rapidfuzz, or take 'difflib'"
+            "the edit similarity 'rapidfuzz' needs the package rapidfuzz: pip install rapidfuzz, or use 'difflib'"
         ) from None
     similarity: float = Indel.normalized_similarity(prediction, answer)
     return round(100 * similarity) / 100
 
 
 def first_line(prediction: str) -> str:
-    """The first line, leading newlines apart; nothing else is stripped."""
+    """Return the first line after leading newlines; nothing else is stripped."""
     return prediction.lstrip("\n").split("\n", 1)[0]
 
 
 def code_line(prediction: str) -> str:
-    """The first line that has no backtick, "#" or "//", leading newlines apart; empty if there is none.
+    """Return the first line without a backtick, "#" or "//", after leading newlines; empty if there is none.
 
-    A blank line in between counts, and indentation stays. (So Markdown fences and comments are passed over.)
+    A blank line after the leading ones counts as a line, and indentation is kept. Markdown fences and comments are
+    skipped this way.
     """
     lines = prediction.lstrip("\n").split("\n")
     return next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
@@ -122,17 +123,17 @@ def score_prediction(
     all_classes: Sequence[str] = (),
     variant: EditVariant = "difflib",
 ) -> float:
-    """Score of a prediction, from 0 to 1: the best over the gold answers.
+    """Score a prediction from 0 to 1: the maximum over the gold answers.
 
     Args:
-        task: whose metric and first-line rule apply.
-        prediction: as generated, special tokens apart.
+        task: determines the metric and the first-line rule.
+        prediction: the generated text without special tokens.
         row_answers: gold answers, at least one.
         all_classes: labels of the task (classification only).
-        variant: of the edit similarity (code completion only).
+        variant: variant of the edit similarity (code completion only).
 
     Raises:
-        DataError: there is no gold answer, or one that the metric cannot take.
+        DataError: no gold answer, or one that is not valid for the metric.
         UsageError: the variant's package is not installed.
     """
     if not row_answers:

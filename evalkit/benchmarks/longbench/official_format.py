@@ -1,7 +1,7 @@
-"""Predictions in the form of LongBench's own code, read and written.
+"""Predictions in the file format of LongBench's official code.
 
-In: files named after the task, a JSON object a line with `pred`, `answers` and `all_classes`, for LongBench-E `length`
-too. Out: a generations table, and what is odd about the files. Or the other way round, for the official scorer.
+In: files named after the task, with one JSON object per line with `pred`, `answers` and `all_classes`, for LongBench-E
+also `length`. Out: a generations table, and notes on irregular files. Also the reverse, for the official scorer.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FIELDS = ("pred", "answers", "all_classes")
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was read."""
+    """The content of prediction files."""
 
     generations: pd.DataFrame
-    """As `scores` wants it: task, id, index, length, prediction, answers, all_classes, truncated."""
+    """The table for `scores`: task, id, index, length, prediction, answers, all_classes, truncated."""
     notes: tuple[str, ...]
-    """What the reader of the scores should know: rows that stand there twice, files passed over."""
+    """Notes to print with the scores: duplicate rows, skipped files."""
 
 
 def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> Predictions:
@@ -44,11 +44,12 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
 
     Args:
         paths: files, `<task>.jsonl` or `<task>_e.jsonl`, or folders of them.
-        suite: which benchmark they are of; LongBench's files have a known number of rows.
+        suite: the benchmark; the number of rows of LongBench's files is known.
 
     Raises:
         UnknownNameError: a file is not named after an English task.
-        DataError: a file cannot be read, a line is no prediction, or two files are of one task; names file and line.
+        DataError: a file cannot be read, a line is no prediction, or two files are of the same task; names file and
+            line.
     """
     notes: list[str] = []
     files: dict[str, Path] = {}
@@ -63,7 +64,7 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
                 continue
             files[task.name] = file
     if absent:
-        notes.append(f"passed over, since LongBench-E has no such task: {', '.join(absent)}")
+        notes.append(f"skipped, since LongBench-E has no such task: {', '.join(absent)}")
     if not files:
         raise DataError("no predictions to score: " + ("; ".join(notes) or "no files were given"))
     found = {file: _read(find_task(name), file, suite) for name, file in files.items()}
@@ -72,7 +73,7 @@ def read_predictions(paths: Sequence[Path], suite: SuiteName = "longbench") -> P
 
 
 def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write a generations table as the official scorer reads it, a file for each task; replaces what is there.
+    """Write a generations table for the official scorer, a file for each task; existing files are replaced.
 
     Raises:
         RunError: a file cannot be written.
@@ -97,11 +98,11 @@ def write_predictions(generations: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def _files(path: Path, notes: list[str]) -> list[Path]:
-    """The file, or a folder's files of English tasks. Files that evalkit does not score there are told."""
+    """Return the file, or a folder's files of English tasks; add a note on files that evalkit does not score."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    if path.name == "result.json":  # what the official scorer writes beside them
-        notes.append(f"{path} is passed over: it holds scores")
+    if path.name == "result.json":  # written by the official scorer to the same folder
+        notes.append(f"{path} is skipped: it contains scores")
         return []
     if not path.is_dir():
         return [path]
@@ -109,16 +110,16 @@ def _files(path: Path, notes: list[str]) -> list[Path]:
         raise DataError(f"{path} is a run of evalkit; use evalkit longbench rescore {path}")
     files = sorted(path.glob("*.jsonl"))
     if not files:
-        hint = did_you_mean(path, lambda folder: sum(_bears_task(file) for file in folder.glob("*.jsonl")))
+        hint = did_you_mean(path, lambda folder: sum(_is_task_file(file) for file in folder.glob("*.jsonl")))
         raise DataError(f"{path}: expected a folder with <task>.jsonl files, found none{hint}")
     other = [file.name for file in files if file.stem not in TASKS and file.stem in OFFICIAL_BLOBS]
     other = [name for name in other if name.removesuffix("_e.jsonl") not in TASKS]
     if other:
-        notes.append(f"passed over, since only the English tasks are scored: {', '.join(other)}")
+        notes.append(f"skipped, since only the English tasks are scored: {', '.join(other)}")
     return [file for file in files if file.name not in other]
 
 
-def _bears_task(file: Path) -> bool:
+def _is_task_file(file: Path) -> bool:
     return file.stem.removesuffix("_e") in TASKS
 
 
@@ -150,7 +151,7 @@ def _read(task: Task, path: Path, suite: SuiteName) -> list[dict[str, Any]]:
 
 def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any]:
     record = read_record(line)
-    # The official scorer looks at the length for LongBench-E only
+    # The official scorer uses the length for LongBench-E only
     fields = (*_FIELDS, "length") if suite == "longbench-e" else _FIELDS
     if missing := [field for field in fields if field not in record]:
         raise DataError(f"field '{missing[0]}' is missing; a prediction has {', '.join(fields)}")
@@ -159,7 +160,7 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
         raise DataError(f"field 'pred': expected a string, found {type(record['pred']).__name__}")
     text(record, "pred", may_be_empty=True)
     if not _are_texts(answers):
-        raise DataError("field 'answers': expected a list of strings with something in it")
+        raise DataError("field 'answers': expected a list of strings that is not empty")
     if not (classes is None or classes == [] or _are_texts(classes)):
         raise DataError("field 'all_classes': expected a list of strings, or null")
     if task.metric == "classification" and not classes:
@@ -176,30 +177,32 @@ def _row(task: Task, line: bytes, index: int, suite: SuiteName) -> dict[str, Any
     }
 
 
-def _are_texts(found: object) -> bool:
-    return isinstance(found, list) and bool(found) and all(isinstance(item, str) for item in found)
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
 def _miscounted(found: Mapping[Path, Sequence[dict[str, Any]]], suite: SuiteName) -> list[str]:
-    """A note on files that have not one row for each document, where there are any.
+    """Return a note on files that do not have one row for each document, if there are any.
 
-    The official code appends to the file of an earlier run. Documents are distinguished by gold answers and length, as
-    the format has no ids; some official documents agree in both, so that it is a rerun only where each of them stands
-    there several times, or where there are too many rows. How many LongBench-E has is not known here.
+    The official code appends to the file of an earlier run. Documents are identified by gold answers and length, since
+    the format has no ids. Some official documents agree in both, so a file counts as a rerun only if every document
+    occurs several times, or if it has too many rows. The number of LongBench-E's documents is not known here.
     """
-    odd: list[str] = []
-    too_many = of_e = False
+    irregular: list[str] = []
+    too_many = maybe_e = False
     for path, rows in found.items():
         copies = Counter((row["answers"], row["length"]) for row in rows)
         times, official = gcd(*copies.values()), find_task(rows[0]["task"]).documents
         if times > 1 and len(rows) > times:
-            odd.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
+            irregular.append(f"{path.name} {len(rows)} for {len(rows) // times} (each {times} times)")
             too_many = True
         elif suite == "longbench" and len(rows) != official:
-            odd.append(f"{path.name} {len(rows)} for {official}")
-            of_e = of_e or len(rows) > official
-    if not odd:
+            irregular.append(f"{path.name} {len(rows)} for {official}")
+            maybe_e = maybe_e or len(rows) > official
+    if not irregular:
         return []
-    advice = "are they LongBench-E's, which are scored with --e, or " if of_e else ""
-    advice += "was a later run appended? All are scored, as the official code does, but intervals are then too narrow"
-    return [f"more or fewer rows than documents: {', '.join(odd)}" + (f"; {advice}" if too_many or of_e else "")]
+    advice = "score LongBench-E's files with --e; " if maybe_e else ""
+    advice += "delete rows of appended runs: all are scored, as in the official code, and intervals are too narrow"
+    return [
+        f"more or fewer rows than documents: {', '.join(irregular)}" + (f"; {advice}" if too_many or maybe_e else "")
+    ]

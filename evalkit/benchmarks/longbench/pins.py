@@ -1,7 +1,7 @@
-"""What pins the documents: the hash of each of LongBench v1's 34 files.
+"""Hashes of LongBench v1's 34 official files.
 
-The hash is git's own, SHA-1 over "blob <size>", a zero byte and the content, with one line feed a line (copies that
-went through Windows have two characters there, and count as the same file). `git hash-object FILE` prints it.
+The hash is git's blob hash: SHA-1 over "blob <size>", a zero byte and the content with line feeds as line ends (copies
+with Windows line ends count as the same file). `git hash-object FILE` prints it.
 
 Source: the repository THUDM/LongBench on the Hugging Face hub, data.zip.
 """
@@ -44,4 +44,4 @@ OFFICIAL_BLOBS: dict[str, str] = {
     "triviaqa_e": "194baef10909d002e6c233715bef6b2dfcb99486",
     "vcsum": "db91aa53f5e579c0a0aee8e398596b419a316481",
 }
-"""File without its suffix → its hash; `_e` files are LongBench-E's."""
+"""File name without suffix → its hash; `_e` files are LongBench-E's."""

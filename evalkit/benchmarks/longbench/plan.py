@@ -1,7 +1,7 @@
-"""What was asked of a LongBench run, made into what the run is.
+"""The plan of a LongBench run.
 
-In: a `LongBenchRequest`. Out: a `LongBenchPlan` with documents and manifest. Nothing here needs torch, so a run
-that is already finished is found at once.
+In: a `LongBenchRequest`. Out: a `LongBenchPlan` with documents and manifest. Torch is not imported, so a finished run
+is found at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from evalkit.activity import doing
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
-from evalkit.benchmarks.longbench.data import Rows, check_data_dir, load_rows
+from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import Request, numerics
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
@@ -25,59 +25,59 @@ from evalkit.runs.folder import LONGBENCH
 
 DEFAULT: SuiteName = "longbench"
 PAPER_CONTEXT = 8192
-"""Tokens to which the paper stretches what was trained on fewer, by YaRN; its appendix "Long Context Evaluation"."""
+"""Context window in tokens to which the paper extends shorter ones by YaRN; its appendix "Long Context Evaluation"."""
 _OFFICIAL = {4096: 3500, 8192: 7500, 16384: 15500, 32768: 31500}
-"""Context → tokens of a prompt in the official `model2maxlen.json`."""
+"""Context window → most prompt tokens in the official `model2maxlen.json`."""
 _MARGIN = 692
-"""What 8192 − 7500 leaves for the answer; taken for other contexts too."""
+"""8192 − 7500, the tokens for the answer; used for other context windows too."""
 
 
 @dataclass(frozen=True)
 class LongBenchRequest(Request):
-    """What a user can ask of a LongBench run; of a model without a context, see `paper_context`."""
+    """The request for a LongBench run. For the default context window, see `paper_context`."""
 
     suite: SuiteName = DEFAULT
     tasks: tuple[str, ...] = ()
-    """Only these; all where empty."""
+    """Tasks to run; all if empty."""
     limit: int | None = None
-    """Most documents of each task; None for all."""
+    """Most documents of each task; None: all."""
     data_dir: Path | None = None
-    """Folder of `<task>.jsonl` files that comes before the hub."""
+    """Folder of `<task>.jsonl` files, used before the hub."""
     max_prompt_tokens: int | None = None
-    """Tokens above which a prompt loses its middle; None: the official 7500 for a context of 8192."""
+    """Length to which longer prompts are truncated in the middle; None: the official 7500 for a context of 8192."""
     chat: bool = False
-    """Whether prompts go into the tokenizer's chat template; those of five tasks never do, as in the official code."""
+    """Whether to apply the tokenizer's chat template; five tasks never do, as in the official code."""
 
 
 @dataclass(frozen=True)
 class LongBenchPlan(GeneratedPlan):
-    """A request with everything found that does not need torch."""
+    """A resolved request: checkpoint, documents and manifest."""
 
     request: LongBenchRequest
     checkpoint: Checkpoint
-    rows: Mapping[Task, Rows]
+    rows: Mapping[Task, LongBenchRows]
     manifest: dict[str, Any]
-    """Its "left_out", where there is one: why some tasks cannot be evaluated, in a line for each reason."""
+    """Its optional "left_out" has a line for each reason why tasks cannot be evaluated."""
 
 
 def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
-    """Find out what a run is, and refuse what cannot be.
+    """Validate a request and resolve it into a plan.
 
     Raises:
-        EvalkitError: whatever is wrong with the request, the checkpoint, or the documents of every task.
+        EvalkitError: the request or the checkpoint is not valid, or no task has valid documents.
     """
     checkpoint = request.model.locate(say)
-    tasks = _chosen(request)
+    tasks = _requested_tasks(request)
     check_data_dir(request.data_dir)
-    rows: dict[Task, Rows] = {}
-    trouble: dict[str, DataError] = {}
+    rows: dict[Task, LongBenchRows] = {}
+    errors: dict[str, DataError] = {}
     for task in tasks:
         try:
             with doing("reading documents"):
                 rows[task] = load_rows(task, request.data_dir, request.limit, request.suite, say)
         except DataError as error:
-            trouble[task.name] = error
-    left_out = together(trouble)
+            errors[task.name] = error
+    left_out = group_errors(errors)
     if not rows:
         raise DataError("; ".join(left_out))
     for line in left_out:
@@ -99,31 +99,31 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     return LongBenchPlan(request, checkpoint, rows, manifest | ({"left_out": left_out} if left_out else {}))
 
 
-def together(trouble: Mapping[str, DataError]) -> list[str]:
-    """What is wrong with tasks, those together of which the same is to be said.
+def group_errors(errors: Mapping[str, DataError]) -> list[str]:
+    """Return the messages of tasks' errors, one for all tasks with the same message.
 
     Args:
-        trouble: task → its error.
+        errors: task → its error.
     """
-    alike: dict[str, list[str]] = {}
-    for task, error in trouble.items():
-        alike.setdefault(str(error).replace(task, "<task>"), []).append(task)
+    tasks_by_message: dict[str, list[str]] = {}
+    for task, error in errors.items():
+        tasks_by_message.setdefault(str(error).replace(task, "<task>"), []).append(task)
     return [
-        str(trouble[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
-        for common, tasks in alike.items()
+        str(errors[tasks[0]]) if len(tasks) == 1 else f"{', '.join(tasks)}: {common}"
+        for common, tasks in tasks_by_message.items()
     ]
 
 
 def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSpec:
-    """The model with the paper's context where the user gives none: a shorter window is stretched to it, by YaRN.
+    """Return the model with the paper's context window if the user gives none: a shorter window is extended by YaRN.
 
-    The run is then the same as one that was asked for that context in so many words. A checkpoint whose own window is
-    as long, or not in its config, is left alone.
+    The run is the same as one with that context given explicitly. A checkpoint whose own window is at least as long, or
+    not in its config, is not changed.
 
     Raises:
         UsageError: see `context_settings`.
-        CheckpointError: the checkpoint cannot be stretched. It is not taken as it is then, since its scores would
-            stand beside others' under another protocol.
+        CheckpointError: the checkpoint's window cannot be extended. It is not used unchanged, since its scores would
+            not be comparable with others'.
     """
     if model.context is not None:
         return model
@@ -134,48 +134,48 @@ def paper_context(model: ModelSpec, checkpoint: Checkpoint, say: Say) -> ModelSp
             return model
     settings = context_settings(None, *given, default=PAPER_CONTEXT)
     assert settings is not None
-    stretched = replace(model, context=settings.target)
-    if model.context_config is not None:  # which names the context itself, or was written for this one
-        return stretched
+    extended = replace(model, context=settings.target)
+    if model.context_config is not None:  # which sets the context itself, or was written for this one
+        return extended
     default = (
         f"--context {PAPER_CONTEXT} is LongBench's default, as in the paper; --context none leaves the model as it is"
     )
     try:
-        extension = stretched.extension(checkpoint)
+        extension = extended.extension(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{error} ({default})") from error
     if extension is not None:
         say(f"{extension.describe()} ({default})")
-    return stretched
+    return extended
 
 
-def max_prompt_tokens(asked: int | None, context: int, most_new: int) -> int:
-    """Tokens above which a prompt is cut.
+def max_prompt_tokens(given: int | None, context: int, most_new: int) -> int:
+    """Return the most tokens of a prompt; longer ones are truncated.
 
     Args:
-        asked: by the user; None: the official number, for contexts that have none by the same margin,
-            but half of a short one.
-        context: tokens that the model takes at once.
-        most_new: most tokens that any task generates.
+        given: the user's number; None: the official number. A context window without one has the same margin for the
+            answer, or half of a short window.
+        context: the model's context window in tokens.
+        most_new: most generated tokens of any task.
 
     Raises:
-        UsageError: the longest answer would not fit behind such a prompt.
+        UsageError: the longest answer does not fit after such a prompt.
     """
     least, most = 2, context - most_new
     if most < least:
         raise UsageError(f"answers have up to {most_new} tokens and the model takes {context}; give a longer --context")
-    if asked is None:
-        # The margin would leave a short context next to nothing
+    if given is None:
+        # The margin would leave almost nothing of a short window
         return _OFFICIAL.get(context, max(context - _MARGIN, min(context // 2, most)))
-    if not least <= asked <= most:
+    if not least <= given <= most:
         raise UsageError(
-            f"--max-prompt-tokens {asked}: the model takes {context} tokens, of which an answer may need {most_new}; "
+            f"--max-prompt-tokens {given}: the model takes {context} tokens, of which an answer may need {most_new}; "
             f"give a --max-prompt-tokens of {least} to {most}, or another --context"
         )
-    return asked
+    return given
 
 
-def _chosen(request: LongBenchRequest) -> list[Task]:
+def _requested_tasks(request: LongBenchRequest) -> list[Task]:
     if request.suite not in SUITES:
         raise UnknownNameError("LongBench suite", request.suite, SUITES)
     known = {task.name: task for task in suite_tasks(request.suite)}

@@ -1,6 +1,6 @@
-"""LongBench's figures: scores by input length, and the needle test's heatmap.
+"""Figures: LongBench's scores by input length, and the needle test's heatmap.
 
-In: numbers. Out: a .png or .pdf file.
+In: scores. Out: a .png or .pdf file.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from evalkit.reporting.figures import check_figure_path, new_figure, save_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73")  # told apart by colour-blind eyes too (Okabe and Ito)
+_COLOURS = ("#0072b2", "#d55e00", "#009e73")  # colour-blind safe (Okabe and Ito)
 _MARKS = ("o", "s", "^")
-_MOST_WRITTEN = 144
-"""Cells of a heatmap; with more, the numbers in them could not be read."""
+_MOST_LABELLED = 144
+"""Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""
 
 
 def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
     """Draw each task's score by the stored length of its rows, one panel for each group of tasks.
 
     Args:
-        generations: the generations table, as `scores` takes it.
-        path: .png or .pdf.
-        variant: of the edit similarity.
+        generations: the generations table, see `scores`.
+        path: a .png or .pdf file.
+        variant: variant of the edit similarity.
 
     Raises:
         DataError: a row cannot be scored.
-        UsageError: another kind of file.
+        UsageError: the file is neither .png nor .pdf.
         RunError: the file cannot be written.
     """
     check_figure_path(path)
@@ -62,16 +62,16 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
 
 
 def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequence[int], path: Path) -> None:
-    """Draw how often a needle is found, by where it lies and how long the text is.
+    """Draw the needle test's retrieval rate by depth and text length.
 
     Args:
-        scores: [depth, length], fractions from 0 to 1; NaN where nothing was measured, which stays grey.
-        depths: where the needle lies, in percent of the text from its beginning.
-        lengths: of the text, in tokens.
-        path: .png or .pdf.
+        scores: [depth, length], fractions from 0 to 1; NaN for cells without a measurement, drawn grey.
+        depths: position of the needle, in percent of the text from its start.
+        lengths: text lengths in tokens.
+        path: a .png or .pdf file.
 
     Raises:
-        UsageError: the shapes do not agree, or another kind of file.
+        UsageError: the shapes do not agree, or the file is neither .png nor .pdf.
         RunError: the file cannot be written.
     """
     if scores.shape != (len(depths), len(lengths)) or not scores.size:
@@ -86,7 +86,7 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
     axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
     axes.set_xlabel("length in tokens")
     axes.set_ylabel("depth of the needle in %")
-    if scores.size <= _MOST_WRITTEN:
+    if scores.size <= _MOST_LABELLED:
         for (row, column), value in np.ndenumerate(scores):
             text = "" if np.isnan(value) else percent(value, 0)
             colour = "black" if value > 0.6 else "white"
@@ -96,19 +96,19 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
 
 
 def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
-    """One group's tasks over the bands, each point with its standard error."""
+    """Draw the scores of a group's tasks by length, with standard errors."""
     axes.set_title(group, fontsize=10)
     tasks = [name for name, task in TASKS.items() if task.group == group]
     drawn = [name for name in tasks if any(band.task == name for band in bands)]
     for name, colour, mark in zip(tasks, _COLOURS, _MARKS, strict=False):
         if name not in drawn:
             continue
-        own = [band for band in bands if band.task == name]
-        aside = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # or error bars would hide each other
-        places = [BANDS.index(band.band) + aside for band in own]
-        errors = [band.stderr or 0.0 for band in own]
-        means = [band.score for band in own]
-        axes.errorbar(places, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
+        points = [band for band in bands if band.task == name]
+        offset = 0.1 * (drawn.index(name) - (len(drawn) - 1) / 2)  # so that error bars do not overlap
+        positions = [BANDS.index(point.band) + offset for point in points]
+        errors = [point.stderr or 0.0 for point in points]
+        means = [point.score for point in points]
+        axes.errorbar(positions, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
     axes.set_xticks(range(len(BANDS)), BANDS)
     axes.set_xlim(-0.4, len(BANDS) - 0.6)
     axes.set_ylim(-2, 102)

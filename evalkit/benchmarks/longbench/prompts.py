@@ -1,7 +1,7 @@
-"""LongBench's prompts: read from the installed lm-eval, repaired, and held to their hash.
+"""LongBench's prompts, read from the installed lm-eval, repaired, and verified by hash.
 
-In: a task and a row. Out: the official prompt, to the letter. lm-eval 0.4.13's task files differ from the official
-templates in white space on six tasks; the repair is said here and the hash proves it.
+In: a task and a row. Out: the official prompt, verbatim. lm-eval 0.4.13's task files differ from the official templates
+in white space on six tasks. The repairs are listed here and verified by the hash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPAIRS: dict[str, tuple[str, str]] = {
     "triviaqa": ("\n{input}", "\n\n{input}"),
     "samsum": ("\n{input}", "\n\n{input}"),
 }
-"""Task → what of lm-eval's text is replaced by what."""
+"""Task → (text in lm-eval's template, official text)."""
 
 _ENDINGS: dict[str, str] = {
     "passage_count": " ",
@@ -32,23 +32,23 @@ _ENDINGS: dict[str, str] = {
     "lcc": "\n",
     "repobench-p": "\n",
 }
-"""Task → the white space that lm-eval's text lacks at its end."""
+"""Task → the white space missing at the end of lm-eval's template."""
 
 
 @cache
 def template(task: Task) -> str:
-    """The official prompt template, with fields {context} and (most tasks) {input}.
+    """Return the official prompt template, with fields {context} and (most tasks) {input}.
 
     Raises:
-        TemplateError: lm-eval is not installed, lacks the task, or has another text than lm-eval 0.4.13's.
+        TemplateError: lm-eval is not installed, lacks the task, or has another template than lm-eval 0.4.13.
     """
     path = _task_folder() / f"{task.name}.yaml"
     content = read_task_file(path, _unreadable)
     if not isinstance(content, dict) or "doc_to_text" not in content:
-        raise _unreadable(f"{path}: it holds no prompt for {task.name}")
+        raise _unreadable(f"{path}: no prompt for {task.name}")
     text = str(content["doc_to_text"])
-    for theirs, ours in _FIELDS.items():
-        text = text.replace(theirs, ours)
+    for lm_eval_field, official_field in _FIELDS.items():
+        text = text.replace(lm_eval_field, official_field)
     if task.name in _REPAIRS:
         text = text.replace(*_REPAIRS[task.name])
     text += _ENDINGS.get(task.name, "")
@@ -62,20 +62,20 @@ def template(task: Task) -> str:
 
 
 def prompt(task: Task, row: LongBenchDocument) -> str:
-    """The prompt for one row. Braces in the row's own text stay what they are.
+    """Return the prompt for one row. Braces in the row's text are not fields.
 
     Raises:
         DataError: the row is of another task.
-        TemplateError: as `template`.
+        TemplateError: see `template`.
     """
     if row.task != task.name:
         raise DataError(f"row {row.id} is of task {row.task}, not of {task.name}")
     fields = {"context": row.context, "input": row.input}
-    return _FIELD.sub(lambda found: fields[found[1]], template(task))
+    return _FIELD.sub(lambda match: fields[match[1]], template(task))
 
 
 def _task_folder() -> Path:
-    # Found, not imported: lm-eval takes seconds to import
+    # Not imported, since that takes seconds
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
         raise TemplateError("LongBench's prompts are read from lm-eval, which is not installed: install lm-eval 0.4.13")

@@ -1,9 +1,9 @@
-"""The constants of LongBench v1's English half: tasks, groups, limits, metrics and rules.
+"""The constants of LongBench v1's English tasks: groups, limits, metrics and decoding rules.
 
-In: nothing. Out: `TASKS`, in the order of the paper's tables, and what is said of each.
+In: nothing. Out: `TASKS`, in the order of the paper's tables.
 
 Source: Bai et al., "LongBench" (ACL 2024), Table 1, and the configuration of THUDM/LongBench@2e00731
-(`config/dataset2maxlen.json`, `pred.py`, `eval.py`). Prompts are pinned by hash and read elsewhere (`prompts`).
+(`config/dataset2maxlen.json`, `pred.py`, `eval.py`). Prompts are pinned by hash; `prompts` reads them.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Literal
 
 from evalkit.errors import UnknownNameError
 
-Metric = Literal["f1", "rouge_l", "classification", "retrieval", "count", "edit_similarity"]
+MetricName = Literal["f1", "rouge_l", "classification", "retrieval", "count", "edit_similarity"]
 SuiteName = Literal["longbench", "longbench-e"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task and everything that is fixed about it."""
+    """A LongBench task and its constants."""
 
     name: str
-    """As in the official files: "2wikimqa"."""
+    """Name in the official files, such as "2wikimqa"."""
     group: str
     """One of `GROUPS`."""
-    metric: Metric
-    """How a prediction is scored."""
+    metric: MetricName
+    """The metric of a prediction."""
     max_new_tokens: int
-    """Most tokens that are generated."""
+    """Most generated tokens."""
     documents: int
     """Rows of the official file (LongBench-E has other files)."""
     prompt_sha256: str
-    """Hash of the prompt template, in UTF-8, with its fields {context} and {input}."""
+    """SHA-256 of the prompt template in UTF-8, with its fields {context} and {input}."""
     chat: bool = True
-    """Whether the official code puts a chat model's prompt into its chat template."""
+    """Whether the official code applies a chat model's chat template."""
     first_line_only: bool = False
-    """Whether a prediction is cut to its first line, leading newlines apart, before it is scored."""
+    """Whether only the first line of a prediction is scored, after leading newlines."""
     newline_ends: bool = False
-    """Whether generation ends at a newline too; then the first token may be neither that nor the end of sequence."""
+    """Whether a newline ends generation too; then the first token must be neither a newline nor the EOS token."""
 
     @property
     def in_e(self) -> bool:
@@ -50,7 +50,7 @@ _SINGLE, _MULTI, _SUMMARY = "Single-Document QA", "Multi-Document QA", "Summariz
 _FEWSHOT, _SYNTHETIC, _CODE = "Few-shot Learning", "Synthetic Tasks", "Code Completion"
 
 GROUPS: tuple[str, ...] = (_SINGLE, _MULTI, _SUMMARY, _FEWSHOT, _SYNTHETIC, _CODE)
-"""The six kinds of task, whose means the official average is the mean of."""
+"""The six task groups. The official average is the mean of the groups' means."""
 
 _PROMPTS = {
     "narrativeqa": "aada7ed24b06abace5b0045ac3bcfe06fc831a6cf434f0ecfd99fb7b3d299e1c",
@@ -76,7 +76,7 @@ _PROMPTS = {
 def _task(
     name: str,
     group: str,
-    metric: Metric,
+    metric: MetricName,
     most: int,
     documents: int,
     *,
@@ -128,23 +128,23 @@ LABELS = {
     "lcc": "LCC",
     "repobench-p": "RepoBench-P",
 }
-"""How the paper prints the tasks."""
+"""Task → its name in the paper's tables."""
 
 E_TASKS: tuple[str, ...] = tuple(name for name in TASKS if name not in ("narrativeqa", "musique", "qmsum"))
-"""LongBench-E's thirteen tasks: the same prompts and metrics on rows drawn evenly over three lengths."""
+"""LongBench-E's thirteen tasks: the same prompts and metrics, on rows sampled evenly over three lengths."""
 
 SUITES: dict[SuiteName, str] = {
     "longbench": "16 tasks over long documents",
     "longbench-e": "13 of them on other documents, with scores by length",
 }
-"""The two benchmarks, and what they are in a line."""
+"""Suite → its description in one line."""
 
 
 def find_task(name: str) -> Task:
-    """A task by its name.
+    """Return the task with a name.
 
     Raises:
-        UnknownNameError: there is no such task.
+        UnknownNameError: no task has this name.
     """
     if name not in TASKS:
         raise UnknownNameError("LongBench task", name, TASKS)
@@ -152,10 +152,10 @@ def find_task(name: str) -> Task:
 
 
 def suite_tasks(suite: str) -> tuple[Task, ...]:
-    """The tasks of `longbench` or `longbench-e`, in order.
+    """Return the tasks of `longbench` or `longbench-e`, in order.
 
     Raises:
-        UnknownNameError: it is neither.
+        UnknownNameError: the suite is neither.
     """
     if suite not in SUITES:
         raise UnknownNameError("LongBench suite", suite, SUITES)

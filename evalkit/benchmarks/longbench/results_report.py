@@ -1,4 +1,7 @@
-"""LongBench's results → a `Report`. What has no rows is a dash."""
+"""Report of LongBench's results.
+
+In: `LongBenchResults`. Out: a `Report`. A score without rows is printed as a dash.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +29,18 @@ METRICS = {
 def longbench_report(
     results: LongBenchResults, notes: Sequence[str] = (), about: Mapping[str, Any] | None = None
 ) -> Report:
-    """The results as they are printed.
+    """Return the report of LongBench's results.
 
     Args:
-        results: what to show.
-        notes: lines for the reader, after the table.
-        about: what JSON says of the run, if they are a run's.
+        results: the results.
+        notes: lines printed after the table.
+        about: entries about the run for JSON, if there is a run.
     """
     cells = _cells(results)
     table = simple_table(results.suite, _headers(results), cells, texts=2, ruled={len(cells) - 2})
     return Report(
         (table,),
-        notes=(*_explained(results), *notes),
+        notes=(*_footnotes(results), *notes),
         content=dict(about or {}) | results.to_json() | {"notes": list(notes)},
         records=_records(results),
     )
@@ -45,17 +48,17 @@ def longbench_report(
 
 @dataclass(frozen=True)
 class _Line:
-    """A line of the table: a task, a group's mean or a mean of all."""
+    """A line of the table: a task, a group's mean or an overall mean."""
 
     name: str
     metric: str
     scores: tuple[Score, ...]
-    """Over all rows, then of each bucket."""
+    """Of all rows, then of each bucket."""
     truncated: int | None
 
 
 def _lines(results: LongBenchResults) -> list[_Line]:
-    """Tasks by group, each group of several with its mean, then the means over everything."""
+    """Return tasks by group, the mean of each group with several tasks, then the overall means."""
     lines: list[_Line] = []
     for group in results.groups:
         members = [task for task in results.tasks if group.name.startswith(task.group)]
@@ -76,7 +79,7 @@ def _mean_line(mean: Mean) -> _Line:
 
 def _headers(results: LongBenchResults) -> list[str]:
     buckets = list(BUCKETS) if results.suite == "longbench-e" else []
-    return ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if _any_cut(results) else [])]
+    return ["task", "metric", "n", "score", "95 % interval", *buckets, *(["cut"] if _any_truncated(results) else [])]
 
 
 def _cells(results: LongBenchResults) -> list[list[str]]:
@@ -86,25 +89,25 @@ def _cells(results: LongBenchResults) -> list[list[str]]:
         interval = "–" if overall.low is None else f"{_score(overall.low)} to {_score(overall.high)}"
         row = [line.name, line.metric, f"{overall.n:,}", _score(overall.score), interval]
         row += [_score(part.score) for part in buckets]
-        cells.append(row + ([str(line.truncated or "")] if _any_cut(results) else []))
+        cells.append(row + ([str(line.truncated or "")] if _any_truncated(results) else []))
     return cells
 
 
-def _explained(results: LongBenchResults) -> list[str]:
+def _footnotes(results: LongBenchResults) -> list[str]:
     lines = ["Mean of groups: of the six groups' means (the paper's average). Plain mean: of the tasks."]
     if results.suite == "longbench-e":
         lines.append("Buckets: by the stored length in words, below 4,000, below 8,000, and from there on")
     if any(task.metric == "edit_similarity" for task in results.tasks):
         lines.append(f"edit sim.: {results.edit_similarity}")
-    if _any_cut(results):
-        lines.append("cut: documents that lost their middle, since their prompts were longer")
+    if _any_truncated(results):
+        lines.append("cut: documents truncated in the middle, since their prompts were too long")
     if any(task.official is False for task in results.tasks):
         lines.append("*: not the official documents of the task")
     return lines
 
 
 def _records(results: LongBenchResults) -> list[Record]:
-    """A record a task, group and mean, numbers in full."""
+    """Return a record for each task, group and mean, with unrounded numbers."""
     buckets = BUCKETS if results.suite == "longbench-e" else ()
 
     def record(about: Record, scores: Sequence[Score], truncated: int | None, official: bool | None) -> Record:
@@ -132,7 +135,7 @@ def _records(results: LongBenchResults) -> list[Record]:
     return records
 
 
-def _any_cut(results: LongBenchResults) -> bool:
+def _any_truncated(results: LongBenchResults) -> bool:
     return any(task.truncated for task in results.tasks)
 
 

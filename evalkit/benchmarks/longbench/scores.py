@@ -1,12 +1,12 @@
-"""From generations to LongBench's scores.
+"""LongBench's scores from generations.
 
 In: the generations table, one row for each (task, document) with columns `task`, `length`, `prediction`, `answers` and
 `all_classes` (both JSON lists) and `truncated`. Out: frozen records with the score of every task, group and mean, each
-with an interval. No model: a stored table is scored again in seconds.
+with an interval. No model is needed: a stored table is scored again in seconds.
 
 Scores are 100 times the mean over rows, rounded to two decimals, as the official code prints them. Intervals are 95 %
-percentile bootstrap intervals over documents (rows with one `source`; over rows where the table has no such column)
-with a fixed seed; those of means treat the tasks as fixed. Comparisons of checkpoints need paired statistics.
+percentile bootstrap intervals over documents (rows with the same `source`; over rows if the table has no such column)
+with a fixed seed. Those of means treat the tasks as fixed. Comparisons of checkpoints need paired statistics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evalkit.errors import DataError
 from evalkit.stats.estimates import percentile_interval, resampled_means
 
 BUCKETS: tuple[str, ...] = ("0-4k", "4-8k", "8k+")
-"""LongBench-E's, by the stored length in words: below 4,000, below 8,000, and from there on."""
+"""LongBench-E's buckets by the stored length in words: below 4,000, below 8,000, and 8,000 or more."""
 
 MEAN_OF_GROUPS, PLAIN_MEAN = "Mean of groups", "Plain mean"
 
@@ -37,62 +37,62 @@ _SEED, _RESAMPLES = 20240, 2000
 
 @dataclass(frozen=True)
 class Score:
-    """The mean over some rows, in percent."""
+    """A mean score over rows, in percent, with its interval."""
 
     n: int
-    """Rows; for a mean over tasks, those of all its tasks."""
+    """Number of rows; for a mean over tasks, of all its tasks."""
     score: float | None
-    """Rounded to two decimals; None over no rows, and for a mean where one of its tasks has none."""
+    """Rounded to two decimals; None without rows, and for a mean if one of its tasks has no rows."""
     low: float | None
-    """Lower end of the 95 % interval, rows of one document together; None for fewer than two documents."""
+    """Lower bound of the 95 % interval, clustered by document; None for fewer than two documents."""
     high: float | None
-    """Upper end of it."""
+    """Upper bound of the 95 % interval."""
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One task."""
+    """The scores of one task."""
 
     task: str
     group: str
     metric: str
     all: Score
-    """Over all its rows."""
+    """Score of all its rows."""
     buckets: tuple[Score, ...]
-    """In the order of `BUCKETS`; empty for LongBench itself, which has none."""
+    """Scores in the order of `BUCKETS`; empty for LongBench, which has no buckets."""
     truncated: int
-    """Rows whose document was cut, since their prompts were longer than the most prompt tokens."""
+    """Number of rows whose prompt was truncated."""
     official: bool | None
-    """Whether the documents are the official ones; None where nobody knows."""
+    """Whether the documents are the official ones; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """An unweighted mean: of tasks, or of groups."""
+    """An unweighted mean of tasks or of groups."""
 
     name: str
-    """A group's, or one of `MEAN_OF_GROUPS` and `PLAIN_MEAN`; with "2 of 3" where members are missing."""
+    """A group's name, `MEAN_OF_GROUPS` or `PLAIN_MEAN`; with "(2 of 3 tasks)" if tasks are missing."""
     all: Score
     buckets: tuple[Score, ...]
 
 
 @dataclass(frozen=True)
 class LongBenchResults:
-    """Everything that a generations table gives."""
+    """All scores of a generations table."""
 
     suite: SuiteName
     edit_similarity: EditVariant
-    """Which one scored code completion."""
+    """The variant used for code completion."""
     tasks: tuple[TaskScore, ...]
     """In the paper's order."""
     groups: tuple[Mean, ...]
     mean_of_groups: Mean
-    """What the LongBench paper and its README call the average."""
+    """The average of the LongBench paper and its README."""
     plain_mean: Mean
-    """Over tasks: another number, which some papers report."""
+    """The mean over tasks, which some papers report instead."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the results as JSON-compatible data."""
         return asdict(self)
 
 
@@ -105,13 +105,13 @@ def score_generations(
     """Score a generations table.
 
     Args:
-        generations: see the module.
-        suite: which benchmark it is of; LongBench-E's scores are given by length too.
-        variant: of the edit similarity.
-        official: task → whether its documents are the official ones; not known for tasks it does not name.
+        generations: the generations table, see the module.
+        suite: the benchmark; LongBench-E has scores by length too.
+        variant: variant of the edit similarity.
+        official: task → whether its documents are the official ones; unknown for missing tasks.
 
     Raises:
-        UnknownNameError: a task is unknown.
+        UnknownNameError: a task is not known.
         DataError: the table is empty, or a row cannot be scored.
         UsageError: the variant's package is not installed.
     """
@@ -125,13 +125,13 @@ def score_generations(
         rows = known[task.name]
         with doing(f"scoring {task.name}"):
             scores = score_rows(task, rows, variant)
-        parts = [np.ones(len(scores), bool)]
+        masks = [np.ones(len(scores), bool)]
         if suite == "longbench-e":
-            where = bucket(rows["length"].to_numpy())
-            parts += [where == number for number in range(len(BUCKETS))]
-        # Predictions of the official code do not say which documents their rows share
+            buckets = bucket(rows["length"].to_numpy())
+            masks += [buckets == number for number in range(len(BUCKETS))]
+        # Predictions of the official code have no column `source`
         sources = rows["source"].to_numpy() if "source" in rows else np.arange(len(rows))
-        cells = [_resampled(task.name, number, scores[part], sources[part]) for number, part in enumerate(parts)]
+        cells = [_resampled(task.name, number, scores[mask], sources[mask]) for number, mask in enumerate(masks)]
         samples[task.name] = cells
         tasks[task.name] = TaskScore(
             task=task.name,
@@ -152,14 +152,14 @@ def score_generations(
         edit_similarity=variant,
         tasks=tuple(tasks.values()),
         groups=tuple(_mean(name, by_group[name], len(members), sizes[name]) for name, members in groups.items()),
-        # Of a group with missing tasks the mean is another one too, so tasks are counted and not groups
+        # A missing task changes its group's mean too, so tasks are counted and not groups
         mean_of_groups=_mean(MEAN_OF_GROUPS, _mean_cells(list(by_group.values())), len(tasks), len(full)),
         plain_mean=_mean(PLAIN_MEAN, _mean_cells(list(samples.values())), len(tasks), len(full)),
     )
 
 
 def score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant = "difflib") -> np.ndarray:
-    """Each row's score, from 0 to 1, in the table's order.
+    """Return the score of each row, from 0 to 1, in the table's order.
 
     Raises:
         DataError: a row's answers or prediction cannot be scored; names task and row.
@@ -178,7 +178,7 @@ def score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant = "difflib")
 
 
 def bucket(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Which of LongBench-E's three buckets each stored length falls into, from 0."""
+    """Return the index of LongBench-E's bucket for each stored length, from 0."""
     return np.searchsorted(_EDGES, np.asarray(lengths), side="right")
 
 
@@ -189,7 +189,7 @@ class _Cell:
     n: int
     mean: float | None
     resampled: np.ndarray
-    """[resamples]; empty where there is no interval."""
+    """Resampled means, [resamples]; empty if there is no interval."""
 
     def score(self) -> Score:
         if self.mean is None or not len(self.resampled):
@@ -199,13 +199,13 @@ class _Cell:
 
 
 _Cells = list[_Cell]
-"""One of all rows, and in LongBench-E one of each bucket."""
+"""A cell for all rows, and in LongBench-E one for each bucket."""
 
 _NONE = np.empty(0)
 
 
 def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) -> _Cell:
-    """Resampled by source: rows that ask of one document are no independent draws."""
+    """Return the mean of scores, resampled by source, since rows with the same document are not independent."""
     n = len(scores)
     if n == 0:
         return _Cell(0, None, _NONE)
@@ -213,13 +213,13 @@ def _resampled(task: str, part: int, scores: np.ndarray, sources: np.ndarray) ->
     codes, names = pd.factorize(sources)
     if len(names) == 1:
         return _Cell(n, mean, _NONE)
-    # Seeded by the task, so that its interval does not hang on which others are in the table
+    # Seeded by task, so that its interval does not depend on the other tasks in the table
     seed = [_SEED, crc32(task.encode()), part]
     return _Cell(n, mean, resampled_means(scores, codes, _RESAMPLES, seed, 100))
 
 
 def _mean_cells(members: Sequence[_Cells]) -> _Cells:
-    """Unweighted means, of all rows and of each bucket; of tasks' printed scores, so that a reader can add them up."""
+    """Return unweighted means of the rounded scores, which readers can recompute, for all rows and each bucket."""
     return [_mean_cell(cells) for cells in zip(*members, strict=True)]
 
 
@@ -228,8 +228,8 @@ def _mean_cell(cells: Sequence[_Cell]) -> _Cell:
     means = [cell.mean for cell in cells if cell.mean is not None]
     if len(means) < len(cells):
         return _Cell(n, None, _NONE)
-    drawn = [cell.resampled for cell in cells if len(cell.resampled)]
-    return _Cell(n, sum(means) / len(means), np.mean(drawn, axis=0) if len(drawn) == len(cells) else _NONE)
+    resampled = [cell.resampled for cell in cells if len(cell.resampled)]
+    return _Cell(n, sum(means) / len(means), np.mean(resampled, axis=0) if len(resampled) == len(cells) else _NONE)
 
 
 def _mean(name: str, cells: _Cells, count: int, size: int) -> Mean:

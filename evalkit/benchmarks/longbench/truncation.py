@@ -1,8 +1,8 @@
-"""A prompt as token ids, at most so many, cut in its middle as the official code cuts.
+"""Tokenisation of prompts, with truncation in the middle as in the official code.
 
-In: a prompt's text. Out: its ids and what was lost. The official code (THUDM/LongBench@2e00731, `pred.py`) tokenises
-with special tokens; of a prompt of more than `max_prompt_tokens` the texts of the first and of the last half of so many
-tokens remain, special tokens left out, and are tokenised anew.
+In: a prompt's text. Out: its token ids and its length before truncation. The official code (THUDM/LongBench@2e00731,
+`pred.py`) tokenises with special tokens. Of a prompt longer than `max_prompt_tokens`, it decodes the first and the last
+max_prompt_tokens / 2 tokens without special tokens, joins the texts, and tokenises them again.
 """
 
 from __future__ import annotations
@@ -19,46 +19,48 @@ from evalkit.generation.tokens import as_message
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A prompt for the model."""
+class FittedPrompt:
+    """The token ids of a prompt, truncated if necessary."""
 
     text_sha256: str
-    """Of the whole prompt's text, before it was cut."""
+    """SHA-256 of the prompt's text before truncation."""
     tokens: NDArray[np.int64]
     """[length] token ids, special tokens included."""
     before: int
-    """Tokens before anything was cut."""
+    """Number of tokens before truncation."""
     truncated: bool
 
 
-def fit(tokenizer: Any, text: str, max_prompt_tokens: int, room: int, *, chat: bool, label: str) -> Fitted:
-    """Tokenise a prompt; cut its middle where it is too long.
+def fit_prompt(tokenizer: Any, text: str, max_prompt_tokens: int, most: int, *, chat: bool, label: str) -> FittedPrompt:
+    """Tokenise a prompt; truncate it in the middle if it is too long.
 
     Args:
         tokenizer: a transformers tokenizer.
         text: the prompt.
-        max_prompt_tokens: above which it is cut.
-        room: most tokens that the model can take of it. Text cut in tokens may come back as more of them; then it is
-            cut shorter, which the official code does not look after.
-        chat: put the prompt, once cut, into the tokenizer's chat template as one user message.
-        label: names the row in errors.
+        max_prompt_tokens: longer prompts are truncated to this length.
+        most: most tokens of a prompt that the context window allows. A truncated text may be tokenised to more tokens
+            than before; it is then truncated further, which the official code does not do.
+        chat: apply the tokenizer's chat template to the truncated prompt, as one user message.
+        label: the row's name in messages.
 
     Raises:
-        DataError: the chat template alone takes more than there is room for.
-        TemplateError: there is no chat template, or it fails.
+        DataError: the chat template alone has more than `most` tokens.
+        TemplateError: the tokenizer has no chat template, or the template fails.
     """
-    ids = tokenizer(text, verbose=False).input_ids  # it would warn of lengths that are cut here
-    before, cut, limit = len(ids), text, max_prompt_tokens
+    ids = tokenizer(text, verbose=False).input_ids  # no warning about long texts, which are truncated here
+    before, kept, limit = len(ids), text, max_prompt_tokens
     truncated = before > max_prompt_tokens
     while True:
         if truncated:
             half = limit // 2
             parts = (ids[:half], ids[len(ids) - half :])
-            cut = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
-        tokens = as_message(tokenizer, cut) if chat else tokenizer(cut, verbose=False).input_ids if truncated else ids
-        if len(tokens) <= room:
-            return Fitted(hashlib.sha256(text.encode()).hexdigest(), np.asarray(tokens, np.int64), before, truncated)
+            kept = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        tokens = as_message(tokenizer, kept) if chat else tokenizer(kept, verbose=False).input_ids if truncated else ids
+        if len(tokens) <= most:
+            return FittedPrompt(
+                hashlib.sha256(text.encode()).hexdigest(), np.asarray(tokens, np.int64), before, truncated
+            )
         truncated = True
-        limit = min(limit, before) - max(2, len(tokens) - room)
+        limit = min(limit, before) - max(2, len(tokens) - most)
         if limit < 2:
-            raise DataError(f"{label}: no room for its prompt in {room} tokens; raise --context")
+            raise DataError(f"{label}: no room for its prompt in {most} tokens; raise --context")

@@ -90,7 +90,7 @@ class Needle(GeneratedBenchmark):
         for number, case in enumerate(plan.cases):
             tokens = plan.haystack.prompt(case, encode, size, cue=not chat)
             # The next token may continue the number with a digit
-            stops = Stops(ends, pattern=pattern_of(case), held_back=1)
+            stops = Stops(ends, pattern=pattern_of(case), unsearched_tail=1)
             prompt = Prompt(number, tokens, MAX_NEW_TOKENS, stops)
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))

@@ -47,10 +47,10 @@ def refused(capsys: pytest.CaptureFixture[str], model: Path, *arguments: object)
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"doc_to_image": "picture"}, 2, "task made_bad shows pictures or plays sound"),
-        ({"doc_to_audio": "sound"}, 2, "task made_bad shows pictures or plays sound"),
-        ({"unsafe_code": True}, 2, "task made_bad runs the code that a model writes"),
-        ({"output_type": "rank"}, 2, "task made_bad has the output type 'rank'; evalkit serves multiple_choice"),
+        ({"doc_to_image": "picture"}, 2, "task made_bad has images or audio"),
+        ({"doc_to_audio": "sound"}, 2, "task made_bad has images or audio"),
+        ({"unsafe_code": True}, 2, "task made_bad runs generated code"),
+        ({"output_type": "rank"}, 2, "task made_bad has the output type 'rank'; evalkit supports multiple_choice"),
         ({"doc_to_text": "{{ question.nothing.here }}"}, 1, "task made_bad: lm-eval cannot load it"),
         ({"test_split": "dev"}, 1, "task made_bad: lm-eval cannot load it"),
         ({"num_fewshot": 3}, 1, "task made_bad: lm-eval cannot build the request of document 0"),
@@ -74,7 +74,7 @@ def test_a_task_inside_a_group_is_named(capsys: pytest.CaptureFixture[str], mode
     group = {"group": "made_group", "task": ["made_choice", {"group": "inner", "task": ["made_seen"]}]}
     (folder / "group.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
     found = refused(capsys, model, "--include-path", folder, "--tasks", "made_group")
-    assert found == (2, "evalkit: task made_seen shows pictures or plays sound; evalkit evaluates models of text only")
+    assert found == (2, "evalkit: task made_seen has images or audio; evalkit evaluates text only")
 
 
 def test_code_beside_a_task_file_that_fails(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_more_text_than_the_window_is_reported_by_document(
         (["--tasks", "made_choice,made_choice"], "a task is named twice"),
         ([], "lm-eval's tasks must be named: --tasks"),
         (["--tasks", "made_answers", "--template", "inst"], "task made_answers: its output type is generate_until"),
-        (["--tasks", "made_texts", "--rule", "acc"], "task made_texts: its output type is loglikelihood_rolling, but"),
-        (["--tasks", "made_choice", "--data-dir", "."], "--data-dir .: serves evalkit's own tasks"),
-        (["--tasks", "made_choice", "--suite", "zeroshot8"], "--include-path adds lm-eval tasks, but suite zeroshot8"),
+        (["--tasks", "made_texts", "--rule", "acc"], "task made_texts: its output type is loglikelihood_rolling, and"),
+        (["--tasks", "made_choice", "--data-dir", "."], "--data-dir .: is for evalkit's own tasks"),
+        (["--tasks", "made_choice", "--suite", "zeroshot8"], "--include-path adds lm-eval tasks; suite zeroshot8"),
         (["--tasks", "made_choice", "--suite", "lm_evl"], "unknown suite 'lm_evl': did you mean 'lm_eval'?"),
         (["--tasks", "made_choice", "--num-fewshot", "-1"], "--num-fewshot is -1"),
     ],
@@ -127,12 +127,12 @@ def test_invalid_requests(
 def test_an_invalid_folder(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     arguments = ("--tasks", "made_choice", "--include-path")
     (tmp_path / "empty").mkdir()
-    assert "there is no such folder" in refused(capsys, model, *arguments, tmp_path / "none")[1]
-    assert "holds no task file" in refused(capsys, model, *arguments, tmp_path / "empty")[1]
+    assert "no such folder" in refused(capsys, model, *arguments, tmp_path / "none")[1]
+    assert "found no task file" in refused(capsys, model, *arguments, tmp_path / "empty")[1]
 
 
-@pytest.mark.parametrize(("task", "words"), [("humaneval", "runs the code"), ("mmmu_val", "shows pictures")])
-def test_unsupported_tasks_of_lm_evals_own(
+@pytest.mark.parametrize(("task", "words"), [("humaneval", "runs generated code"), ("mmmu_val", "has images")])
+def test_lm_evals_own_tasks_that_cannot_be_served(
     capsys: pytest.CaptureFixture[str], model: Path, task: str, words: str
 ) -> None:
     code, line = refused(capsys, model, "--suite", "lm_eval", "--tasks", task)

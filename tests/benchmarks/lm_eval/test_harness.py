@@ -144,7 +144,7 @@ def test_lm_eval_knows_it_by_name(ours: Harness) -> None:
     assert named.batch_size == 2
 
 
-def test_a_token_that_spans_the_join_is_reported(ours: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_over_the_boundary_is_reported(ours: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(ours, "_say", said.append)
     context, continuation = next(t for t in ours.tokenizer.get_vocab() if len(t) == 2 and t.isascii() and t.isalpha())
@@ -175,7 +175,7 @@ def test_more_text_than_the_window_is_refused(ours: Harness) -> None:
 
 def test_a_tokenizer_without_begin_and_end(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "bare", bos=None, eos=None)
-    with pytest.raises(CheckpointError, match="neither a begin nor an end token"):
+    with pytest.raises(CheckpointError, match="neither a BOS nor an EOS token"):
         evalkit.harness(str(folder))
 
 

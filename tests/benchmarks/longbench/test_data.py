@@ -24,7 +24,7 @@ from tests.fixtures import LONGBENCH_ROWS
 HOTPOT = TASKS["hotpotqa"]
 
 
-def load(folder: Path, task: str = "hotpotqa", **options: Any) -> data.Rows:
+def load(folder: Path, task: str = "hotpotqa", **options: Any) -> data.LongBenchRows:
     return load_rows(TASKS[task], folder, say=pytest.fail, **options)
 
 
@@ -137,7 +137,7 @@ def test_rows_without_ids_get_theirs_from_their_content(tmp_path: Path) -> None:
         (record(_id="\ud800"), "'_id' holds half of a surrogate pair"),
         (record(length=10**30), "field 'length': expected a number of words"),
         (record("musique"), "field 'dataset': expected 'hotpotqa', found 'musique'"),
-        (record(_id="hotpotqa-9"), "'hotpotqa-9' stands in line 1 already"),
+        (record(_id="hotpotqa-9"), "'hotpotqa-9' is in line 1 already"),
         (["a"], "expected a JSON object, found list"),
         (b"{", "one JSON object a line"),
         (b"[" * 100_000, "one JSON object a line"),
@@ -160,7 +160,7 @@ def test_another_tasks_rows_are_not_called_reworked(tmp_path: Path) -> None:
 
 def test_labels_and_paragraphs_are_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trec.jsonl", [record("trec", all_classes=["Place"])])
-    with pytest.raises(DataError, match="field 'all_classes': expected the labels of trec, the gold answer among them"):
+    with pytest.raises(DataError, match="field 'all_classes': expected the labels of trec, including the gold answer"):
         load(tmp_path, "trec")
     write(tmp_path / "passage_retrieval_en.jsonl", [record("passage_retrieval_en", answers=["3"])])
     with pytest.raises(DataError, match="expected 'Paragraph' and a number"):
@@ -229,7 +229,7 @@ class Served:
         self.asked.append((repository, name))
         return str(self.archive)
 
-    def load(self, task: str, folder: Path | None = None) -> data.Rows:
+    def load(self, task: str, folder: Path | None = None) -> data.LongBenchRows:
         return load_rows(TASKS[task], folder, say=self.said.append, hub=self.hub)
 
 
@@ -289,6 +289,6 @@ def test_a_failing_download_is_not_repeated(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     for task in ("trec", "lcc"):
-        with pytest.raises(DataError, match=r"the hub does not serve .*cut off"):
+        with pytest.raises(DataError, match=r"the hub cannot be used .*cut off"):
             served.load(task)
     assert len(served.asked) == 1

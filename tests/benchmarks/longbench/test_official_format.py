@@ -68,7 +68,7 @@ def test_irregularities_are_reported_under_the_table(tmp_path: Path, capsys: pyt
     assert "lcc.jsonl 6 for 3 (each 2 times)" in note
     assert "qasper.jsonl 3 for 200" in note
     assert "multifieldqa_en.jsonl 151 for 150" in note
-    assert "passed over, since only the English tasks are scored: vcsum.jsonl" in out
+    assert "skipped, since only the English tasks are scored: vcsum.jsonl" in out
 
 
 def test_files_of_e_may_bear_its_suffix(tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_the_length_is_required_for_e_and_plots_only(tmp_path: Path, capsys: pyt
 
 def test_files_of_e_without_the_flag_are_reported(golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("score", golden / "hotpotqa.jsonl") == 0
-    assert "hotpotqa.jsonl 300 for 200; are they LongBench-E's, which are scored with --e" in capsys.readouterr().out
+    assert "hotpotqa.jsonl 300 for 200; score LongBench-E's files with --e" in capsys.readouterr().out
 
 
-def test_what_is_odd_about_many_files_is_one_note(tmp_path: Path) -> None:
+def test_irregular_files_are_one_note(tmp_path: Path) -> None:
     names = [task.name for task in suite_tasks("longbench-e")]
     labels = {"trec": "Person", "passage_retrieval_en": "Paragraph 1"}
     rows = {
@@ -128,10 +128,10 @@ def test_what_is_odd_about_many_files_is_one_note(tmp_path: Path) -> None:
     }
     [note] = read_predictions([write(tmp_path / f"{name}.jsonl", lines) for name, lines in rows.items()]).notes
     assert note.count(".jsonl ") == len(names) == 13
-    assert note.count("scored with --e") == 1
+    assert note.count("files with --e") == 1
     files = [write(tmp_path / f"{task}.jsonl", [prediction("x", ["x"])]) for task in ("musique", "qmsum", "lcc")]
     [note] = read_predictions(files, "longbench-e").notes
-    assert note == f"passed over, since LongBench-E has no such task: {files[0]}, {files[1]}"
+    assert note == f"skipped, since LongBench-E has no such task: {files[0]}, {files[1]}"
 
 
 def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_what_stands_beside_predictions(tmp_path: Path, capsys: pytest.CaptureFi
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     scores = write(tmp_path / "result.json", [{"hotpotqa": 1.0}])
     assert command("score", file, scores) == 0
-    assert "result.json is passed over: it holds scores" in capsys.readouterr().out
+    assert "result.json is skipped: it contains scores" in capsys.readouterr().out
     write(tmp_path / "manifest.json", [{}])
     with pytest.raises(DataError, match="is a run of evalkit; use evalkit longbench rescore"):
         read_predictions([tmp_path])

@@ -1,4 +1,4 @@
-"""Figures are drawn in both formats, and failures are reported. (Appearance needs a human check.)"""
+"""Figures are drawn in both formats, and errors name what cannot be drawn. (Their look is for a person to judge.)"""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_what_is_wrong_with_many_tasks_is_said_once(model: Path, tmp_path: Path)
     with pytest.raises(DataError) as caught:
         prepared(model, tmp_path, everything, suite="longbench-e", say=said.append)
     assert str(caught.value).startswith(f"{', '.join(everything)}: no documents for <task>_e: no <task>_e.jsonl in ")
-    assert str(caught.value).count("the hub does not serve") == 1
+    assert str(caught.value).count("the hub cannot be used") == 1
     assert [line for line in said if "no documents" in line] == []
     write(tmp_path / "lcc_e.jsonl", [record("lcc")])
     write(tmp_path / "trec_e.jsonl", [b"{"])
@@ -130,7 +130,7 @@ def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
     """Files of the same names with predictions are not documents."""
     for task in ("qasper", "trec"):
         write(rows.parent / "a_predictions" / f"{task}.jsonl", [{"pred": "", "answers": [""], "all_classes": None}])
-    with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub does"):
+    with pytest.raises(DataError, match=rf"no <task>\.jsonl in {rows.parent} \(did you mean {rows}\?\); the hub"):
         prepared(model, rows.parent)
     assert "left_out" not in prepared(model, rows).manifest
 
@@ -138,7 +138,7 @@ def test_a_folder_that_holds_the_folder(model: Path, rows: Path) -> None:
 def test_no_hub_and_no_folder(model: Path) -> None:
     asked = request_of(LongBenchRequest, model, {"tasks": "qasper"})
     with pytest.raises(
-        DataError, match=r"no documents for qasper: the hub does not serve .*give its folder with --data"
+        DataError, match=r"no documents for qasper: the hub cannot be used .*give its folder with --data"
     ):
         plan_longbench(asked, silent)
 

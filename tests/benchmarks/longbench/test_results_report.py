@@ -24,7 +24,7 @@ def test_marks_are_explained() -> None:
     assert rows["LCC*"][-1] == "1"
     assert rows["LCC*"][1:5] == ["edit", "sim.", "2", "50.00"]
     assert rows["HotpotQA"][1:5] == ["F1", "1", "0.00", "–"]
-    for note in ("cut: documents that lost", "*: not the official documents", "edit sim.: difflib", "a note"):
+    for note in ("cut: documents truncated", "*: not the official documents", "edit sim.: difflib", "a note"):
         assert note in text
 
 

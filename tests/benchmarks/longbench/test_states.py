@@ -22,7 +22,7 @@ from tests.generation.made import by_transformers
 from tests.models.loading import load_folder
 from tests.tiny import VOCABULARY, tiny_tokenizer
 
-SAID = "MambaForCausalLM keeps a state in place of each token's keys and values: its texts are generated one by one"
+SAID = "MambaForCausalLM has a recurrent state and no key-value cache: its texts are generated one by one"
 WINDOW: dict[str, Any] = {"context": 1024, "context_original": 1024}
 """Its config has none."""
 

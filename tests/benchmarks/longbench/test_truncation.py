@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.longbench.truncation import fit
+from evalkit.benchmarks.longbench.truncation import fit_prompt
 from evalkit.errors import DataError, TemplateError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
@@ -51,7 +51,7 @@ def real() -> Any:
 @pytest.mark.parametrize("which", ["tiny", "real"])
 def test_the_official_recipe(which: str, window: int, text: str, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(which)
-    found = fit(tokenizer, text, window, 10**6, chat=False, label="row")
+    found = fit_prompt(tokenizer, text, window, 10**6, chat=False, label="row")
     assert found.tokens.tolist() == official(tokenizer, text, window)
     assert found.before == len(tokenizer(text, verbose=False).input_ids)
     assert found.truncated == (found.before > window)
@@ -61,15 +61,15 @@ def test_the_official_recipe(which: str, window: int, text: str, request: pytest
 def test_real_rows(which: str, real_rows: Path, request: pytest.FixtureRequest) -> None:
     tokenizer = request.getfixturevalue(which)
     texts = [json.loads(path.read_bytes().split(b"\n")[0])["context"] for path in sorted(real_rows.glob("*.jsonl"))]
-    cut = [fit(tokenizer, text, 1500, 10**6, chat=False, label="row") for text in texts]
+    cut = [fit_prompt(tokenizer, text, 1500, 10**6, chat=False, label="row") for text in texts]
     assert [one.tokens.tolist() for one in cut] == [official(tokenizer, text, 1500) for text in texts]
     assert sum(one.truncated for one in cut) >= 7
 
 
 @pytest.mark.parametrize("window", range(20, 60))
 def test_text_that_grows_when_it_is_tokenised_again(tiny: Any, window: int) -> None:
-    """Cut characters decode to several tokens; the official code does not limit them."""
-    found = fit(tiny, CHINESE, window, window, chat=False, label="row")
+    """Cut characters come back as several tokens; the official code lets them run over."""
+    found = fit_prompt(tiny, CHINESE, window, window, chat=False, label="row")
     assert found.truncated
     assert window - 12 < len(found.tokens) <= window
 
@@ -80,15 +80,15 @@ def test_some_text_does_grow(tiny: Any) -> None:
 
 def test_a_chat_template_is_put_around_what_is_left(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", CHAT)
-    short = fit(tiny, "Why?", 100, 100, chat=True, label="row").tokens.tolist()
+    short = fit_prompt(tiny, "Why?", 100, 100, chat=True, label="row").tokens.tolist()
     # One begin token, the template's own
     assert short == tiny("<s>[user] Why? [answer]", add_special_tokens=False).input_ids
-    # The window applies to the text, as in the official code; the template is added to it
-    long = fit(tiny, MIXED, 50, 200, chat=True, label="row")
+    # The window is that of the text, as in the official code; the template comes on top
+    long = fit_prompt(tiny, MIXED, 50, 200, chat=True, label="row")
     inside = tiny.decode(official(tiny, MIXED, 50), skip_special_tokens=True)
     assert long.tokens.tolist() == tiny(f"<s>[user] {inside} [answer]", add_special_tokens=False).input_ids
-    # If both do not fit, the text is truncated
-    tight = fit(tiny, MIXED, 50, 50, chat=True, label="row")
+    # Where both have no room, the text gives way
+    tight = fit_prompt(tiny, MIXED, 50, 50, chat=True, label="row")
     assert 40 < len(tight.tokens) <= 50
     assert tiny.decode(tight.tokens).startswith("<s>[user] 0: The river")
     assert tiny.decode(tight.tokens).endswith("[answer]")
@@ -97,7 +97,7 @@ def test_a_chat_template_is_put_around_what_is_left(tiny: Any, monkeypatch: pyte
 def test_a_text_that_fits_without_its_template_only(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", CHAT)
     length = len(tiny(TRAINING_TEXT[0]).input_ids)
-    found = fit(tiny, TRAINING_TEXT[0], length, length, chat=True, label="row")
+    found = fit_prompt(tiny, TRAINING_TEXT[0], length, length, chat=True, label="row")
     assert (found.truncated, found.before) == (True, length)
     assert len(found.tokens) <= length
 
@@ -105,15 +105,15 @@ def test_a_text_that_fits_without_its_template_only(tiny: Any, monkeypatch: pyte
 def test_no_room_at_all(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", CHAT)
     with pytest.raises(DataError, match="qasper row 7: no room for its prompt in 5 tokens; raise --context"):
-        fit(tiny, MIXED, 50, 5, chat=True, label="qasper row 7")
+        fit_prompt(tiny, MIXED, 50, 5, chat=True, label="qasper row 7")
 
 
 def test_no_chat_template(tiny: Any) -> None:
     with pytest.raises(TemplateError, match="the tokenizer has no chat template; leave out --chat"):
-        fit(tiny, "Why?", 50, 50, chat=True, label="row")
+        fit_prompt(tiny, "Why?", 50, 50, chat=True, label="row")
 
 
 def test_a_chat_template_that_fails(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "chat_template", "{{ raise_exception('no user here') }}")
     with pytest.raises(TemplateError, match="the tokenizer's chat template fails: no user here"):
-        fit(tiny, "Why?", 50, 50, chat=True, label="row")
+        fit_prompt(tiny, "Why?", 50, 50, chat=True, label="row")

@@ -1,7 +1,8 @@
-"""A prompt continued by transformers' own `generate`, for models that do not run on keys and values of ours.
+"""Generation by transformers' `generate`, for models that do not run on evalkit's key-value cache.
 
-Such are models with a state (Mamba, RecurrentGemma) or a cache of their own kind. `generate` knows how each of them is
-run; what comes next and what is enough is the row's to say, as everywhere else.
+In: a model and a `GenerationRow`. Out: the row, continued to its end. Such models have a recurrent state (Mamba,
+RecurrentGemma) or a cache of their own kind, which `generate` supports. The row still chooses each token and applies
+the stopping criteria, as in `generator.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from evalkit.generation.rows import GenerationRow, choose
 from evalkit.models.quiet import quiet
 
 
-def continue_alone(model: Any, row: GenerationRow) -> None:
-    """Continue a row to its end.
+def generate_with_transformers(model: Any, row: GenerationRow) -> None:
+    """Generate the tokens of a row until it ends.
 
     Raises:
-        ScoringError: the logits are not numbers.
+        ScoringError: the logits are NaN or infinite.
     """
     ids = torch.from_numpy(row.prompt.tokens[None]).to(model.device)
-    own, started = model.generation_config, time.perf_counter()
-    # The row has taken from it what counts
+    config, started = model.generation_config, time.perf_counter()
+    # The row already applies the model's settings
     model.generation_config = GenerationConfig()
     try:
         with quiet():
@@ -34,36 +35,36 @@ def continue_alone(model: Any, row: GenerationRow) -> None:
                 max_new_tokens=row.prompt.max_new_tokens,
                 do_sample=False,
                 pad_token_id=0,
-                logits_processor=[_Chosen(row, started)],
-                stopping_criteria=[_Ended(row)],
+                logits_processor=[_RowProcessor(row, started)],
+                stopping_criteria=[_RowStoppingCriteria(row)],
             )
     finally:
-        model.generation_config = own
+        model.generation_config = config
     row.seconds = time.perf_counter() - started
 
 
-class _Chosen(LogitsProcessor):  # type: ignore[misc]
-    """Has `generate` take the token that the row chooses."""
+class _RowProcessor(LogitsProcessor):  # type: ignore[misc]
+    """A logits processor that makes `generate` take the token that the row chooses."""
 
     def __init__(self, row: GenerationRow, started: float) -> None:
         self._row, self._started = row, started
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits [1, vocabulary] of which one is not minus infinity."""
+        """Return logits [1, vocabulary], minus infinity for every token but the chosen one."""
         row = self._row
         [token] = choose([row], scores.float())
-        row.take(token)
+        row.append(token)
         if len(row.tokens) == 1:
             row.prompt_seconds = time.perf_counter() - self._started
         return torch.full_like(scores, -torch.inf).index_fill_(1, torch.tensor([token], device=scores.device), 0.0)
 
 
-class _Ended(StoppingCriteria):  # type: ignore[misc]
-    """Whether the row has ended."""
+class _RowStoppingCriteria(StoppingCriteria):  # type: ignore[misc]
+    """A stopping criterion that is met when the row has ended."""
 
     def __init__(self, row: GenerationRow) -> None:
         self._row = row
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-        """[1] truth value."""
+        """Return whether the row has ended, [1]."""
         return torch.tensor([bool(self._row.ended)], device=input_ids.device)

@@ -1,4 +1,4 @@
-"""Size limits of a batch, and the estimated memory of a run."""
+"""Memory limits of a batch, and the estimate of a run's time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
+from evalkit.generation.capacity import MeasuredCapacity, measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.generation.room import Room, room_of
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 
@@ -19,8 +19,8 @@ BYTES = 2 * 3 * 4 * 16 * 4
 """Of a token: keys and values, three layers, four heads of 16, float32."""
 
 
-def made(model: Any, budget: int | None = None) -> Room:
-    return room_of(model, Generator(model), budget, 2048)
+def made(model: Any, budget: int | None = None) -> MeasuredCapacity:
+    return measure_capacity(model, Generator(model), budget, 2048)
 
 
 def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,4 +67,4 @@ def test_prompts_shorter_than_a_chunk_are_not_stretched_for_it() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=64)).eval()
-    room_of(model, Generator(model), None, 32)
+    measure_capacity(model, Generator(model), None, 32)
