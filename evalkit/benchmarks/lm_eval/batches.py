@@ -28,7 +28,7 @@ from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
-from evalkit.scoring.ahead import in_turn
+from evalkit.scoring.prefetch import prefetched
 
 EMPTY = -1
 """Number of the batch of a task's empty texts, which have no token to score."""
@@ -134,7 +134,7 @@ def _to_score(
             yield Batch(task, EMPTY, rows, *_extent(empty), journal)
     items, numbers = items_of([wanted for _, wanted, _ in found])
     if items and facts.shares and budget == facts.token_budget:
-        pack.refuse_small_budget(items, budget)
+        pack.check_budget(items, budget)
     work = {one.place: work_of(one.request) for one in members}
 
     def done(batch: pack.TreeBatch) -> bool:
@@ -142,7 +142,7 @@ def _to_score(
             key_of(found[n][0], found[n][2].digest) in finished for item in batch.items for n in numbers[item.index]
         )
 
-    for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
+    for number, batch in prefetched(pack.plan(items, facts.token_budget), done):
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
         fresh = [
             (place, row)

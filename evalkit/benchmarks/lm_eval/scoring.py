@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.scoring.ahead import in_turn
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, TreeBatch, plan, refuse_small_budget
+from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan
+from evalkit.scoring.prefetch import prefetched
 
 
 class Wanted(NamedTuple):
@@ -50,8 +50,8 @@ def score_all(engine: Engine, wanted: Sequence[Wanted], asked: int | None = None
     if not engine.checked:
         engine.check(items)
     if engine.shares and asked == engine.budget:
-        refuse_small_budget(items, asked)
-    for _, batch in in_turn(plan(items, engine.budget), lambda _: False):
+        check_budget(items, asked)
+    for _, batch in prefetched(plan(items, engine.budget), lambda _: False):
         for item, found in likelihoods(engine, batch):
             for index, (likelihood, greedy) in zip(members[item.index], found, strict=True):
                 yield index, likelihood, greedy
