@@ -158,8 +158,8 @@ def test_json_of_anything(evalkit: Command, checkpoint: Path, documents: Path, c
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"endings": ["a", "b", "[title]", "d"]}, "field 'endings': expected text beside what is in brackets"),
-        ({"endings": ["a", "b", "[step] [x]", "d"]}, "field 'endings': expected text beside what is in brackets"),
+        ({"endings": ["a", "b", "[title]", "d"]}, "field 'endings': expected text outside of brackets"),
+        ({"endings": ["a", "b", "[step] [x]", "d"]}, "field 'endings': expected text outside of brackets"),
         ({"ctx_a": "x" * (LONGEST_TEXT + 1)}, "field 'ctx_a': expected at most 8,388,608 characters, found 8,388,609"),
         ({"ctx_a": "a\udc00"}, "'ctx_a' holds half of a surrogate pair"),
     ],

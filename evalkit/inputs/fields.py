@@ -36,7 +36,7 @@ def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _SWITCHES.get(value.lower(), value) if name in words else value for name, value in given.items()}
 
 
-def refuse_unknown(names: Collection[str], *kinds: type) -> None:
+def check_field_names(names: Collection[str], *kinds: type) -> None:
     """Raise an `UnknownNameError` where a name is no field of any of the dataclasses, the model apart."""
     known = {name for kind in kinds for name in kind.__dataclass_fields__} - {"model"}  # type: ignore[attr-defined]
     for name in names:
