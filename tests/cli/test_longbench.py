@@ -124,7 +124,7 @@ def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command)
     before = evalkit("longbench", "--format", "latex", "rescore", folder)
     complains(before, 2, "options of evalkit longbench rescore stand after its name")
     complains(evalkit("longbench", "--tasks", "trec"), 2, "name a checkpoint: evalkit longbench run CKPT")
-    complains(longbench("--tasks", ","), 2, "--tasks ,: names nothing")
+    complains(longbench("--tasks", ","), 2, "--tasks ,: contains no name")
     Path("own.yaml").write_text("max-prompt-tokens:\n  tokens: 3\n")
     complains(
         longbench("--config", "own.yaml"), 2, "own.yaml: key 'max-prompt-tokens' holds keys and values of its own"
@@ -172,7 +172,7 @@ def test_commands_that_choose_between_answers_refuse_it(longbench: Command, eval
     complains(evalkit("rescore", one, "--rule", "acc"), 2, *words)
     assert evalkit("compare", one, two).code == 0  # document by document, as graded scores
     complains(evalkit("integrity", one), 2, "is of suite longbench; the published numbers are of suite zeroshot8")
-    complains(evalkit("export", one, "--to", "lm_eval", "--output", "exported"), 2, "has no files in lm-eval's form")
+    complains(evalkit("export", one, "--to", "lm_eval", "--output", "exported"), 2, "has no files in lm-eval's format")
     assert evalkit("export", one, "--to", "hub", "--output", "exported").code == 0
     assert "path: THUDM/LongBench" in Path("exported/model_card.md").read_text(encoding="utf-8").replace(
         "type:", "path:"
