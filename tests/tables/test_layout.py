@@ -77,7 +77,7 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
         ({"rows": {"mine": "Mine"}}, ["'rows' is keys and values; expected a list"]),
         ({"rows": [{"items": {}}]}, ["'rows[0].items' is empty"]),
         ({"rows": [{"itmes": {"a": "b"}}]}, ["'rows[0]': unknown key 'itmes': did you mean 'items'"]),
-        ({"rows": [{"items": {"a": 1}}, {"items": {"a": 2}}]}, ["'a' stands twice"]),
+        ({"rows": [{"items": {"a": 1}}, {"items": {"a": 2}}]}, ["'a' occurs twice"]),
         ({"rows": [{"items": {"a": {"labl": "x"}}}]}, ["'rows[0].items.a': unknown key 'labl': did you mean 'label'"]),
         ({"rows": [{"items": {"a": {"facts": {"size": "1B"}}}}]}, ["'a': unknown fact 'size'"]),
         (
@@ -85,8 +85,11 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
             ["'rows[0].style' is 'rulled'; expected ruled, heading or line"],
         ),
         ({"rows": [{"items": {"a": {"model": 3}}}]}, ["'rows[0].items.a.model' is 3; expected a text or a list"]),
-        ({"columns": [{"items": {"Average": {"model": "x"}}}]}, ["'Average' is a measure, so it has no model"]),
-        ({"marks": {"bold": "best"}}, ["'marks.bold': 'best' is no mark", "highest in section"]),
+        (
+            {"columns": [{"items": {"Average": {"model": "x"}}}]},
+            ["'Average' is a measure; 'model' and 'no_model' are keys of models"],
+        ),
+        ({"marks": {"bold": "best"}}, ["'marks.bold': 'best' is not a mark", "highest in section"]),
         ({"marks": {"italic": "highest in table"}}, ["'marks': unknown key 'italic'", "Known: bold, underline"]),
         ({"decimals": "one"}, ["'decimals' is 'one'; expected a whole number"]),
         ({"decimals": True}, ["'decimals' is true; expected a whole number"]),
