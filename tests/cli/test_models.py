@@ -111,12 +111,12 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
         (["convert", "./x", "-o", "y", "--rope", "half"], ["'half'", "interleaved"]),
     ],
 )
-def test_commands_that_cannot_be(evalkit: Command, arguments: list[str], words: list[str]) -> None:
+def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
     complains(evalkit("models", *arguments), 2, *words)
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
 
 
-def test_checkpoints_that_cannot_be(evalkit: Command) -> None:
+def test_invalid_checkpoints(evalkit: Command) -> None:
     complains(evalkit("models", "show", "./nowhere"), 1, "nowhere: no such folder")
     tiny_checkpoint(Path("stock"))
     complains(evalkit("models", "export", "./stock", "-o", "x"), 1, "model type 'llama' is none of evalkit's")

@@ -187,15 +187,15 @@ def test_command_line_over_environment_over_file(
     [
         ("limt: 3", ["unknown key 'limt'", "did you mean 'limit'"]),
         ("form: json", ["unknown key 'form'", "did you mean 'format'"]),
-        ("- model", ["must hold keys and values"]),
+        ("- model", ["must contain keys and values"]),
         ("a: [", ["settings.yaml, line 1: not valid YAML"]),
         ("limit: many", ["settings.yaml: key 'limit': 'many' is not a valid integer"]),
         ("model: x\nconfig: y", ["unknown key 'config'"]),
         ("set: [window]", ["--set window: write KEY=VALUE"]),
-        ("set: [[a]]", ["key 'set' has to be text, or a list of texts"]),
+        ("set: [[a]]", ["key 'set' must be a string, or a list of strings"]),
     ],
 )
-def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list[str]) -> None:
+def test_invalid_config_files(evalkit: Command, content: str, words: list[str]) -> None:
     Path("settings.yaml").write_text(content, encoding="utf-8")
     complains(evalkit("run", "--config", "settings.yaml", "--model", "x"), 2, *words)
 
@@ -224,7 +224,7 @@ def test_config_files_that_cannot_be(evalkit: Command, content: str, words: list
         (["data", "--tasks", "piqqa"], ["unknown task 'piqqa'", "did you mean 'piqa'"]),
     ],
 )
-def test_commands_that_cannot_be(evalkit: Command, arguments: list[str], words: list[str]) -> None:
+def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
     outcome = evalkit(*arguments)
     complains(outcome, 2, *words)
     assert len(outcome.err.splitlines()) == 1
@@ -276,9 +276,7 @@ def _empty(folder: Path) -> None:
         (lambda folder: _configure(folder, model_type="bert", architectures=["BertForMaskedLM"]), ["BertForMaskedLM"]),
     ],
 )
-def test_checkpoints_that_cannot_be(
-    run: Command, checkpoint: Path, damage: Callable[[Path], Any], words: list[str]
-) -> None:
+def test_invalid_checkpoints(run: Command, checkpoint: Path, damage: Callable[[Path], Any], words: list[str]) -> None:
     damage(shutil.copytree(checkpoint, Path("broken")))
     complains(run("--model", "./broken"), 1, *words)
     nothing_whole()
@@ -294,7 +292,7 @@ def test_checkpoints_that_cannot_be(
         (lambda path: path.write_bytes(b"\xff\xfe"), ["piqa.jsonl", "UTF-8"]),
     ],
 )
-def test_documents_that_cannot_be(run: Command, damage: Callable[[Path], Any], words: list[str]) -> None:
+def test_invalid_documents(run: Command, damage: Callable[[Path], Any], words: list[str]) -> None:
     damage(made_up(Path("documents")) / "piqa.jsonl")
     complains(run("--data-dir", "documents"), 1, *words)
     assert not Path("runs").exists()
@@ -324,20 +322,20 @@ def test_documents_that_are_not_the_official_ones(evalkit: Command, checkpoint: 
         ("part: []", ["own.yaml", "unknown key 'part'"]),
     ],
 )
-def test_templates_that_cannot_be(run: Command, content: str, words: list[str]) -> None:
+def test_invalid_templates(run: Command, content: str, words: list[str]) -> None:
     Path("own.yaml").write_text(content, encoding="utf-8")
     complains(run("--template", "own.yaml"), 1, *words)
     assert not Path("runs").exists()
 
 
-def test_an_output_that_cannot_be(run: Command) -> None:
+def test_invalid_output(run: Command) -> None:
     Path("file").touch()
     complains(run("--output", "file"), 1, "output folder file/", "choose another --output")
     complains(run("--output", "file/below"), 1, "output folder file/below/", "choose another --output")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a file system where nobody may write")
-def test_an_output_where_nobody_may_write(run: Command) -> None:
+def test_an_output_without_write_permission(run: Command) -> None:
     complains(run("--output", "/proc/runs"), 1, "/proc/runs", "choose another --output")
 
 
