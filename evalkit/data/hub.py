@@ -46,7 +46,7 @@ class Hub:
 
         try:
             rows: list[Record] = datasets.load_dataset(source.path, source.config, split=source.split).to_list()
-        except Exception as error:  # whatever the library or the network raises, other sources remain
+        except Exception as error:  # any error of the library or the network; the next source is tried
             self._disable(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
         return rows
@@ -69,7 +69,7 @@ class Hub:
         say(f"fetching {name} of {repository} from the Hugging Face hub")
         try:
             return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
-        except Exception as error:  # whatever the library or the network raises, the caller has other sources
+        except Exception as error:  # any error of the library or the network; the caller has other sources
             self._disable(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
 

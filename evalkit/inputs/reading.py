@@ -42,7 +42,7 @@ _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(ValueError):
-    """A parse error with its line, where known."""
+    """Parse error with its line, where known."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason if line is None else f"line {line}: {reason}")

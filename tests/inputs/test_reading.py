@@ -71,7 +71,7 @@ def test_the_largest_integers_and_digits_in_texts(tmp_path: Path) -> None:
         ("a: *nowhere", ", line 1: not valid YAML: found undefined alias 'nowhere'"),
     ],
 )
-def test_yaml_that_is_refused(tmp_path: Path, content: str | bytes, said: str, read: object) -> None:
+def test_yaml_that_is_rejected(tmp_path: Path, content: str | bytes, said: str, read: object) -> None:
     assert said in refusal(tmp_path / "own.yaml", content, read)
 
 
@@ -133,7 +133,7 @@ def test_lm_evals_task_files_can_be_read(tmp_path: Path) -> None:
         ('{\n"a": [-' + "9" * 309 + "]}", ", line 2: an integer of 310 digits, beyond the range"),
     ],
 )
-def test_json_that_is_refused(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_json_that_is_rejected(tmp_path: Path, content: str | bytes, said: str) -> None:
     assert refusal(tmp_path / "own.json", content, read_json).startswith(said)
 
 

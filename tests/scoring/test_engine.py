@@ -121,7 +121,7 @@ def test_a_model_that_is_not_causal_is_rejected(tiny: Tiny) -> None:
         Engine(loaded.model, BUDGET, print).check(items_of(encode(loaded)[:2]))
 
 
-def test_damaged_weights_are_refused(tiny: Tiny) -> None:
+def test_damaged_weights_are_rejected(tiny: Tiny) -> None:
     loaded = tiny()
     loaded.model.get_output_embeddings().weight[7, 3] = torch.nan
     with pytest.raises(CheckpointError, match="not numbers"):
@@ -326,7 +326,7 @@ def test_a_model_that_cannot_be_given_a_tree_is_scored_right_and_reported(tmp_pa
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
-def test_a_way_to_attend_that_fails_is_told_and_another_one_taken(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_to_attend_that_fails_is_reported_and_replaced(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise NotImplementedError("no kernel for this device")
 

@@ -181,7 +181,7 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
         ({"holds": {"above": [1, 2]}}, "'claims.made.holds' is keys and values; expected a list"),
     ],
 )
-def test_claims_that_cannot_be(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
+def test_invalid_claims(tables: dict[str, Audited], tmp_path: Path, about: dict[str, Any], words: str) -> None:
     path = tmp_path / "claims.yaml"
     made = {"where": "here", "says": "it", "printed": "1"} | about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")

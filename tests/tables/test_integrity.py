@@ -88,7 +88,7 @@ def test_every_published_row_has_a_belief_about_known_rules() -> None:
     assert yaml.safe_load(resource("results", "published", "protocols.yaml").read_text(encoding="utf-8"))
 
 
-def test_runs_that_cannot_be(finished: Run, tmp_path: Path) -> None:
+def test_invalid_runs(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is of suite zeroshot8_text; the published numbers are of suite zeroshot8"):
         check(load_run(altered(finished, tmp_path / "text", suite="zeroshot8_text")))
     with pytest.raises(UnknownNameError, match=r"unknown rule of run .*'pmi'"):

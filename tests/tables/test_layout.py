@@ -94,7 +94,7 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
         ({"decimals": "one"}, ["'decimals' is 'one'; expected a whole number"]),
         ({"decimals": True}, ["'decimals' is true; expected a whole number"]),
         ({"models": "lines"}, ["'models' is 'lines'; expected rows or columns"]),
-        ({"caption": "**no end"}, ["'caption': markup: '**' is begun and not ended"]),
+        ({"caption": "**no end"}, ["'caption': markup: '**' is not closed"]),
         ({"caption": 2.5}, ["'caption': expected a text; put the value 2.5 in quotes"]),
         ({"caption": ["a"]}, ["'caption': expected a text"]),
         ({"decimals": 10}, ["'decimals' is 10; expected at most 9"]),
@@ -103,7 +103,7 @@ def test_a_suite_of_ones_own_is_seen_from_the_layout(tmp_path: Path) -> None:
         ({"rows": [{"items": {"a": {"model": ["x", ""]}}}]}, ["'rows[0].items.a.model[1]' is empty; expected a text"]),
     ],
 )
-def test_layouts_that_cannot_be(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+def test_invalid_layouts(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
     with pytest.raises(TableError) as caught:
         load_layout(written(tmp_path, **changes))
     for word in ("my_table.yaml", *words):

@@ -144,7 +144,7 @@ def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: 
         ({}, {"rule": "acc"}, "rule acc"),
     ],
 )
-def test_what_was_measured_otherwise_is_refused_or_marked(
+def test_what_was_measured_otherwise_is_rejected_or_marked(
     layout: str, tmp_path: Path, finished: Run, changes: dict[str, Any], manifest: dict[str, Any], word: str
 ) -> None:
     rows = {"one": str(finished.folder), "two": altered(finished, tmp_path / "other", 0.0, manifest, **changes)}
@@ -180,7 +180,7 @@ def test_unofficial_documents_are_said(layout: str, tmp_path: Path, finished: Ru
     assert [row[0] for row in rows] == ["key", "one", "two", "three", "note", "note"]
 
 
-def test_runs_that_cannot_be(layout: str, tmp_path: Path, finished: Run) -> None:
+def test_invalid_runs(layout: str, tmp_path: Path, finished: Run) -> None:
     begun = Path(altered(finished, tmp_path / "begun"))
     (begun / RESULTS).unlink()
     with pytest.raises(RunError, match=r"row 'one': run .*begun is not finished"):
@@ -253,7 +253,7 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
         ("values: 2.5", "'values' is 2.5; expected a text"),
     ],
 )
-def test_mappings_that_cannot_be(tmp_path: Path, content: str, word: str) -> None:
+def test_invalid_mappings(tmp_path: Path, content: str, word: str) -> None:
     path = tmp_path / "mapping.yaml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TableError, match=word):

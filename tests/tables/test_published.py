@@ -34,7 +34,7 @@ def test_numbers_and_gaps(tmp_path: Path) -> None:
         ("model,piqa\n" + "m" * 200_000 + ",1\n", ["line 2", "field larger than field limit"]),
     ],
 )
-def test_numbers_that_cannot_be(tmp_path: Path, content: str | bytes, words: list[str]) -> None:
+def test_invalid_numbers(tmp_path: Path, content: str | bytes, words: list[str]) -> None:
     with pytest.raises(TableError) as caught:
         read_numbers(csv(tmp_path, content))
     for word in ("numbers.csv", *words):
@@ -55,6 +55,6 @@ def test_no_file(tmp_path: Path) -> None:
         ("model,measure,printed,marks\nmine,Average,4O,\n", "row 'mine', column 'Average': '4O' is not a number"),
     ],
 )
-def test_printed_files_that_cannot_be(tmp_path: Path, content: str, word: str) -> None:
+def test_invalid_printed_files(tmp_path: Path, content: str, word: str) -> None:
     with pytest.raises(TableError, match=word):
         read_printed(csv(tmp_path, content))
