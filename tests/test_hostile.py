@@ -158,8 +158,8 @@ def test_json_of_anything(evalkit: Command, checkpoint: Path, documents: Path, c
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"endings": ["a", "b", "[title]", "d"]}, "field 'endings': expected text beside what is in brackets"),
-        ({"endings": ["a", "b", "[step] [x]", "d"]}, "field 'endings': expected text beside what is in brackets"),
+        ({"endings": ["a", "b", "[title]", "d"]}, "field 'endings': expected text outside of brackets"),
+        ({"endings": ["a", "b", "[step] [x]", "d"]}, "field 'endings': expected text outside of brackets"),
         ({"ctx_a": "x" * (LONGEST_TEXT + 1)}, "field 'ctx_a': expected at most 8,388,608 characters, found 8,388,609"),
         ({"ctx_a": "a\udc00"}, "'ctx_a' holds half of a surrogate pair"),
     ],
@@ -219,17 +219,17 @@ def test_a_terminal_that_lacks_characters(evalkit: Command) -> None:
         ("limit: 2.7", "key 'limit': '2.7' is not a valid integer"),
         ("limit: true", "key 'limit': 'true' is not a valid integer"),
         ("limit: ''", "key 'limit' is empty; leave it out"),
-        ("limit: [1, 2]", "key 'limit' holds a list; give one value"),
+        ("limit: [1, 2]", "key 'limit' is a list; give one value"),
         ("context: 4096.7", "'4096.7'"),
         ("show-prompts: 1.5", "key 'show-prompts': '1.5' is not a valid integer range"),
         ("log-samples: maybe", "key 'log-samples': 'maybe' is not a valid boolean"),
         ("log-samples: 2", "key 'log-samples': '2' is not a valid boolean"),
         ("suite: ''", "key 'suite' is empty"),
-        ("tasks: []", "key 'tasks' has to be a list of names or numbers, with one at least"),
-        ("tasks: [piqa, {a: 1}]", "key 'tasks' has to be a list of names or numbers"),
-        ("rule: [acc]", "key 'rule' holds a list; give one value"),
-        ("data-dir: {a: 1}", "key 'data-dir' holds keys and values of its own; give one value"),
-        ("data_dir: a\ndata-dir: b", "key 'data-dir' stands twice"),
+        ("tasks: []", "key 'tasks' must be a list of names or numbers, with at least one"),
+        ("tasks: [piqa, {a: 1}]", "key 'tasks' must be a list of names or numbers"),
+        ("rule: [acc]", "key 'rule' is a list; give one value"),
+        ("data-dir: {a: 1}", "key 'data-dir' is a mapping; give one value"),
+        ("data_dir: a\ndata-dir: b", "key 'data-dir' occurs twice"),
         ('data-dir: "a\\0b"', "--data-dir a\\x00b: holds a NUL character"),
         ("revision: 0123", "ckpt@0123"),
     ],
@@ -286,4 +286,4 @@ def test_shares_of_a_whole_in_tables(evalkit: Command) -> None:
     Path("values.csv").write_text("model,piqa\nintg_125m,150\n", encoding="utf-8")
     Path("runs.yaml").write_text(json.dumps({"values": "values.csv"}), encoding="utf-8")
     said = refused(evalkit("table", "main_res", "--source", "runs", "--runs", "runs.yaml"))
-    assert "values.csv, line 2, row 'intg_125m', column 'piqa': 150 is no percentage" in said
+    assert "values.csv, line 2, row 'intg_125m', column 'piqa': 150 is not a percentage" in said

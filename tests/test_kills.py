@@ -185,7 +185,7 @@ def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_pat
     if kind != signal.SIGKILL:
         assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[kind]
         assert err.splitlines()[-1] == (
-            "evalkit: interrupted; what was scored is saved: run the same command again to go on"
+            "evalkit: interrupted; finished batches are saved: run the same command again to resume"
         )
     else:
         assert process.returncode == -signal.SIGKILL

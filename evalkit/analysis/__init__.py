@@ -1,1 +1,1 @@
-"""What a model's attention does, layer by layer."""
+"""Analysis of a model's attention, layer by layer."""

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from evalkit import __version__
 from evalkit.inputs import values
-from evalkit.inputs.fields import WORD, fitted, refuse_unknown
+from evalkit.inputs.fields import WORD, check_field_names, fitted
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
@@ -59,9 +59,9 @@ def request_of(kind: type[RequestType], model: str | Path | ModelSpec, options: 
         UsageError: an option does not exist, or its value is invalid.
     """
     if isinstance(model, ModelSpec):
-        refuse_unknown(options, kind)
+        check_field_names(options, kind)
         return kind(model, **fitted(kind, options))
-    refuse_unknown(options, ModelSpec, kind)
+    check_field_names(options, ModelSpec, kind)
     of_model = {name: value for name, value in options.items() if name in ModelSpec.__dataclass_fields__}
     spec = model_spec(model, **of_model)
     return kind(spec, **fitted(kind, {name: value for name, value in options.items() if name not in of_model}))

@@ -1,4 +1,4 @@
-"""The command line; one module for each family of commands."""
+"""Command line; one module for each family of commands."""
 
 from evalkit.cli.root import main
 

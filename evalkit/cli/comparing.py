@@ -39,7 +39,7 @@ def compare(
     margin: float,
     output: Path,
 ) -> int:
-    """Is B better than A? Paired on the same documents, with intervals, tests, and what they could have shown.
+    """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
     RUNS are run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs). The first is the baseline
     A; each other one is compared with it, with Holm's correction over the tasks of each pair.
@@ -68,7 +68,7 @@ def compare(
         from evalkit.comparison.plots import forest
 
         forest(found, plot)
-    # Points of shares, or whatever else is measured
+    # Percentage points for shares, else the measure's own unit
     scale = 100 if found[0].measure.is_share else 1
     return exit_code(found, margin / scale) if fail_if_worse else 0
 
@@ -101,4 +101,4 @@ def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
     if curve and fail_if_worse:
         raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
     if margin and not fail_if_worse:
-        raise UsageError("--margin is what --fail-if-worse allows; give both, or neither")
+        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")

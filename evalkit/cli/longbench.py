@@ -47,17 +47,17 @@ EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rap
                          help="Of the code tasks; published scores are difflib's.")  # fmt: skip
 
 
-class _LongBench(Commands):
-    """A group whose command `run` needs no name."""
+class _LongBenchGroup(Commands):
+    """A group with the default command `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the name where there is none."""
+        """Insert the default command where none is named."""
         if not args:
             return super().parse_args(ctx, ["run", "--help"])
         if args[0] not in self.commands:
-            # A name behind an option is its value
+            # A name after an option is its value
             if later := [arg for before, arg in pairwise(args) if arg in ("rescore", "score") and before[0] != "-"]:
-                raise UsageError(f"options of evalkit longbench {later[0]} stand after its name")
+                raise UsageError(f"give the options of evalkit longbench {later[0]} after its name")
             alone = not any(arg.startswith("-") for arg in args[:2])
             if alone and (len(args) > 1 or (get_close_matches(args[0], self.commands) and not Path(args[0]).exists())):
                 raise UnknownNameError("command", args[0], self.commands)
@@ -65,7 +65,7 @@ class _LongBench(Commands):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=_LongBench, add_help_option=False)
+@click.group(cls=_LongBenchGroup, add_help_option=False)
 def longbench() -> None:
     """LongBench: answers over long documents, generated and scored."""
 
@@ -105,13 +105,13 @@ def run(
     standalone: bool,
     **options: Any,
 ) -> None:
-    """Generate answers over long documents and score them as LongBench's own code does; `run` may be left out.
+    """Generate answers over long documents and score them as LongBench's own code does; `run` may be omitted.
 
-    The same command again resumes what was interrupted, or prints the finished result at once.
+    The same command again resumes an interrupted run, or prints the finished result at once.
 
     \b
     evalkit longbench --model CKPT --data-dir DOCUMENTS                  stretched to 8,192 tokens by YaRN if shorter
-    evalkit longbench --model CKPT --context none                        as it was trained
+    evalkit longbench --model CKPT --context none                        with its trained context window
     evalkit longbench --model CKPT --tasks qasper,trec --limit 20
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
@@ -177,4 +177,4 @@ def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -
     from evalkit.benchmarks.longbench.plots import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
-    click.echo(printable(f"{plot} is drawn"), err=True)
+    click.echo(printable(f"{plot} has been written"), err=True)

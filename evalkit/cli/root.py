@@ -1,7 +1,7 @@
-"""The command line: parse, call, print. No logic, and nothing heavy is imported before it is needed.
+"""Root command: parse, call, print. It has no logic, and imports heavy modules only when needed.
 
 Every option can also be given as an environment variable (`--data-dir` as `EVALKIT_DATA_DIR`) and in a YAML file
-(`--config`, keys named as the options); the command line wins over the environment, and that over the file.
+(`--config`, keys named as the options). The command line overrides the environment, which overrides the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evalkit.reporting.escape import printable
 @click.group(cls=Commands, context_settings=SETTINGS)
 @click.version_option(__version__)
 def cli() -> None:
-    """Evaluate language-model checkpoints: the same numbers as lm-eval, several times sooner.
+    """Evaluate language-model checkpoints: the same numbers as lm-eval, several times faster.
 
     \b
     Start here:
@@ -38,7 +38,7 @@ def cli() -> None:
       evalkit compare RUN_A RUN_B                is B better than A?
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit models ls                          the paper's models, by name
-      evalkit doctor                             versions, device, data and disk at a glance
+      evalkit doctor                             versions, device, data and disk
     """
 
 
@@ -59,7 +59,7 @@ for command in (
     cli.add_command(command)
 
 _LONGEST = 2000
-"""Characters of a message."""
+"""Maximum characters of a message."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,18 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, as a scheduler sends it at the end of a job's time."""
+    """SIGTERM, which schedulers send at the end of a job's time limit."""
 
 
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
-    """Have SIGTERM end the process as Ctrl-C does; a second one ends it at once, which costs no finished batch."""
+    """Make SIGTERM end the process as Ctrl-C does; a second one ends it at once, without loss of a finished batch."""
 
     def terminate(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise _Terminated
 
-    # Python takes signals in the main thread alone; one that is ignored or handled already stays so
+    # Python handles signals in the main thread only; a signal that is ignored or handled already is not changed
     in_main = threading.current_thread() is threading.main_thread()
     before: Any = signal.getsignal(signal.SIGTERM)
     if not in_main or before is not signal.SIG_DFL:
@@ -99,13 +99,13 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names may hold what the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # names may contain characters that the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except EvalkitError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -113,23 +113,23 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "evalkit"
-        _complain(f"{message}; see {command} --help")
+        _print_error(f"{message}; see {command} --help")
         return error.exit_code
-    except OSError as error:  # where a name is only looked up, too: it may be too long
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except OSError as error:  # also when a path is only looked up: it may be too long
+        _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return 1
     except MemoryError:
-        _complain("out of memory; close other programs, or give a smaller file, model or batch")
+        _print_error("out of memory; close other programs, or give a smaller file, model or batch")
         return 1
     except (click.Abort, KeyboardInterrupt) as error:
-        # click makes an Abort of it
+        # click converts it to an Abort
         terminated = isinstance(error, _Terminated) or isinstance(error.__cause__, _Terminated)
-        click.echo("evalkit: interrupted; what was scored is saved: run the same command again to go on", err=True)
+        click.echo("evalkit: interrupted; finished batches are saved: run the same command again to resume", err=True)
         return 143 if terminated else 130
 
 
-def _complain(message: str) -> None:
-    """One line on standard error, of a length that somebody reads; advice stands at its end."""
+def _print_error(message: str) -> None:
+    """Print an error as one line on standard error; a long one is shortened in the middle, since its end has advice."""
     line = printable(message)
     if len(line) > _LONGEST:
         line = f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

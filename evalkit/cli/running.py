@@ -1,4 +1,4 @@
-"""What commands have in common that run a benchmark."""
+"""Running a benchmark from a command: plan, run, print."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, str], None]) -> None:
-    """Run what is asked for and print it.
+    """Run a benchmark and print the result.
 
     Args:
         model: see `evalkit.evaluate`.
         options: see `evalkit.evaluate`.
-        output: prints the finished run, under the rule that is asked for.
+        output: prints the finished run, under the requested rule.
 
     Raises:
-        EvalkitError: whatever is wrong; and, when all is saved and printed, that something had to be left out.
+        EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
     """
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan

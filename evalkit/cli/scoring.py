@@ -82,13 +82,13 @@ def run(
 ) -> None:
     """Score a checkpoint on a suite and print the table.
 
-    The same command again resumes what was interrupted, or prints the finished result at once.
+    The same command again resumes an interrupted run, or prints the finished result at once.
 
     \b
     evalkit run demo --limit 50 --data-dir DOCUMENTS
     evalkit run --model org/name --revision step1000 --dtype float32
     evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
-    evalkit run --model CKPT --show-prompts 1 --tasks mmlu          look before you score
+    evalkit run --model CKPT --show-prompts 1 --tasks mmlu          inspect prompts before scoring
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
     evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/suites.md)
@@ -96,7 +96,7 @@ def run(
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     """
     with doing("planning the run"):
-        named, asked = checkpoint_of(ctx, checkpoint, model), _asked(ctx, options, settings)
+        named, asked = checkpoint_of(ctx, checkpoint, model), _request_options(ctx, options, settings)
     if show_prompts:
         _print_prompts(named, asked, show_prompts)
     else:
@@ -112,7 +112,7 @@ def run(
 def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format, standalone: bool) -> None:
     """Apply another rule to the scores of a finished run; no model is needed.
 
-    RUN is a run folder, or what `evalkit ls runs` lists of one in --output: its id or name, the beginning of either,
+    RUN is a run folder, or a run in --output as `evalkit ls runs` lists it: its id or name, the beginning of either,
     or its checkpoint where no other run has it.
 
     \b
@@ -147,11 +147,12 @@ def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
             click.echo(text)
 
 
-def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """The options that the suite's benchmark has, with its own settings.
+def _request_options(ctx: click.Context, options: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the options of the suite's benchmark, with its own settings.
 
     Raises:
-        UsageError: one that it has not, unless it comes from the environment, where other commands may need it.
+        UsageError: an option that it does not have, unless it is from the environment, where other commands may need
+        it.
     """
     from evalkit.benchmarks.multiple_choice.plan import DEFAULT_SUITE
     from evalkit.benchmarks.registry import benchmark, kind_of_suite
@@ -161,7 +162,7 @@ def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str])
     suite = options["suite"] or DEFAULT_SUITE
     request = benchmark(kind_of_suite(suite)).request()
     fields = {*ModelSpec.__dataclass_fields__, *request.__dataclass_fields__, "suite"}
-    # Those that have no option
+    # Settings without an option
     own = fields - options.keys() - {"model"}
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     for name in given.keys() - fields:
@@ -181,6 +182,6 @@ def _asked(ctx: click.Context, options: dict[str, Any], settings: Sequence[str])
         if name in given:
             raise UsageError(f"--set {setting}: {name} is set twice; set it once")
         given[name] = value
-    # A variable sets whatever has its name, as it does for the benchmark's own command
+    # A variable sets a setting of its name, as it does for the benchmark's own command
     variables = {name: os.environ[f"EVALKIT_{name.upper()}"] for name in own if f"EVALKIT_{name.upper()}" in os.environ}
     return switched(request, variables | given)

@@ -1,4 +1,4 @@
-"""`evalkit table`, `evalkit integrity` and `evalkit export`: results as others want to read them."""
+"""`evalkit table`, `evalkit integrity` and `evalkit export`: results as tables and exports."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @click.command()
 @argument("name", required=False)
 @argument("more", nargs=-1, metavar="")
-@option("--source", type=click.Choice(_SOURCES), default="published", help="Whose numbers: the paper's, those of "
-        "runs, or those of runs with the difference to the paper's.")  # fmt: skip
-@option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, which find their rows by what their models are; or a "
-        "YAML file that maps rows to runs.")  # fmt: skip
+@option("--source", type=click.Choice(_SOURCES), default="published", help="Source of numbers: the paper, "
+        "runs, or runs with the difference to the paper.")  # fmt: skip
+@option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, assigned to rows by their models; or a YAML "
+        "file that maps rows to runs.")  # fmt: skip
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
 @option(
     "--significance",
     is_flag=True,
-    help="Mark best numbers whose lead is more than chance (as compare tests).",
+    help="Mark best numbers with a significant lead (as compare tests).",
 )
-@option("--allow-mixed", "mixed", is_flag=True, help="Mark runs measured otherwise than the first; do not refuse them.")
-@option("--as-printed", is_flag=True, help="The paper's own averages and marks, slips included.")
-@option("--audit", is_flag=True, help="What the paper printed otherwise than its numbers say, in tables and text.")
+@option(
+    "--allow-mixed", "mixed", is_flag=True, help="Mark runs with another protocol than the first; do not reject them."
+)
+@option("--as-printed", is_flag=True, help="The paper's own averages and marks, errors included.")
+@option("--audit", is_flag=True, help="Where the paper's tables and text contradict its numbers.")
 @PRINTING
 @_FILE
 def table(
@@ -66,10 +68,10 @@ def table(
     from evalkit.tables.request import TableRequest, audited, make
 
     if more and runs is None:
-        raise UsageError(f"{more[0]}: a table has one NAME; runs come behind --runs")
+        raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
     if audit:
         if runs or options["as_printed"]:
-            raise UsageError("--audit reads the published tables alone; leave out --runs and --as-printed")
+            raise UsageError("--audit reads the published tables only; omit --runs and --as-printed")
         made = audited([name] if name else layout_names())
     elif name is None:
         raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
@@ -80,7 +82,7 @@ def table(
 
 
 def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
-    """What --runs was given: a mapping, or runs."""
+    """Parse --runs: a mapping, or runs."""
     if first is None:
         return {}
     given = (first, *more)
@@ -93,13 +95,13 @@ def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:
 @click.command()
 @RUN
 @option("--rule", help="How the run's answers are chosen (evalkit ls rules).  [default: the run's own]")
-@option("--tokens", help="Tokens it was trained on, to be printed: 128B.")
+@option("--tokens", help="Number of training tokens, printed as given: 128B.")
 @PRINTING
 @_FILE
 def integrity(
     run: str, rule: str | None, tokens: str | None, form: Format, standalone: bool, output: Path | None
 ) -> None:
-    """Put a run beside models off the shelf, as the paper checks its own, and say how the protocols differ.
+    """Print a run beside public models, as the paper's integrity check does, and how the protocols differ.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
 
@@ -121,7 +123,7 @@ def integrity(
 @option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
 @typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
-    """Write a finished run in a form that other tools read; prints the files.
+    """Export a finished run to another tool's format; prints the files.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
 

@@ -1,13 +1,13 @@
-"""Documents of the eight tasks and their few-shot examples, pinned by content.
+"""Documents of the eight tasks and their few-shot examples, pinned by content hash.
 
-In: task names and, if the user has them, files. Out: canonical documents, the same from every source.
-Importing this package loads neither pyarrow nor the `datasets` library.
+In: task names and, optionally, the user's files. Out: canonical documents, identical from every source.
+Importing this package imports neither pyarrow nor the `datasets` library.
 """
 
 from __future__ import annotations
 
-from evalkit.data.library import Documents, Library, Whereabouts
+from evalkit.data.library import DocumentLocation, Documents, Library
 from evalkit.data.schema import EXAMPLES, TASKS, HubSplit, TaskData
 from evalkit.data.subjects import subjects
 
-__all__ = ["EXAMPLES", "TASKS", "Documents", "HubSplit", "Library", "TaskData", "Whereabouts", "subjects"]
+__all__ = ["EXAMPLES", "TASKS", "DocumentLocation", "Documents", "HubSplit", "Library", "TaskData", "subjects"]

@@ -1,9 +1,9 @@
-"""Which documents of a task share a source, so that a model's answers to them go together.
+"""Clusters of documents that share a source, so that a model's answers to them are correlated.
 
-In: documents, and what the task file's metadata says of them. Out: a cluster for each document, which the score table
-keeps and statistics use. Neither torch nor lm-eval is imported.
+In: documents, and the task file's metadata. Out: a cluster for each document, which the score table stores and
+statistics use. Neither torch nor lm-eval is imported.
 
-A task file says it in its `metadata`:
+A task file gives one of these keys in its `metadata`:
 
     source: passage          documents with the same text in this field share a source (BoolQ's passages)
     twins: sentence          documents with the same options and nearly the same sentence do (WinoGrande's twins)
@@ -17,26 +17,26 @@ from difflib import SequenceMatcher
 from typing import Any
 
 SHARED = frozenset({"source", "twins"})
-"""Keys of a task file's metadata that say how to tell."""
+"""Keys of a task file's metadata that define clusters."""
 
 TWINS_ALIKE = 0.7
-"""Share of words in common from which two sentences with the same options are twins.
+"""Word similarity from which two sentences with the same options are twins.
 
-WinoGrande's identifiers, which its canonical documents lack, name 284 pairs in the official split. Of sentences with
-the same options these pairs are 0.79 alike or more, all others 0.56 or less."""
+WinoGrande's identifiers, which its canonical documents lack, give 284 pairs in the official split. Among sentences with
+the same options, these pairs have a similarity of 0.79 or more, all others of 0.56 or less."""
 
 _WORD = re.compile(r"[\w']+")
 
 
 def clusters_of(documents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> list[int]:
-    """The cluster of each document: the place of the first one that it shares a source with.
+    """Return the cluster of each document: the index of the first document of the same source.
 
-    So a sample's first documents have the same clusters as in the whole. A document without the field that the metadata
-    names, as a user's own might be, stands alone.
+    So the first documents of a task have the same clusters as in the whole task. A document without the field that the
+    metadata names, which may occur in a user's file, is a cluster of its own.
 
     Args:
-        documents: of one lm-eval task, in order.
-        metadata: the task file's.
+        documents: documents of one lm-eval task, in order.
+        metadata: the task file's metadata.
     """
     if "source" in metadata:
         return _same_text(documents, str(metadata["source"]))

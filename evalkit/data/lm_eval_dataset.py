@@ -1,8 +1,9 @@
-"""The bridge from evalkit's pinned documents to lm-eval's tasks.
+"""lm-eval datasets of evalkit's pinned documents.
 
-The task files under `tasks/` name `dataset` as their `custom_dataset`, so that both evalkit and
-`lm_eval --include_path tasks` read the same checked documents. On lm-eval's command line the folder of
-`--data-dir` is given as `--metadata '{"data_dir": "FOLDER"}'` or as `EVALKIT_DATA_DIR`.
+In: a document set's name and the task file's arguments. Out: `datasets.Dataset`s by split. The task files under
+`tasks/` name `dataset` as their `custom_dataset`, so that both evalkit and `lm_eval --include_path tasks` read the same
+validated documents. On lm-eval's command line the folder of `--data-dir` is given as `--metadata '{"data_dir":
+"FOLDER"}'` or as `EVALKIT_DATA_DIR`.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ def dataset(
     in_turn: str | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Give lm-eval the documents of one task.
+    """Return the documents of one task as lm-eval datasets.
 
     Args:
         documents: name of the document set, as in `evalkit.data.TASKS`.
         split: the split's name that the task file expects.
         subject: keep only the documents of this MMLU subject.
-        library: where evalkit itself loads from; without it one is opened on `data_dir`.
-        data_dir: folder of `<task>.jsonl` files, else `EVALKIT_DATA_DIR`.
-        examples: name of the documents that few-shot examples are taken from; they become the split `dev`.
-        num_fewshot: how many are wanted; none are loaded for 0. None, as on lm-eval's own command line, which does
-            not tell a data set of its `--num_fewshot`: those that are on this machine are loaded.
-        in_turn: a field; the documents stand in turns, one of each of its values, so that the first ones are of all.
+        library: evalkit's own library; by default one is opened on `data_dir`.
+        data_dir: folder of `<task>.jsonl` files; by default `EVALKIT_DATA_DIR`.
+        examples: name of the document set for few-shot examples; they become the split `dev`.
+        num_fewshot: number of few-shot examples; 0 loads none. None: examples are loaded if a local source has them,
+            since lm-eval's own command line does not pass its `--num_fewshot` to a dataset.
+        in_turn: a field; documents are interleaved by its values, so that the first documents cover all values.
 
     Returns:
-        `{split: datasets.Dataset}`, and with `examples` also `dev`, empty where they are not loaded.
+        `{split: datasets.Dataset}`, and with `examples` also `dev`, empty where examples are not loaded.
 
     Raises:
         DataError: there are no such documents.
@@ -54,23 +55,23 @@ def dataset(
     library = library or _own_library(data_dir)
     found = _of_subject(library.load(documents).records, subject)
     if in_turn is not None:
-        found = _in_turn(found, in_turn)
+        found = _interleaved(found, in_turn)
     if not found:
-        # lm-eval looks at the first document of every task, and fails on none without saying of which
+        # lm-eval reads the first document of every task, and fails without the task's name where there is none
         of_subject = f" of the subject {subject}" if subject else ""
         raise DataError(f"{documents}: there are no documents{of_subject}; every task and subject needs at least one")
     if examples is None:
         return {split: Dataset.from_list(found)}
-    wanted = library.where(examples).path is not None if num_fewshot is None else num_fewshot > 0
-    shown = _of_subject(library.load(examples).records, subject) if wanted else []
-    return {split: Dataset.from_list(found), "dev": Dataset.from_list(shown)}
+    load_examples = library.where(examples).path is not None if num_fewshot is None else num_fewshot > 0
+    dev = _of_subject(library.load(examples).records, subject) if load_examples else []
+    return {split: Dataset.from_list(found), "dev": Dataset.from_list(dev)}
 
 
 def _of_subject(records: list[Record], subject: str | None) -> list[Record]:
     return records if subject is None else [record for record in records if record["subject"] == subject]
 
 
-def _in_turn(records: list[Record], field: str) -> list[Record]:
+def _interleaved(records: list[Record], field: str) -> list[Record]:
     seen: Counter[object] = Counter()
     turns: list[list[Record]] = []
     for record in records:
@@ -86,7 +87,7 @@ _libraries: dict[str | None, Library] = {}
 
 
 def _own_library(data_dir: str | None) -> Library:
-    """One library a folder, so that MMLU's 57 tasks read their file once."""
+    """Return one library for each folder, so that MMLU's 57 tasks read their file once."""
     from evalkit.data import Library
 
     folder = os.environ.get("EVALKIT_DATA_DIR") if data_dir is None else data_dir

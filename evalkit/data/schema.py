@@ -1,7 +1,7 @@
-"""The eight tasks and their few-shot examples: where the official documents are, what one looks like, what pins them.
+"""Document schemas of the eight tasks and their few-shot examples: official sources, canonical fields, content hashes.
 
-In: source records in the fields of the original dataset. Out: canonical documents, in the fields that
-lm-eval 0.4.13's task files read; and the hash of what determines an evaluation on them.
+In: source records in the fields of the original dataset. Out: canonical documents, in the fields that lm-eval 0.4.13's
+task files read; and the hash of the content that determines an evaluation.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ class HubSplit:
     path: str
     """Repository, e.g. "allenai/ai2_arc"."""
     config: str | None
-    """Configuration, e.g. "ARC-Easy"; None where there is only the default one."""
+    """Configuration, e.g. "ARC-Easy"; None: the default one."""
     split: str
     """Name of the split, e.g. "validation"."""
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """What is known in advance about one task's documents."""
+    """Source, schema and content hash of one task's documents."""
 
     name: str
-    """The task's name (examples: one of their own), and the stem of its file in a data folder."""
+    """The task's name (examples: their own name), and the stem of its file in a data folder."""
     hub: HubSplit
-    """The dataset that holds the official split."""
+    """The dataset with the official split."""
     count: int
-    """How many documents the official split has."""
+    """Number of documents in the official split."""
     content_hash: str
     """`hash_of` the official documents."""
     canonical: Callable[[Record], Record]
-    """Checks a source record and gives the canonical document; raises DataError naming the field."""
+    """Validates a source record and returns the canonical document; raises DataError naming the field."""
     essence: Callable[[Record], list[Any]]
-    """What of a canonical document determines its evaluation, the same from every source; gold comes last."""
+    """The values of a canonical document that determine its evaluation, equal in every source; gold is last."""
     sort_key: Callable[[Record], str] | None = None
-    """Where sources order whole groups differently: the key of a stable sort that makes them agree."""
+    """Key of a stable sort that gives every source the same order, where sources order groups differently."""
 
     def hash_of(self, documents: Iterable[Record]) -> str:
-        """SHA-256 over one JSON line per canonical document, in order."""
+        """Return the SHA-256 over one JSON line per canonical document, in order."""
         digest = hashlib.sha256()
         for document in documents:
             digest.update(_ENCODE(self.essence(document)).encode("ascii") + b"\n")
         return digest.hexdigest()
 
     def in_order(self, documents: list[Record]) -> list[Record]:
-        """The canonical documents in the official order of their groups."""
+        """Return canonical documents in the official order of their groups."""
         return documents if self.sort_key is None else sorted(documents, key=self.sort_key)
 
 
@@ -85,7 +85,7 @@ def _openbookqa(record: Record) -> Record:
 
 
 def _labelled_choices(record: Record, least: int, most: int) -> Record:
-    """`choices` (texts and their labels) and the `answerKey` among those labels."""
+    """Validate `choices` (texts and their labels) and the `answerKey` among those labels."""
     choices = value(record, "choices", "an object with text and label")
     if not isinstance(choices, dict):
         raise wrong("choices", "an object with text and label", choices)
@@ -94,7 +94,7 @@ def _labelled_choices(record: Record, least: int, most: int) -> Record:
     labels = texts(nested, "choices.label", len(options), len(options))
     if len(set(labels)) < len(labels):
         raise wrong("choices.label", "labels that differ", labels)
-    # Only stray spaces are forgiven, as lm-eval's OpenBookQA does.
+    # Surrounding spaces are accepted, as in lm-eval's OpenBookQA
     key = text(record, "answerKey").strip()
     gold = one_of({"answerKey": key}, "answerKey", labels)
     return {"choices": {"text": options, "label": labels}, "answerKey": gold}
@@ -110,7 +110,7 @@ def _hellaswag(record: Record) -> Record:
     endings = texts(record, "endings", 4, 4)
     for ending in endings:
         if not _BRACKETS.sub("", ending).strip():
-            raise wrong("endings", "text beside what is in brackets, which lm-eval takes out", ending)
+            raise wrong("endings", "text outside of brackets, which lm-eval removes with their content", ending)
     return {
         "activity_label": text(record, "activity_label"),
         "ctx_a": text(record, "ctx_a"),
@@ -125,7 +125,7 @@ def _piqa(record: Record) -> Record:
 
 
 def _boolq(record: Record) -> Record:
-    """SuperGLUE's form has the title in the passage and a `label`; the original has `title` and `answer`."""
+    """Convert both forms of BoolQ: SuperGLUE's (title in the passage, `label`), the original (`title`, `answer`)."""
     question, passage = text(record, "question"), text(record, "passage")
     if "label" in record:
         return {"question": question, "passage": passage, "label": index(record, "label", 2)}
@@ -149,7 +149,7 @@ def _fields(*names: str) -> Callable[[Record], list[Any]]:
 
 
 def _choices_essence(stem: str) -> Callable[[Record], list[Any]]:
-    """The gold answer as an index, because not every source keeps the original labels."""
+    """Return the essence with the gold answer as an index, because not every source has the original labels."""
 
     def essence(document: Record) -> list[Any]:
         choices = document["choices"]
@@ -239,16 +239,16 @@ EXAMPLES: dict[str, TaskData] = {
         content_hash="430a5e8118ca3d5832b58e82852c0b5c7ba8c55ff9322be8110794a3ee19fefc",
     )
 }
-"""Documents that few-shot examples are taken from: five of each of MMLU's subjects."""
+"""Documents for few-shot examples: five of each of MMLU's subjects."""
 
 
 def canonical_documents(task: TaskData, records: Iterable[tuple[str, object]], source: str) -> list[Record]:
-    """Check and convert every record of a source.
+    """Validate and convert every record of a source.
 
     Args:
-        task: what the records should be documents of.
-        records: pairs of where the record stands ("line 3") and the record.
-        source: how messages name the file or dataset.
+        task: the task of the documents.
+        records: pairs of a record's position ("line 3") and the record.
+        source: name of the file or dataset in messages.
 
     Raises:
         DataError: there is no record, or one is not a document of this task.

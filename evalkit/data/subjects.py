@@ -64,5 +64,5 @@ SUBJECTS: tuple[str, ...] = (
 
 
 def subjects() -> tuple[str, ...]:
-    """MMLU's subjects, alphabetically: lm-eval has one task for each."""
+    """Return MMLU's subjects, alphabetically; lm-eval has one task for each."""
     return SUBJECTS

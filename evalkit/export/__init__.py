@@ -1,8 +1,8 @@
-"""A finished run in the forms that other tools read.
+"""Exports of a finished run to the formats of other tools.
 
 In: a run folder. Out: files. `lm_eval` is written with every run and only copied here; the others are made from
-results.json, without the model, its score table or torch. A package adds a form by an entry point of the group
-`evalkit.exports`, whose name is the form's and whose object is an `Export`.
+results.json, without the model, its score table or torch. A package adds a format by an entry point of the group
+`evalkit.exports`, whose name is the format's and whose object is an `Export`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from evalkit.runs.folder import Run
 
 GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]
-"""What is exported of a run → file name → text."""
+"""Function from a run's content to its files: file name → text."""
 _COPIED = "lm_eval"
 _OWN = {"hub": "evalkit.export.hub", "every_eval_ever": "evalkit.export.every_eval_ever"}
 FORMS = (_COPIED, *_OWN)
-"""evalkit's own."""
+"""evalkit's own formats."""
 
 
 def form_names() -> list[str]:
-    """evalkit's own forms, then those of other packages."""
+    """Return the names of evalkit's own formats, then of those of other packages."""
     return [*FORMS, *sorted(added(GROUP).keys() - set(FORMS))]
 
 
 def export_run(run: Run, form: str, rule: str | None = None, output: Path | None = None) -> list[Path]:
-    """Write a run in a form, into a folder of that name in the run folder where no other is given.
+    """Export a run in a format, by default into a folder of that name in the run folder; return the files.
 
     Raises:
-        UnknownNameError: there is no such form, or the run was not scored for that rule.
-        UsageError: the form cannot hold this run, or is of a package that cannot be imported.
+        UnknownNameError: there is no such format, or the run was not scored for that rule.
+        UsageError: the format cannot represent this run, or its package cannot be imported.
         RunError: a file cannot be written.
     """
     folder = output or run.folder / form
     if form == _COPIED:
         if rule is not None:
-            raise UsageError("lm-eval's form holds every rule at once; leave out --rule")
+            raise UsageError("lm-eval's format contains every rule; omit --rule")
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
         if not files:
-            raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's form; use every_eval_ever")
+            raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's format; use every_eval_ever")
     else:
         files = {name: text.encode() for name, text in _export(form)(content_of(run, rule)).items()}
     return [_write(folder / name, content) for name, content in files.items()]

@@ -1,4 +1,4 @@
-"""What is exported of a run, whatever the form: its tasks' accuracies with their data sets, and how they were made."""
+"""Content of an export, independent of its format: the tasks' scores, their datasets, and the protocol."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ class ExportedScore:
 
     metric: Metric
     dataset: HubSplit | None
-    """Where its documents are published, where that is known."""
+    """The dataset in which its documents are published, where known."""
     documents: int
-    """How many it has."""
+    """Number of documents in the task."""
     caveats: tuple[str, ...]
-    """Why this is no score of the published documents, all of them; beside its name wherever a form has one."""
+    """Why this is not a score of all published documents; shown with the task's name where a format has one."""
     source: str
-    """Where they came from."""
+    """Provenance of the documents."""
     distinct: str = ""
-    """Metric and layer, where its task's first metric is another."""
+    """Metric and layer, where this is not the task's first metric."""
 
     @property
     def named(self) -> str:
-        """The task with what sets its documents apart from the published ones."""
+        """Return the task's name with its caveats."""
         return f"{self.metric.task} ({'; '.join(self.caveats)})" if self.caveats else self.metric.task
 
     @property
     def score(self) -> float:
-        """The value: from 0 to 1 where it is a share, else in its own unit."""
+        """Return the value: from 0 to 1 where it is a share, else in its own unit."""
         return float(self.metric.value or 0.0) / (self.metric.whole or 1.0)
 
     @property
     def stderr(self) -> float | None:
-        """Of the score."""
+        """Return the standard error of the score."""
         return None if self.metric.stderr is None else self.metric.stderr / (self.metric.whole or 1.0)
 
 
 @dataclass(frozen=True)
 class Content:
-    """A run as others are told of it."""
+    """Content of a run's export."""
 
     run: Run
     rule: str
     scores: tuple[ExportedScore, ...]
     protocol: dict[str, str]
-    """What a number depends on, in words: rule, template, examples, limit, dtype, context extension, suite."""
+    """Settings that determine the scores, as text: rule, template, examples, limit, dtype, context extension, suite."""
 
     @property
     def model(self) -> str:
-        """As it was named: a folder, a file, or a hub name, whose revision stands apart."""
+        """Return the model's name as given: a folder, a file, or a hub name without its revision."""
         model = str(self.run.manifest["model"])
         return model if self.run.manifest.get("path") is not None else model.partition("@")[0]
 
     @property
     def created(self) -> datetime:
-        """When the run was begun."""
+        """Return when the run was started."""
         return datetime.fromisoformat(self.run.manifest["created"])
 
 
@@ -70,7 +70,7 @@ def content_of(run: Run, rule: str | None) -> Content:
     """Collect what is exported.
 
     Raises:
-        UsageError: its benchmark has another form for exports.
+        UsageError: its benchmark does not support this export.
         UnknownNameError: the run was not scored for that rule.
     """
     benchmark = benchmark_of(run)

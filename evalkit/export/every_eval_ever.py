@@ -1,6 +1,6 @@
-"""The Every Eval Ever schema, version 0.3.0: one JSON document of a run, shares as fractions.
+"""Export to the Every Eval Ever schema, version 0.3.0: one JSON document for each run, shares as fractions.
 
-The name is made from the run and the rule, so that the same export is the same file.
+The file name is derived from the run and the rule, so that the same export is the same file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SCHEMA_VERSION = "0.3.0"
 
 
 def files(content: Content) -> dict[str, str]:
-    """File name → text; the name is a UUID of version 4, as that collection wants it."""
+    """Return file name → text; the name is a UUID of version 4, as the collection requires."""
     digest = hashlib.sha256(f"{content.run.manifest['id']} {content.rule}".encode()).digest()
     name = uuid.UUID(bytes=digest[:16], version=4)
     return {f"{name}.json": json.dumps(document(content), indent=2, ensure_ascii=False) + "\n"}
 
 
 def document(content: Content) -> dict[str, Any]:
-    """The run as a document of the schema; every value under additional_details is a string."""
+    """Return the run as a document of the schema; every value under additional_details is a string."""
     manifest = content.run.manifest
     versions, stamp = manifest["versions"], str(content.created.timestamp())
     return {
@@ -109,7 +109,7 @@ def _description(content: Content, score: ExportedScore) -> str:
 
 
 def _source(score: ExportedScore) -> dict[str, Any]:
-    """The published data set; documents that are not its own are of no repository."""
+    """Return the published dataset; unofficial documents have no repository."""
     official = {True: "yes", False: "no", None: "none are published"}[score.metric.official]
     details = {"obtained_from": score.source, "official_documents": official}
     if not score.metric.official or score.dataset is None:

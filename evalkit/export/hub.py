@@ -1,9 +1,9 @@
-"""The Hugging Face hub's evaluation results, in both of its forms.
+"""Export to the Hugging Face hub's evaluation results, in both of its formats.
 
-`model_card.md` has the metadata block (`model-index`) that a model's README.md begins with;
-`.eval_results/evalkit.yaml` is the newer form, a file in the model's repository. Shares are in percent.
-Averages are left out: they are of no data set. What is no score of the published documents, all of them, says so in the
-data set's name of the first and in the note of the second, which are what the hub shows.
+`model_card.md` has the metadata block (`model-index`) at the start of a model's README.md; `.eval_results/evalkit.yaml`
+is the newer format, a file in the model's repository. Shares are in percent. Averages are omitted, since they have no
+dataset. Caveats of a score that is not of all published documents are in the dataset's name of the first format and in
+the note of the second, which the hub shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evalkit.export.content import Content, ExportedScore
 
 
 def files(content: Content) -> dict[str, str]:
-    """File name → text."""
+    """Return file name → text."""
     return {
         "model_card.md": f"---\n{_model_index(content)}\n---\n",
         ".eval_results/evalkit.yaml": yaml.safe_dump(
@@ -46,18 +46,18 @@ def _model_index(content: Content) -> str:
         )
         for score, dataset in _published(content)
     ]
-    # The hub wants the repository's own name here; a folder's or a file's is what there is until then
+    # The hub requires the repository's name; a folder's or a file's name replaces it until upload
     name = content.model.rstrip("/").rsplit("/", 1)[-1]
     return ModelCardData(model_name=name, eval_results=results).to_yaml().strip()
 
 
 def _published(content: Content) -> list[tuple[ExportedScore, HubSplit]]:
-    """The scores with their data sets; the hub has no place for one without."""
+    """Return the scores with their datasets; the hub's formats require one for each score."""
     for score in content.scores:
         if score.dataset is None:
             raise UsageError(
-                f"task {score.metric.task} of run {content.run.folder} has no data set on the hub, which its form "
-                "needs; export it with --to every_eval_ever"
+                f"task {score.metric.task} of run {content.run.folder} has no dataset on the hub, which the format "
+                "requires; export it with --to every_eval_ever"
             )
     return [(score, score.dataset) for score in content.scores if score.dataset is not None]
 

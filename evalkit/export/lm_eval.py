@@ -1,8 +1,8 @@
-"""A run in lm-eval's form: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
+"""Export to lm-eval's format: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
 
-In: what was evaluated, in the entries that lm-eval's `evaluate` returns, whoever made them. Out: files with the keys
-that lm-eval 0.4.13 writes, so that tools made for its output read ours, and an entry of evalkit's own. Documents that
-are not the official ones are said in a task's alias, which is the name that lm-eval's tables print.
+In: evaluation results, in the entries that lm-eval's `evaluate` returns. Out: files with the keys that lm-eval 0.4.13
+writes, so that tools for its output can read them, and an entry "evalkit". A task's alias, which lm-eval's tables
+print, says if its documents are not the official ones.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was evaluated."""
+    """Evaluation results in lm-eval's form."""
 
     entries: Mapping[str, Any]
-    """Those of `evaluate`: results, groups, group_subtasks, configs, versions, n-shot, higher_is_better, n-samples."""
+    """Of `evaluate`: results, groups, group_subtasks, configs, versions, n-shot, higher_is_better, n-samples."""
     settings: Mapping[str, Any]
-    """Of its entry "config", beside the model."""
+    """Further keys of the entry "config", beside the model's."""
     seconds: float
     samples: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)
-    """Task → its documents in the form of lm-eval's sample files; none where they are not asked for."""
+    """Task → its documents in the form of lm-eval's sample files; empty where they are not requested."""
     documents: Mapping[str, str] = field(default_factory=dict)
-    """Task → what the manifest calls its documents, where not by its name."""
+    """Task → name of its documents in the manifest, where it is not the task's."""
     hashes: Mapping[str, str] | None = None
-    """Task → lm-eval's hash of what it asked, where lm-eval itself evaluated."""
+    """Task → lm-eval's hash of its requests, where lm-eval itself evaluated."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else stands in evalkit's own entry."""
+    """Further keys of the entry "evalkit"."""
 
 
 def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
@@ -47,7 +47,7 @@ def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
         RunError: a file could not be written.
     """
     stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
-    # lm-eval's own way with what JSON does not know
+    # lm-eval's own conversion of values that JSON does not support
     as_lm_eval = partial(json_bytes, default=json_value)
     content = _results(evaluated, writer.manifest)
     writer.save_bytes(f"lm_eval/results_{stamp}.json", as_lm_eval(content, indent=2) + b"\n")
@@ -74,7 +74,7 @@ def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any
         **({"model_source": "evalkit"} if by_lm_eval else {}),
         "model_name": manifest["model"],
         "total_evaluation_time_seconds": f"{evaluated.seconds:.3f}",
-        # What lm-eval's form has no place for
+        # What lm-eval's format does not include
         "evalkit": {
             "run": manifest["id"],
             "unofficial": unofficial(manifest),
@@ -85,19 +85,19 @@ def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any
 
 
 def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries, with aliases that say what of a task, or of a group's tasks, is not as published."""
+    """Return the entries, with the caveats of a task, or of a group's tasks, in its alias."""
     found = dict(evaluated.entries)
     for kind in found.keys() & {"results", "groups"}:
         found[kind] = dict(found[kind])
         for name, entry in found[kind].items():
             leaves = (evaluated.documents.get(leaf, leaf) for leaf in _leaves(name, found["group_subtasks"]))
-            if said := dict.fromkeys(caveat for leaf in leaves for caveat in caveats(manifest, leaf)):
-                found[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(said)})"}
+            if notes := dict.fromkeys(caveat for leaf in leaves for caveat in caveats(manifest, leaf)):
+                found[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(notes)})"}
     return found
 
 
 def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The tasks of a group and of the groups in it; of a task, itself."""
+    """Yield the tasks of a group and of its subgroups; for a task, itself."""
     if not groups.get(name):
         yield name
     for member in groups.get(name, ()):

@@ -1,8 +1,8 @@
-"""Settings as users give them, for the fields of a dataclass: each in the form that its field has.
+"""Validation of users' settings for the fields of a dataclass.
 
-In: a dataclass, and values by name from the command line, a file or keyword arguments. Out: the values that it takes.
-A field's annotation says what it holds; a whole number's metadata say the least (`LEAST`), and a word that may stand
-in its place (`WORD`).
+In: a dataclass, and values by name from the command line, a file or keyword arguments. Out: the values with the types
+of their fields. A field's annotation gives its type; the metadata of an integer field may give its minimum (`LEAST`)
+and a word that is accepted in its place (`WORD`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from evalkit.inputs import values
 
 LEAST, WORD = "least", "word"
 _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-"""As the command line has them."""
+"""Words for booleans, as on the command line."""
 
 
 def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of some fields of a dataclass, by name; what is None is left out.
+    """Validate values of some fields of a dataclass, by name; None is omitted.
 
     Raises:
-        UsageError: a value that does not fit its field; named as on the command line.
+        UsageError: a value does not fit its field, which is named as on the command line.
     """
     return {name: _fitted(kind, name, value) for name, value in given.items() if value is not None}
 
 
 def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, with True or False for a word where a field is one or the other."""
+    """Convert words to True or False for boolean fields."""
     words = {name for name, value in given.items() if isinstance(value, str) and _hints(kind).get(name) == (bool,)}
     return {name: _SWITCHES.get(value.lower(), value) if name in words else value for name, value in given.items()}
 
 
-def refuse_unknown(names: Collection[str], *kinds: type) -> None:
-    """Raise an `UnknownNameError` where a name is no field of any of the dataclasses, the model apart."""
+def check_field_names(names: Collection[str], *kinds: type) -> None:
+    """Raise an `UnknownNameError` for a name that is no field of the dataclasses, or is `model`."""
     known = {name for kind in kinds for name in kind.__dataclass_fields__} - {"model"}  # type: ignore[attr-defined]
     for name in names:
         if name not in known:
@@ -46,7 +46,7 @@ def refuse_unknown(names: Collection[str], *kinds: type) -> None:
 
 @cache
 def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
-    """Field → the types that it may have, None apart."""
+    """Return field → its possible types, without None."""
     found = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
              for name, hint in get_type_hints(kind).items()}  # fmt: skip
     return {name: tuple(hint for hint in hints if hint is not NoneType) for name, hints in found.items()}
@@ -76,7 +76,7 @@ def _fitted(kind: type, name: str, value: Any) -> Any:
 
 
 def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
-    """Numbers in a list, or in a text with commas between them."""
+    """Validate numbers in a list, or in a comma-separated string."""
     listed = values.names(flag, value) if isinstance(value, str) else value
     try:
         return tuple(values.whole(flag, one, 0) if each is int else _number(one) for one in listed)

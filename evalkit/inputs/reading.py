@@ -1,9 +1,8 @@
-"""Files from outside, read in one place for the whole package; JSON here, YAML in `yaml_reading.py`.
+"""Reading of untrusted files for the whole package: JSON here, YAML in `yaml_reading.py`.
 
-In: a file, or the bytes of a piece of one. Out: plain data: mappings, lists, texts, numbers, booleans, None. What a
-file can do to its reader is bounded here (its size, its depth), and what has no single meaning is refused: a key that
-stands twice, half of a surrogate pair. Nothing is run. Whatever is wrong becomes one line of the caller's class of
-error, which names the file and the line.
+In: a file, or bytes of a part of one. Out: plain data: mappings, lists, strings, numbers, booleans, None. Size and
+nesting depth are limited, and ambiguous content is rejected: duplicate keys with two values, lone surrogates. No code
+is run. Every failure becomes a one-line error of the caller's class, which names the file and the line.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from typing import Any
 from evalkit.errors import EvalkitError
 
 MOST_BYTES = 2**24
-"""Of a file that is not listed below: the index of a thousand shards has a few megabytes."""
+"""Size limit of files without a limit of their own below: the index of a thousand shards has a few megabytes."""
 MOST_TEXT_BYTES = 2**28
-"""Of a text, or of what a trainer logs step by step."""
+"""Size limit of a text file, or of a trainer's log."""
 MOST_DOCUMENT_BYTES = 2**30
-"""Of a file of documents or predictions."""
+"""Size limit of a file of documents or predictions."""
 DEEPEST = 100
-"""Levels of nesting. Python recurses over data elsewhere, so what parses must be shallow as well."""
+"""Maximum levels of nesting. Other code recurses over the data, so even data that parses must be shallow."""
 Reason = Callable[[str], EvalkitError]
-"""An error class, or what else makes an error of a line."""
+"""An error class, or another function from a message to an error."""
 
 HALF = re.compile("[\ud800-\udfff]")
-"""Of a surrogate pair."""
+"""Half of a surrogate pair."""
 NO_CHARACTER = "half of a surrogate pair (\\ud800 to \\udfff), which is no character"
 _LONG = re.compile(rb"\d{309}")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A text of JSON, up to the end where nothing ends it."""
+"""A JSON string; an unterminated one extends to the end."""
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-"""Of brackets outside of texts: one level down, or up (-1 as a signed byte)."""
+"""Change of depth at brackets outside of strings: +1, or -1 as a signed byte."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(ValueError):
-    """What is wrong with a text, and in which line of it, where that is known."""
+    """Parse error with its line, where known."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason if line is None else f"line {line}: {reason}")
@@ -52,23 +51,23 @@ class Unreadable(ValueError):
 
 
 def read_json(path: Path, error: Reason, what: str = "", most: int | None = None) -> Any:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Args:
         path: the file.
-        error: made of the message where something is wrong.
-        what: what messages call the file, before its path.
-        most: how many bytes it may have; None: `MOST_BYTES`.
+        error: class of the error that is raised.
+        what: description of the file in messages, before its path.
+        most: size limit in bytes; None: `MOST_BYTES`.
     """
     return read_as(path, error, what, MOST_BYTES if most is None else most, parse_json)
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file: a pipe may never end, and a device such as /dev/zero never does.
+    """Read a regular file; pipes and devices, which may never end, are rejected.
 
     Raises:
         OSError: it cannot be read.
-        Unreadable: it is no regular file, or has more than `most` bytes.
+        Unreadable: it is not a regular file, or has more than `most` bytes.
     """
     if not (path.is_file() or path.is_dir()) and path.exists():
         raise Unreadable("is not a regular file")
@@ -80,7 +79,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON in UTF-8 as plain data. Raises `Unreadable`."""
+    """Parse JSON in UTF-8 to plain data. Raises `Unreadable`."""
     text = decoded(data)
     _check_depth(data)
     try:
@@ -95,24 +94,24 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_as(path: Path, error: Reason, what: str, most: int, parse: Callable[[bytes], Any]) -> Any:
-    """What `parse` makes of a file; see `read_json`."""
+    """Read a file and parse it by `parse`; arguments as `read_json`'s."""
     named = f"{what} {path}".lstrip()
     try:
         data = read_bytes(path, most)
-    except Unreadable as trouble:
-        raise error(f"{named} {trouble}") from trouble
-    except (OSError, ValueError) as trouble:  # the latter: a path that no file can have
-        reason = trouble.strerror if isinstance(trouble, OSError) else None
-        raise error(f"{named} cannot be read: {reason or trouble}") from trouble
+    except Unreadable as cause:
+        raise error(f"{named} {cause}") from cause
+    except (OSError, ValueError) as cause:  # ValueError: an invalid path
+        reason = cause.strerror if isinstance(cause, OSError) else None
+        raise error(f"{named} cannot be read: {reason or cause}") from cause
     try:
         return parse(data)
-    except Unreadable as trouble:
-        line = "" if trouble.line is None else f", line {trouble.line}"
-        raise error(f"{named}{line}: {trouble.reason}") from trouble
+    except Unreadable as cause:
+        line = "" if cause.line is None else f", line {cause.line}"
+        raise error(f"{named}{line}: {cause.reason}") from cause
 
 
 def decoded(data: bytes) -> str:
-    """UTF-8 as text. Raises `Unreadable`."""
+    """Decode UTF-8. Raises `Unreadable`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -121,12 +120,12 @@ def decoded(data: bytes) -> str:
 
 
 def too_deep() -> str:
-    """What is said of data with too many levels."""
+    """Return the message for data with too many levels of nesting."""
     return f"nested more than {DEEPEST} levels deep"
 
 
 class TooLarge(Unreadable):
-    """An integer that no float can hold; arithmetic with it would end in an OverflowError elsewhere."""
+    """An integer beyond the range of floats; arithmetic with it would raise an OverflowError elsewhere."""
 
     def __init__(self, digits: str) -> None:
         super().__init__(f"an integer of {len(digits):,} digits, beyond the range of floating-point numbers")
@@ -140,17 +139,17 @@ def _integer(digits: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. A key may stand there twice with one value, as some trainers write it, but not with two."""
+    """Build a JSON object. A key may occur twice with the same value, as some trainers write it, but not with two."""
     found = dict(pairs)
     if len(found) < len(pairs):
         for key, value in pairs:
             if found[key] != value:
-                raise Unreadable(f"the key {key!a} stands twice, with two values")
+                raise Unreadable(f"the key {key!a} occurs twice, with different values")
     return found
 
 
 def _check_depth(data: bytes) -> None:
-    """Refuse JSON that is too deep, before anything is built of it."""
+    """Reject JSON that is nested too deeply, before it is parsed."""
     if data.count(b"[") + data.count(b"{") > DEEPEST:
         steps = array("b", _STRING.sub(b"", data).translate(_STEPS, _NO_BRACKETS))
         if max(accumulate(steps), default=0) > DEEPEST:
@@ -158,14 +157,14 @@ def _check_depth(data: bytes) -> None:
 
 
 def _check_characters(content: Any) -> None:
-    """Refuse halves of surrogate pairs, which only escapes can make."""
+    """Reject halves of surrogate pairs, which only escapes can produce."""
     for key, value in _walk(content):
         if isinstance(value, str) and HALF.search(value):
             raise Unreadable(f"{key} holds {NO_CHARACTER}")
 
 
 def _walk(content: Any) -> Iterator[tuple[str, Any]]:
-    """(what it is under, value) of everything in plain data, keys included."""
+    """Yield (containing key, value) of everything in plain data, keys included."""
     waiting: list[tuple[str, Any]] = [("the list" if isinstance(content, list) else "it", content)]
     while waiting:
         key, value = waiting.pop()

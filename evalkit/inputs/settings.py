@@ -1,7 +1,7 @@
-"""What users write in YAML files, as pydantic models: suites, templates, layouts, contexts, models, mappings of runs.
+"""Users' YAML files as pydantic models: suites, templates, layouts, contexts, models, mappings of runs.
 
-In: a file and its model. Out: the model's instance. Keys that it does not have are refused, and so are values of
-another kind (`validated.py`).
+In: a file and its model. Out: an instance of the model. Unknown keys and values of another type are rejected
+(`validated.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evalkit.inputs.yaml_reading import read_yaml
 
 
 class FileSettings(BaseModel):
-    """Base of what a user's file may hold: the fields, and no other key."""
+    """Base of models of users' files: the fields, and no other key."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
@@ -33,28 +33,28 @@ def _by_name(given: Any) -> Any:
         return given
     named = {str(key) if type(key) is int else key: value for key, value in given.items()}
     if twice := [key for key in given if type(key) is int and str(key) in given]:
-        raise ValueError(f"the name '{twice[0]}' stands twice; leave one out")
+        raise ValueError(f"the name '{twice[0]}' occurs twice; remove one")
     return named
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-"""A text that is not empty."""
+"""A non-empty string."""
 Number = Annotated[float, WrapValidator(_as_written)]
-"""A number, whole where it is written without a point: 4 and 4.0 have other digests."""
+"""A number, an integer where it is written without a decimal point: 4 and 4.0 have different digests."""
 Item = TypeVar("Item")
 Named = Annotated[dict[str, Item], BeforeValidator(_by_name)]
-"""Values by names of the user's choice. YAML reads 7 as a number, which is a name too."""
+"""Values by user-defined names. YAML reads 7 as a number, which is accepted as a name."""
 Listed = Annotated[tuple[Item, ...], Strict(False)]
-"""A list, kept as a tuple."""
+"""A list, stored as a tuple."""
 
 
 def read_settings(path: Path, form: type[Form], error: Reason, what: str = "") -> Form:
-    """The content of a YAML file.
+    """Read and validate a YAML file.
 
     Args:
         path: the file.
-        form: what it must hold.
-        error: made of the message where the file cannot be read or does not fit.
-        what: what messages call the file, before its path.
+        form: its model.
+        error: class of the error where the file cannot be read or is invalid.
+        what: description of the file in messages, before its path.
     """
     return validated(read_yaml(path, error, what), form, error, f"{what} {path}".lstrip())

@@ -1,7 +1,7 @@
-"""Texts on their way to a tokenizer: how long one may be, and how many go at once.
+"""Limits of tokenizer input: length of one text, and characters of one call.
 
-A tokenizer needs up to 250 bytes of memory and 5 microseconds for each character; where memory runs out inside it, the
-process is aborted without a word.
+A tokenizer needs up to 250 bytes of memory and 5 microseconds for each character; where it runs out of memory, the
+process is aborted without a message.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TypeVar
 from evalkit.errors import ScoringError
 
 LONGEST_TEXT = 2**23
-"""Characters of one text: two million tokens of English. Documents of LongBench have up to some hundred thousand."""
+"""Maximum characters of one text: two million tokens of English. LongBench's documents have some hundred thousand."""
 _AT_ONCE = 2**21
-"""Characters in one call of the tokenizer; a longer text goes by itself."""
+"""Maximum characters in one call of the tokenizer; a longer text has a call of its own."""
 
 Item = TypeVar("Item")
 
 
 def check_text(text: str, label: str) -> None:
-    """Raise a `ScoringError` that names the document where its text is none that a tokenizer takes."""
+    """Raise a `ScoringError` that names the document if its text is too long or is not valid Unicode."""
     if len(text) > LONGEST_TEXT:
         raise ScoringError(
-            f"{label}: its text has {len(text):,} characters, more than the {LONGEST_TEXT:,} that are tokenised; "
-            "shorten it, or leave it out"
+            f"{label}: its text has {len(text):,} characters, more than the maximum of {LONGEST_TEXT:,}; "
+            "shorten it, or remove it"
         )
     try:
         text.encode()
@@ -33,12 +33,12 @@ def check_text(text: str, label: str) -> None:
 
 
 def in_calls(items: Iterable[Item], text: Callable[[Item], str], most: int) -> Iterator[list[Item]]:
-    """Items in their order, in lists for one call of the tokenizer each.
+    """Group items, in order, into lists for one call of the tokenizer each.
 
     Args:
-        items: each with a text.
-        text: gives it.
-        most: items in one call.
+        items: items with a text.
+        text: returns an item's text.
+        most: maximum items in one call.
     """
     call: list[Item] = []
     characters = 0

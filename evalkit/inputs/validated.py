@@ -1,8 +1,8 @@
-"""Plain data from a file, validated by pydantic: which keys there are, and what stands under each.
+"""Validation of plain data from files by pydantic.
 
 In: plain data (`reading.py`, `yaml_reading.py`) and its form: a pydantic model, or a `dict` or `list` of them. Out: the
-data in that form. Nothing is converted: "2" is not 2, and 1 is not true. What does not fit becomes one line that names
-the key, what was found and what is expected; for an unknown key, the nearest one. `settings.py` has what users write.
+data in that form. Nothing is converted: "2" is not 2, and 1 is not true. The error for invalid data is one line that
+names the key, what was found and what is expected; for an unknown key, the nearest one. Users' files: `settings.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from evalkit.errors import UnknownNameError
 from evalkit.inputs.reading import Reason
 
 _LONGEST = 60
-"""Characters of a key or a value in a message."""
+"""Maximum characters of a key or a value in a message."""
 _MOST_ERRORS = 10_000
-"""pydantic takes 10 microseconds to make each into words."""
+"""Maximum errors that are formatted; pydantic needs 10 microseconds for each."""
 
 
 class Stored(BaseModel):
-    """Base of what a file that evalkit has written must hold: the fields at least."""
+    """Base of models of files that evalkit has written: the fields at least."""
 
-    # Built when it is first used: most commands use few of the forms
+    # Built at the first use: most commands use few of the forms
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
 
@@ -37,8 +37,8 @@ Form = TypeVar("Form")
 
 
 def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form:
-    """Plain data in its form; `where` begins the message of the error where it does not fit."""
-    kind: Any = form  # mypy takes a type variable's type for unhashable
+    """Validate plain data against its form; `where` begins the error's message."""
+    kind: Any = form  # mypy treats a type variable's type as unhashable
     try:
         fitting: Form = _adapter(kind).validate_python(content)
     except ValidationError as found:
@@ -47,7 +47,7 @@ def validated(content: Any, form: type[Form], error: Reason, where: str) -> Form
 
 
 def misfit(content: Any, form: type) -> str | None:
-    """What in plain data does not fit a form, in words; None where all of it does."""
+    """Return a description of what in plain data does not fit a form; None if it is valid."""
     try:
         _adapter(form).validate_python(content)
     except ValidationError as found:
@@ -61,9 +61,9 @@ def _adapter(form: Any) -> TypeAdapter[Any]:
 
 
 _UNKNOWN = ("extra_forbidden", "invalid_key")
-"""pydantic's kinds of errors for a key that no field has; of the second, it is no text."""
+"""pydantic's error types for an unknown key; the second is for a key that is not a string."""
 _OF_ANOTHER_KIND = ("_type", "literal_error")
-"""What kinds of errors end in where a value is none that the form is of; the others are of what it holds."""
+"""Suffixes of error types for a value of another type; other errors are about the content of a value."""
 _EXPECTED = {
     "string_type": "a text",
     "string_too_short": "a text",
@@ -79,23 +79,23 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
 }
-"""Its other kinds → what was expected; those that are not here say it themselves."""
+"""pydantic's error type → what was expected; for other types, pydantic's own message is used."""
 
 
 class _Misfit(NamedTuple):
-    """An error that pydantic has found."""
+    """One of pydantic's errors, with its location."""
 
     error: ErrorDetails
     place: tuple[int | str, ...]
-    """Keys down to the value that does not fit; where a key is missing or unknown, to what has or lacks it."""
+    """Keys down to the invalid value; for a missing or unknown key, down to the mapping that lacks or has it."""
     form: Any
-    """Of what is there."""
+    """Expected form at that place."""
     union: tuple[int | str, ...] | None
-    """Keys down to the union that it is in, if it is in one."""
+    """Keys down to the enclosing union, if there is one."""
 
 
 def _described(found: ValidationError, form: Any) -> str:
-    """The first error in words. An unknown key comes before a missing one, for which it may stand."""
+    """Describe the first error. An unknown key is reported before a missing one, of which it may be a misspelling."""
     if found.error_count() > _MOST_ERRORS:
         return f"{found.error_count():,} of its values are of another form"
     errors = found.errors(include_url=False)
@@ -120,7 +120,7 @@ def _described(found: ValidationError, form: Any) -> str:
 
 
 def _meant(errors: Sequence[ErrorDetails], form: Any) -> list[_Misfit]:
-    """The first error; of a union, whose members have an error each, those of the members that the value fits best."""
+    """Return the first error; for a union, which has an error for each member, those of the best-fitting members."""
     first = _misfit_of(errors[0], form)
     if first.union is None:
         return [first]
@@ -131,7 +131,7 @@ def _meant(errors: Sequence[ErrorDetails], form: Any) -> list[_Misfit]:
 
 
 def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
-    """pydantic's own locations also name the members of unions, which are no keys."""
+    """Locate an error by keys alone; pydantic's own locations also contain members of unions."""
     location = error["loc"]
     if error["type"] in ("missing", *_UNKNOWN):
         location = location[:-1]
@@ -143,7 +143,7 @@ def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
         form = _bare(form)
         if get_origin(form) in (Union, UnionType):
             union = tuple(place) if union is None else union
-            # A member without keys beneath it may have another name there: its place is the union's
+            # A member without keys may have another name in the location: its place is the union's
             if (form := next((one for one in get_args(form) if _is_named(one, str(step))), None)) is None:
                 break
             continue
@@ -155,14 +155,14 @@ def _misfit_of(error: ErrorDetails, form: Any) -> _Misfit:
 
 
 def _is_named(form: Any, label: str) -> bool:
-    """Whether a member of a union is the one that pydantic calls by a label: `Part`, `list[int]`, `constrained-str`."""
+    """Return whether pydantic's label of a union member, such as `list[int]` or `constrained-str`, is of this form."""
     bare = _bare(form)
     name = label.removeprefix("constrained-").partition("[")[0]
     return getattr(get_origin(bare) or bare, "__name__", "") == name
 
 
 def _bare(form: Any) -> Any:
-    """A form without its metadata, and without None beside it."""
+    """Strip a form of its metadata and of an optional None."""
     while get_origin(form) is Annotated:
         form = get_args(form)[0]
     if get_origin(form) in (Union, UnionType):
@@ -186,7 +186,7 @@ def _literals(error: ErrorDetails) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A value in a message, as YAML and JSON call it."""
+    """Format a value for a message, with the names of YAML and JSON."""
     if isinstance(value, (dict, list)):
         return "keys and values" if isinstance(value, dict) else "a list"
     if value is None or isinstance(value, bool):
@@ -199,5 +199,5 @@ def _cut(text: str) -> str:
 
 
 def _path(place: Sequence[int | str]) -> str:
-    """rows[0].items.name"""
+    """Format keys as a path: rows[0].items.name."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{_cut(step)}" for step in place).removeprefix(".")

@@ -1,7 +1,7 @@
-"""Values as users give them, on the command line, in a file or to `evaluate`: texts, paths, whole numbers, switches.
+"""Validation of single values from the command line, a file or `evaluate`: strings, paths, integers, booleans.
 
-In: a value, and what messages call it. Out: the same value, checked; nothing is rounded, cut, or read as something
-else. What does not fit raises a `UsageError`.
+In: a value, and its name in messages. Out: the same value, validated; nothing is rounded, truncated or reinterpreted.
+An invalid value raises a `UsageError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evalkit.errors import UsageError
 
 
 def text(name: str, value: object) -> str:
-    """A text that is not empty and that every program takes: no NUL, and no bytes that are not UTF-8."""
+    """Validate a non-empty string without NUL and without bytes that are not UTF-8."""
     if not isinstance(value, str):
         raise UsageError(f"{name} is {value!r:.60}; it must be text")
     if not value:
@@ -22,35 +22,35 @@ def text(name: str, value: object) -> str:
     if "\0" in value:
         raise UsageError(f"{name} {value}: holds a NUL character")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UsageError(f"{name} {value}: is not text in UTF-8; a file or folder of such a name must be renamed")
+        raise UsageError(f"{name} {value}: is not text in UTF-8; rename a file or folder with such a name")
     return value
 
 
 def name_or_path(name: str, value: object) -> str:
-    """A text, or a path as one."""
+    """Validate a string, or a path as a string."""
     return text(name, str(value) if isinstance(value, Path) else value)
 
 
 def names(name: str, value: object) -> tuple[str, ...]:
-    """One name or several: a list of them, or a text with commas between them."""
+    """Validate names: a list of them, or a comma-separated string."""
     listed = value if isinstance(value, (list, tuple)) else [one for one in text(name, value).split(",") if one.strip()]
     if not listed:
-        raise UsageError(f"{name} {value}: names nothing; leave it out, or name some")
+        raise UsageError(f"{name} {value}: contains no name; leave it out, or give at least one")
     return tuple(text(name, text(name, one).strip()) for one in listed)
 
 
 def path(name: str, value: str | Path) -> Path:
-    """A path that can be looked up, whether there is something or not."""
+    """Validate a path, which need not exist."""
     found = Path(name_or_path(name, value))
     try:
         found.expanduser()
     except RuntimeError:
-        raise UsageError(f"{name} {value}: there is no user of that name; a folder called so is ./{value}") from None
+        raise UsageError(f"{name} {value}: there is no user of that name; for a folder, write ./{value}") from None
     return found
 
 
 def whole(name: str, value: Any, least: int, hint: str = "") -> int:
-    """A whole number from `least`, or a text that says one; `hint` names what else would do."""
+    """Validate an integer of at least `least`, or a string of one; `hint` names other accepted values in messages."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -63,7 +63,7 @@ def whole(name: str, value: Any, least: int, hint: str = "") -> int:
 
 
 def switch(name: str, value: object) -> bool:
-    """True or False, and nothing that only counts as one of them."""
+    """Validate a bool; other truthy or falsy values are rejected."""
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}; it must be True or False")
     return value

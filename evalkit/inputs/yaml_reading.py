@@ -1,6 +1,6 @@
-"""YAML, read in one place for the whole package, within bounds: of size, of depth, of what aliases expand to.
+"""Reading of untrusted YAML for the whole package, with limits on size, depth and expansion of aliases.
 
-In: a file. Out: plain data, see `reading.py`. Nothing is run.
+In: a file. Out: plain data, see `reading.py`. No code is run.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import yaml
 from evalkit.inputs.reading import DEEPEST, HALF, NO_CHARACTER, Reason, TooLarge, Unreadable, decoded, read_as, too_deep
 
 MOST_YAML_BYTES = 2**18
-"""PyYAML reads a tenth of a megabyte a second, and nobody writes as much by hand."""
+"""Size limit; PyYAML reads a tenth of a megabyte a second, and files written by hand are smaller."""
 MOST_EXPANDED = 2**20
-"""Nodes and characters of a YAML file once each alias is replaced by what it stands for."""
+"""Maximum nodes and characters of a YAML file with all aliases expanded."""
 
 
 def read_yaml(path: Path, error: Reason, what: str = "") -> Any:
-    """The content of a YAML file, as YAML 1.1 less what surprises: dates are text, and so are 010 and 1:30."""
+    """Read a YAML 1.1 file, except that dates, 010 and 1:30 are strings."""
     return read_as(path, error, what, MOST_YAML_BYTES, lambda data: _parse_yaml(data, _Loader))
 
 
 def read_yaml_as_typed(path: Path, error: Reason, what: str = "") -> Any:
-    """The content of a YAML file with every scalar as it is written there, or None."""
+    """Read a YAML file with every scalar as the string in the file, or None."""
     return read_as(path, error, what, MOST_YAML_BYTES, lambda data: _parse_yaml(data, _TypedLoader))
 
 
 def read_task_file(path: Path, error: Reason, what: str = "") -> Any:
-    """The content of one of lm-eval's task files, with None for each Python function that it names."""
+    """Read one of lm-eval's task files, with None for each Python function that it names."""
     return read_as(path, error, what, MOST_YAML_BYTES, lambda data: _parse_yaml(data, _TaskLoader))
 
 
@@ -39,9 +39,9 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
     try:
         return yaml.load(text, loader)
     except yaml.MarkedYAMLError as error:
-        said = " ".join(filter(None, (error.context, error.problem)))
+        message = " ".join(filter(None, (error.context, error.problem)))
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise Unreadable(f"not valid YAML: {said}", line) from error
+        raise Unreadable(f"not valid YAML: {message}", line) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise Unreadable(f"not valid YAML: the character U+{error.character:04X} is not allowed", line) from error
@@ -50,7 +50,7 @@ def _parse_yaml(data: bytes, loader: type[_Loader]) -> Any:
 
 
 class _Problem(yaml.MarkedYAMLError):
-    """What is wrong, and where."""
+    """A YAML error with its position."""
 
     def __init__(self, problem: str, place: yaml.Event | yaml.Node) -> None:
         super().__init__(problem=problem)
@@ -58,19 +58,19 @@ class _Problem(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data, within bounds that are checked before anything is built."""
+    """Loader of plain data, whose limits are checked before objects are constructed."""
 
     key_tags: tuple[str, ...] = ("str", "int", "merge")
-    """What a key may be: "yes: 1" would have the key True."""
+    """Allowed types of keys; in "yes: 1" the key would be True."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
         self._extents: dict[int, tuple[int, int]] = {}
-        """Node → (values and characters, levels), each alias counted as what it stands for."""
+        """Node → (values and characters, levels), with aliases expanded."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node of the file; PyYAML calls this for each."""
+        """Compose the next node of the file; PyYAML calls this for each."""
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         self._depth += 1
         if self._depth > DEEPEST:
@@ -84,13 +84,13 @@ class _Loader(yaml.SafeLoader):
     def _measure(self, node: yaml.Node, event: yaml.Event) -> None:
         if id(node) not in self._extents:
             if isinstance(event, yaml.AliasEvent):
-                raise _Problem(f"the alias *{event.anchor} stands inside what it stands for", event)
+                raise _Problem(f"the alias *{event.anchor} refers to a node that contains it", event)
             if isinstance(node, yaml.MappingNode):
                 self._check_keys(node)
             self._extents[id(node)] = self._extent(node)
         size, levels = self._extents[id(node)]
         if size > MOST_EXPANDED:
-            raise _Problem(f"its aliases stand for more than {MOST_EXPANDED:,} values and characters", event)
+            raise _Problem(f"its aliases expand to more than {MOST_EXPANDED:,} values and characters", event)
         if levels > DEEPEST:
             raise _Problem(too_deep(), event)
 
@@ -105,15 +105,15 @@ class _Loader(yaml.SafeLoader):
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _Problem("a key is a list or a mapping; it must be text", key)
+                raise _Problem("a key is a list or a mapping; it must be a string", key)
             if self.key_tags and key.tag.removeprefix(_CORE) not in self.key_tags:
-                raise _Problem(f"the key {key.value} is read as another value than text; put it in quotes", key)
+                raise _Problem(f"the key {key.value} is not read as a string; put it in quotes", key)
             if (identity := (key.tag, key.value)) in lines:
-                raise _Problem(f"the key '{key.value}' is already in line {lines[identity]}; leave one out", key)
+                raise _Problem(f"the key '{key.value}' is already in line {lines[identity]}; remove one", key)
             lines[identity] = key.start_mark.line + 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node."""
+        """Construct the value of a node."""
         try:
             found = super().construct_object(node, deep)
             if type(found) is int:
@@ -128,11 +128,11 @@ class _Loader(yaml.SafeLoader):
 
 
 class _TypedLoader(_Loader):
-    """Scalars as they are written, or None."""
+    """Loader of scalars as strings, or None."""
 
 
 class _TaskLoader(_Loader):
-    """lm-eval's task files, without the functions that they name."""
+    """Loader of lm-eval's task files, without the functions that they name."""
 
     key_tags = ()
 
@@ -145,7 +145,7 @@ _FLOAT = re.compile(
 
 
 def _limit_types(loader: type[_Loader], kept: tuple[str, ...], built: tuple[str, ...]) -> None:
-    """Keep some of PyYAML's rules for plain scalars, and of its types."""
+    """Restrict a loader to some of PyYAML's implicit types and constructors."""
     loader.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in rules if tag.removeprefix(_CORE) in kept]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -156,7 +156,7 @@ def _limit_types(loader: type[_Loader], kept: tuple[str, ...], built: tuple[str,
 
 for _loader in (_Loader, _TaskLoader):
     _limit_types(_loader, ("null", "bool", "merge"), ("null", "bool", "int", "float", "str", "seq", "map"))
-    # Without YAML 1.1's octal and base-60 numbers: 010 is not 8, and 1:30 not 90
+    # Without YAML 1.1's octal and base-60 numbers: 010 is not 8, and 1:30 is not 90
     _loader.add_implicit_resolver(f"{_CORE}int", _INTEGER, list("-+0123456789"))
     _loader.add_implicit_resolver(f"{_CORE}float", _FLOAT, list("-+0123456789."))
 _limit_types(_TypedLoader, ("null", "merge"), ("null", "str", "seq", "map"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.activity import doing, imports
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.fields import WORD, fitted, refuse_unknown
+from evalkit.inputs.fields import WORD, check_field_names, fitted
 from evalkit.inputs.values import name_or_path
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
@@ -100,7 +100,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     Raises:
         UsageError: an option that does not exist, or a value that it cannot have.
     """
-    refuse_unknown(options, ModelSpec)
+    check_field_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
     # Whether this machine has the device is known when the model is loaded
     if not _DEVICE.fullmatch(spec.device):

@@ -1,4 +1,4 @@
-"""Tables and records for programs: CSV and JSON."""
+"""CSV and JSON output. In: tables, or records. Out: text for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evalkit.reporting.markup import plain
 from evalkit.reporting.table import MISSING, Cell, Table, beside, column_names
 
 Record = Mapping[str, Any]
-"""A line of a CSV: numbers in full, None where nothing is known."""
+"""A row of a CSV: unrounded numbers, None for missing values."""
 
 
 def records_csv(records: Sequence[Record]) -> str:
-    """One line a record; what is not known is empty. Columns are those of all records, in the order they come."""
+    """Return records as CSV, one line each; missing values are empty. Columns are in the order of first occurrence."""
     out = io.StringIO()
     columns = list(dict.fromkeys(name for record in records for name in record))
     writer = csv.DictWriter(out, columns, lineterminator="\n")
@@ -28,9 +28,9 @@ def records_csv(records: Sequence[Record]) -> str:
 
 
 def table_csv(table: Table) -> str:
-    """What a table prints, without marks; where rows have keys they are the first column, since labels may repeat.
+    """Return a table as CSV, without marks; row keys, if any, are the first column, since labels may repeat.
 
-    The table's notes (unofficial documents, another measurement) follow in rows of the key "note".
+    The table's notes (unofficial documents, other protocols) follow in rows of the key "note".
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -50,7 +50,7 @@ def _csv_cell(cell: Cell) -> object:
 
 
 def table_content(table: Table) -> dict[str, Any]:
-    """What a table prints as plain data: rows with their texts by heading and their numbers by column."""
+    """Return a table as plain data: rows with their texts by heading and their numbers by column."""
     corner, facts, columns = plain(table.corner) or "label", list(map(plain, table.facts)), column_names(table)
     rows = [
         {
@@ -68,12 +68,12 @@ def table_content(table: Table) -> dict[str, Any]:
 
 
 def json_text(content: Any) -> str:
-    """Indented; what is not known is null."""
+    """Return indented JSON; missing values are null."""
     return json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _content(cell: Cell) -> Any:
-    """A number by itself; with what stands beside it and its marks where there are any."""
+    """Return a cell's number, or a dict with its spread, difference and marks where it has any."""
     value = _number(cell.value)
     more = {name: _number(text) for name, text in (("spread", cell.spread), ("difference", cell.difference)) if text}
     marks = {name: True for name in ("bold", "underline", "significant") if getattr(cell, name)}
@@ -81,7 +81,7 @@ def _content(cell: Cell) -> Any:
 
 
 def _number(text: str) -> Any:
-    """The number that a cell says (in percent where the table is); None where there is none, else the text."""
+    """Parse a cell's number (in percent if the table is); None for a missing one, the text for other content."""
     if text in ("", MISSING, "–"):
         return None
     try:

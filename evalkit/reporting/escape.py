@@ -1,6 +1,7 @@
-"""Any text on one line of a terminal, in LaTeX, in Markdown or in a CSV, whatever a checkpoint's name or a label holds.
+"""Escaping of arbitrary text for a line of a terminal, LaTeX, Markdown or a CSV.
 
-Everything that evalkit writes in these forms passes through here, once. Also what its LaTeX tables share.
+In: names, labels and messages. Out: text that is safe in the format. All output of evalkit in these formats is escaped
+here, once. The module also contains LaTeX that tables share.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import unicodedata
 from contextlib import suppress
 
 PACKAGES = r"\usepackage[T1]{fontenc} \usepackage[utf8]{inputenc} \usepackage{booktabs,graphicx,multirow}"
-"""What a document that holds a table loads."""
+"""LaTeX packages that a document with a table needs."""
 
 SHRUNK = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-"""What is wider than the text is shrunk to it; a brace closes it."""
+"""Start of a box that is shrunk to the text width if it is wider; ended by a brace."""
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -31,7 +32,7 @@ _LATEX = {
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
     "`": r"\textasciigrave{}",
-    "[": "{[}",  # after \\ a bare one would be read as its argument
+    "[": "{[}",  # after \\ it would start an optional argument
     "]": "{]}",
     "*": r"{*}",
     "–": r"\textendash{}",
@@ -44,23 +45,23 @@ _LATEX = {
     "≤": r"$\leq$",
 }
 
-# Of Latin-1, what T1 with textcomp sets; other letters have no glyph in the fonts a stock TeX loads
+# Latin-1 characters that T1 with textcomp typesets; TeX's default fonts have no glyphs for others
 _TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\xad"}
 
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Categories of characters that change how others are shown, or are not shown themselves."""
+"""Unicode categories of characters that are invisible or change how others are displayed."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a cell begins with that spreadsheets take for a formula."""
+"""Prefixes of a cell that spreadsheets interpret as a formula."""
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Any text with what a terminal would obey or hide (line ends, escapes, changes of direction) as its code, \\x1b.
+    """Escape control and invisible characters (line ends, escapes, changes of direction) by their code, as \\x1b.
 
     Args:
-        text: a name, or a message that holds some.
-        kept: characters that stay what they are.
+        text: a name, or a message with names.
+        kept: characters that are not escaped.
     """
     if text.isprintable():
         return text
@@ -68,7 +69,7 @@ def printable(text: str, kept: str = "") -> str:
 
 
 def in_csv(value: object) -> object:
-    """A value of a CSV; text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    """Escape a value for CSV; text that a spreadsheet would run as a formula is prefixed by an apostrophe."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):
@@ -82,9 +83,9 @@ def _code(character: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """Any text as LaTeX that prints its characters; those that stock fonts lack by their code, as [U+4E2D]."""
+    """Escape text for LaTeX; characters without a glyph in default fonts are printed by their code, as [U+4E2D]."""
     escaped = "".join(map(_latex_of, unicodedata.normalize("NFC", text)))
-    # What TeX's fonts would join: two hyphens to a dash, two quotes to a quotation mark
+    # TeX's ligatures: two hyphens give a dash, two quotes a quotation mark
     return re.sub(r"([-'])(?=\1)", r"\1{}", escaped)
 
 
@@ -97,7 +98,7 @@ def _latex_of(character: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Any text as Markdown that prints its characters, on one line."""
+    """Escape text for Markdown, on one line."""
     return _MARKDOWN.sub(r"\\\1", printable(" ".join(text.split())))
 
 

@@ -1,4 +1,4 @@
-"""Figures as files, PNG or PDF: one way to make one and to save it. It never opens a window, nor imports pyplot."""
+"""Figures as PNG or PDF files. In: a path and what is drawn. Out: a file, without a display and without pyplot."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _DPI = 160
 
 
 def check_figure_path(path: Path) -> None:
-    """Make sure that a figure can have this name, before hours of work.
+    """Validate a figure's path before hours of work.
 
     Raises:
-        UsageError: another kind of file, or a name that no file can have.
+        UsageError: another file type, or an invalid path.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: figures are drawn as .png or .pdf; name a file that ends in one of these")
+        raise UsageError(f"{path}: figures are written as .png or .pdf; give a file name with one of these endings")
     try:
-        # Raises where a part of the name is too long; it is written under this one first
+        # Raises where a part of the path is too long; the figure is written to this temporary name first
         path.with_name(f".{path.name}.tmp").is_file()
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror or error}); name another file") from error
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in inches, that needs no screen."""
+    """Return an empty figure, with sizes in inches, that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,14 +43,14 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; the same figure gives the same bytes.
+    """Write a figure atomically; the same figure gives the same bytes.
 
     Args:
-        figure: what is drawn.
-        path: ends in .png or .pdf, in any case of letters.
+        figure: the figure.
+        path: ends in .png or .pdf, in upper or lower case.
 
     Raises:
-        UsageError: another kind of file.
+        UsageError: another file type.
         RunError: it cannot be written.
     """
     check_figure_path(path)
@@ -58,7 +58,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     dated: dict[str, Any] = {"CreationDate": None} if form == "pdf" else {}
     drawn = io.BytesIO()
     with warnings.catch_warnings():
-        # A letter that the font lacks becomes a box
+        # A character without a glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(drawn, dpi=_DPI, format=form, facecolor="white", metadata=dated)
     try:

@@ -1,7 +1,7 @@
-"""LaTeX: booktabs tables that stand in a paper as they are, or a whole document.
+"""LaTeX output: booktabs tables for a paper, or a complete document.
 
-It needs booktabs, graphicx (a table wider than the text is shrunk to it), multirow and, where a page has two columns,
-nothing else. Whatever a label, a caption or a checkpoint's name holds is escaped on its way.
+In: a `Table`. Out: LaTeX that needs the packages booktabs, graphicx (a table wider than the text is shrunk to it) and
+multirow. All text of labels, captions and checkpoint names is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from evalkit.reporting.markup import Span, Text
 from evalkit.reporting.table import Cell, Line, Section, Table
 
 _WIDE = 9
-"""Columns from which a table spans both columns of a page."""
+"""Minimum columns of a table that spans both columns of a page."""
 _DAGGER = r"$^{\dagger}$"
 _MINUS = re.compile(r"(?<![^ ])-(?=\d| )")
 """A hyphen that is meant as a minus in a cell."""
@@ -24,26 +24,26 @@ _NEGATIVE = re.compile(r"(?<![^ ])-(?=\d)")
 
 
 class _Column(NamedTuple):
-    """What the numbers of a column are filled up to, so that their points stand under each other."""
+    """Padding of a column's numbers, which aligns their decimal points."""
 
     digits: int
-    """Before the point of the longest number; 0: nothing is filled up."""
+    """Digits before the decimal point of the longest number; 0: no padding."""
     dagger: bool
-    """Whether any of them has one."""
+    """Whether any number has a dagger."""
 
 
 def latex_table(table: Table) -> str:
-    """The table environment."""
+    """Return the table environment."""
     return "\n".join(_environment(table))
 
 
 def latex_comments(lines: Iterable[str]) -> str:
-    """Sentences that LaTeX passes over, for whoever writes the caption."""
+    """Return sentences as LaTeX comments, for writing the caption."""
     return "\n".join(f"% {printable(line)}" for line in lines)
 
 
 def latex_document(body: str) -> str:
-    """A whole document."""
+    """Return a complete document."""
     preamble = PACKAGES.replace(" ", "\n")
     return (
         f"\\documentclass[11pt]{{article}}\n{preamble}\n\\usepackage[margin=2.5cm]{{geometry}}\n\\usepackage{{times}}\n"
@@ -151,7 +151,7 @@ def _cell(cell: Cell, column: _Column) -> str:
     if not cell.difference:
         return value
     difference = rf"{{\scriptsize({_signed(cell.difference)})}}"
-    # Side by side all three would make a table of eight tasks too wide to be read
+    # All three side by side would make a table of eight tasks too wide to read
     return (
         rf"\begin{{tabular}}[t]{{@{{}}c@{{}}}}{value}\\{difference}\end{{tabular}}"
         if cell.spread

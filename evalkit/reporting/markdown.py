@@ -1,4 +1,4 @@
-"""Tables in Markdown, as pipe tables."""
+"""Markdown output: pipe tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from evalkit.reporting.table import Cell, Table, beside, column_names
 
 
 def markdown_table(table: Table) -> str:
-    """A pipe table with its notes and caption; a section's title is a line of its own."""
+    """Return a pipe table with its notes and caption; a section's title has a row of its own."""
     names = [in_markdown(name) for name in column_names(table)]
     head = [_text(table.corner) or " ", *map(_text, table.facts), *names]
     sides = [":--"] * (1 + len(table.facts)) + ["--:"] * table.numbers
@@ -31,7 +31,7 @@ def _text(text: Text) -> str:
 
 
 def _span(span: Span) -> str:
-    # Emphasis ends only where no space stands before its mark
+    # Emphasis ends only where its mark does not follow a space
     inner = span.text.strip(" ")
     if not inner:
         return span.text

@@ -1,9 +1,9 @@
-"""The little markup of labels and captions, the same for every format.
+"""Markup of labels and captions, the same for every format.
 
     **bold**   *italic*   ~small caps~   $math$   \\* for the character itself
 
-In: a string of a layout file. Out: a `Text`, which each writer renders in its own language. Names that come from
-elsewhere (a checkpoint's, a folder's) never pass through here: `literal` takes them as they are.
+In: a string of a layout file. Out: a `Text`, which each writer renders in its own format. Other names (of a checkpoint,
+a folder) are not parsed: `literal` converts them without markup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}
 
 
 class Span(NamedTuple):
-    """A stretch of text in one style."""
+    """A piece of text in one style."""
 
     text: str
     bold: bool = False
@@ -33,20 +33,20 @@ Text = tuple[Span, ...]
 
 
 def literal(text: str) -> Text:
-    """Text without any markup."""
+    """Return a string as text without markup."""
     return (Span(printable(text)),) if text else ()
 
 
 def superscript(text: str) -> Text:
-    """A mark that refers to a note."""
+    """Return a superscript that refers to a note."""
     return (Span(text, superscript=True),)
 
 
 def parse(text: str, where: str) -> Text:
-    """Read markup; `where` names the place in error messages.
+    """Parse markup; `where` names the source in error messages.
 
     Raises:
-        TableError: a style is begun and not ended.
+        TableError: a style is not closed.
     """
     spans: list[Span] = []
     on: dict[str, bool] = {}
@@ -58,14 +58,12 @@ def parse(text: str, where: str) -> Text:
             active = {_STYLES[name]: True for name, value in on.items() if value}
             spans.append(Span(printable(escaped or plain), **active))
     if left := [style for style, value in on.items() if value]:
-        raise TableError(
-            f"{where}: '{left[0]}' is begun and not ended in '{text}'; write \\{left[0]} for the character"
-        )
+        raise TableError(f"{where}: '{left[0]}' is not closed in '{text}'; write \\{left[0]} for the character")
     return _joined(spans)
 
 
 def plain(text: Text) -> str:
-    """The characters alone; a mark that refers to a note in brackets, apart from the name that it follows."""
+    """Return the text without styles; references to notes are in brackets after a space."""
     return "".join(f" [{span.text}]" if span.superscript else span.text for span in text)
 
 

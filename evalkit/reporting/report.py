@@ -1,6 +1,6 @@
-"""What a command prints, in every format: sentences, tables and notes for readers, records and content for programs.
+"""Reports of commands in every format: sentences, tables and notes for readers, records and content for programs.
 
-In: a `Report`. Out: text, by `render`. All commands print through here, so that each knows the same formats.
+In: a `Report`. Out: text, by `render`. All commands print by this module, so that all support the same formats.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from evalkit.reporting.table import Table
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-"""Names of the formats, wherever one can be chosen."""
+"""Names of the formats."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is printed of a run, a comparison, a table or a list."""
+    """Printed content of a run, a comparison, a table or a list."""
 
     tables: tuple[Table, ...]
     verdict: tuple[str, ...] = ()
-    """In words, what was found and what that says."""
+    """The result in sentences."""
     facts: tuple[str, ...] = ()
-    """Lines above the tables: what is shown."""
+    """Lines above the tables that describe them."""
     notes: tuple[str, ...] = ()
-    """Lines beneath them."""
+    """Lines below the tables."""
     content: Any = None
-    """What JSON holds; None: the tables' own content."""
+    """Content of JSON; None: that of the tables."""
     records: Sequence[Record] | None = None
-    """What CSV holds; None: what the table prints."""
+    """Content of CSV; None: that of the table."""
     parts: tuple[Report, ...] = ()
-    """Reports that are printed one after the other, in the place of sentences and tables."""
+    """Reports that are printed one after the other, in place of sentences and tables."""
 
 
 def render(report: Report, form: Format, *, standalone: bool = False, width: int | None = None) -> str:
-    """A report as text, without a line end after the last line.
+    """Render a report as text, without a newline at the end.
 
     Args:
-        report: what is shown.
+        report: the report.
         form: the format.
-        standalone: make LaTeX a whole document, and HTML a whole page.
-        width: of the terminal; None: sentences are not wrapped.
+        standalone: write a complete LaTeX document or HTML page.
+        width: width of the terminal; None: sentences are not wrapped.
 
     Raises:
-        UsageError: CSV, which holds one table, of a report that has several.
+        UsageError: CSV, which can contain one table only, of a report with several.
     """
     if form == "json":
         return json_text(_content(report))
@@ -80,7 +80,7 @@ def _csv(report: Report) -> str:
     tables = [table for part in report.parts or (report,) for table in part.tables]
     if len(tables) != 1:
         names = ", ".join(table.name for table in tables)
-        raise UsageError(f"--format csv holds one table, and here are several ({names}); name one, or choose json")
+        raise UsageError(f"--format csv can contain one table, not several ({names}); name one, or use json")
     return table_csv(tables[0])
 
 

@@ -1,4 +1,4 @@
-"""A table ready to be written: every text decided, nothing left to compute. What all writers read."""
+"""Table model: the formatted content of a table, from which all writers render."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import NamedTuple
 from evalkit.reporting.markup import Text, literal, plain
 
 MISSING = "-"
-"""What stands where the paper's tables have no number, in every format."""
+"""Text of a missing number in the paper's tables, in every format."""
 
 
 class Cell(NamedTuple):
-    """One number as it is printed."""
+    """One number as printed."""
 
     value: str = MISSING
-    """With the table's decimals and unit."""
+    """The number with the table's decimals and unit."""
     spread: str = ""
     """A standard error or deviation, printed after ±."""
     difference: str = ""
-    """From the published number, with its sign, printed in brackets."""
+    """The signed difference from the published number, printed in brackets."""
     bold: bool = False
     underline: bool = False
     significant: bool = False
-    """The lead over the next best is more than chance."""
+    """Whether the lead over the next best is significant."""
 
 
 class Line(NamedTuple):
     """One row of the body."""
 
     key: str
-    """The model's or the measure's; empty where the label says all."""
+    """Key of the model or the measure; empty where the label identifies the row."""
     label: Text
     indent: bool
     facts: tuple[Text, ...]
@@ -55,33 +55,33 @@ class ColumnGroup(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All of it."""
+    """A table with headings, sections and notes."""
 
     name: str
     caption: Text
     corner: Text
     facts: tuple[Text, ...]
-    """Over the texts beside the labels."""
+    """Headings of the text columns after the labels."""
     columns: tuple[ColumnGroup, ...]
     sections: tuple[Section, ...]
     notes: tuple[Text, ...]
-    """Lines under the table."""
+    """Lines below the table."""
     by_point: bool = True
-    """Whether numbers stand with their points under each other; else on the right."""
+    """Whether numbers are aligned by their decimal points; else on the right."""
 
     @property
     def width(self) -> int:
-        """How many columns there are, labels and facts included."""
+        """Return the number of columns, labels and facts included."""
         return 1 + len(self.facts) + self.numbers
 
     @property
     def numbers(self) -> int:
-        """How many columns of numbers there are."""
+        """Return the number of numeric columns."""
         return sum(len(group.labels) for group in self.columns)
 
     @property
     def lines(self) -> Iterator[Line]:
-        """Those of all sections."""
+        """Return the lines of all sections."""
         return (line for section in self.sections for line in section.lines)
 
 
@@ -94,15 +94,15 @@ def simple_table(
     ruled: Collection[int] = (),
     title: str = "",
 ) -> Table:
-    """A table of strings without markup.
+    """Build a table from strings without markup.
 
     Args:
-        name: for references to it.
-        headers: over the columns.
-        rows: the cells as they are to be read; one of each header.
-        texts: how many columns, from the left, are texts; the others are numbers or short words.
-        ruled: rows that a rule stands above.
-        title: what it shows.
+        name: name for references.
+        headers: headings of the columns.
+        rows: cells as printed, one for each header.
+        texts: number of text columns, from the left; the others are numbers or short words.
+        ruled: indices of rows with a rule above.
+        title: the caption.
     """
     sections: list[list[Line]] = [[]]
     for place, row in enumerate(rows):
@@ -124,13 +124,13 @@ def simple_table(
 
 
 def beside(cell: Cell, plus_minus: str = " ± ") -> str:
-    """What stands after the value: spread and difference."""
+    """Format what follows the value: spread and difference."""
     spread = f"{plus_minus}{cell.spread}" if cell.spread else ""
     return spread + (f" ({cell.difference})" if cell.difference else "")
 
 
 def column_names(table: Table) -> list[str]:
-    """One name for each column, for formats of a single heading line: a title stands before labels that repeat."""
+    """Return one name for each column, for formats with a single header row; titles precede repeated labels."""
     labels = [plain(label) for group in table.columns for label in group.labels]
     return [
         f"{plain(group.title)} {plain(label)}" if group.title and labels.count(plain(label)) > 1 else plain(label)

@@ -1,7 +1,7 @@
-"""Tables as plain text for a terminal, in the width that there is.
+"""Terminal output: tables as plain text, in the terminal's width.
 
-A table that is too wide is folded: headings and texts are wrapped; where that is not enough, further columns stand in a
-block beneath, with the labels again.
+In: a `Table` and a width. Out: text. In a table that is too wide, headings and texts are wrapped; where that is not
+enough, further columns are in a block below, with the labels repeated.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Cell, Line, Table, beside, column_names
 
 WIDTH = 100
-"""Columns where the output is no terminal."""
+"""Columns where the output is not a terminal."""
 _LEAST_WIDTH = 40
 _GAP = 2
 _LONGEST_WORD, _BROKEN = 30, 20
-"""Words of more columns, such as paths, are broken where room lacks; so many columns are left to them."""
+"""Words with more columns, such as paths, may be broken; minimum width of a column with such words."""
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that standard output is; None where it is none."""
+    """Return the columns of the terminal at standard output; None where it is not a terminal."""
     if not sys.stdout.isatty():
         return None
     return max(_LEAST_WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def wrapped(line: str, width: int | None) -> str:
-    """A sentence on as many lines as it takes; on one line where there is no width."""
+    """Wrap a sentence to a width; None: on one line."""
     line = printable(line)
     return line if width is None else "\n".join(wrap(line, width, break_on_hyphens=False, subsequent_indent="  "))
 
 
 def terminal_table(table: Table, width: int | None = None) -> str:
-    """A table with its caption and notes; * after what is bold, _ after what is underlined, † after significant leads.
+    """Render a table with its caption and notes; * marks bold, _ underlined, † significant leads.
 
     Args:
-        table: what is shown.
-        width: of the terminal; None: sentences are not wrapped, and columns take `WIDTH`.
+        table: the table.
+        width: width of the terminal; None: sentences are not wrapped, and the table has at most `WIDTH` columns.
     """
     caption = [wrapped(plain(table.caption), width)] if table.caption else []
     notes = ["\n".join(wrapped(plain(note), width) for note in table.notes)] if table.notes else []
@@ -54,7 +54,7 @@ def terminal_table(table: Table, width: int | None = None) -> str:
 
 
 def _blocks(table: Table, width: int) -> list[str]:
-    """The table, or its parts, each with the labels and as many columns of numbers as fit."""
+    """Return the table as blocks, each with the labels and as many numeric columns as fit."""
     texts = 1 + len(table.facts)
     head, rows = _strings(table)
     gap, widths = _GAP, _widths([head, *rows])
@@ -77,13 +77,13 @@ def _blocks(table: Table, width: int) -> list[str]:
     for start, end in _folded([size + (_GAP if place < texts - 1 else gap) for place, size in enumerate(columns[1:])],
                               width - columns[0]):  # fmt: skip
         chosen = [0, *range(1 + start, 1 + end)]
-        block = _Block([columns[place] for place in chosen], sum(place < texts for place in chosen), gap)
+        block = _ColumnBlock([columns[place] for place in chosen], sum(place < texts for place in chosen), gap)
         blocks.append(block.text([head[place] for place in chosen], table, rows, chosen, width))
     return blocks
 
 
-class _Block(NamedTuple):
-    """Some of a table's columns."""
+class _ColumnBlock(NamedTuple):
+    """Some of a table's columns, with the labels."""
 
     widths: list[int]
     texts: int
@@ -92,7 +92,7 @@ class _Block(NamedTuple):
     def text(
         self, head: Sequence[str], table: Table, rows: Sequence[Sequence[str]], chosen: Sequence[int], width: int
     ) -> str:
-        """The lines: headings, a rule, and the sections with their titles."""
+        """Render the lines: headings, a rule, and the sections with their titles."""
         physical, lines_of = self._physical(head, bottom=True), []
         tall = len(physical)
         for row in rows:
@@ -110,11 +110,11 @@ class _Block(NamedTuple):
         return "\n".join(line.rstrip() for line in found)
 
     def _padded(self) -> list[int]:
-        """Texts stand apart even where numbers stand close."""
+        """Return widths with the full gap after texts, even where the gap between numbers is reduced."""
         return [width + (_GAP - self.gap) * (place < self.texts) for place, width in enumerate(self.widths)]
 
     def _physical(self, row: Sequence[str], bottom: bool = False) -> list[list[str]]:
-        """A row as lines, its texts wrapped; shorter cells stand at the top, or at the bottom."""
+        """Split a row into lines, with texts wrapped; shorter cells are aligned at the top, or at the bottom."""
         cells = [
             (_wrap(cell, width) if place < self.texts else cell).split("\n")
             for place, (cell, width) in enumerate(zip(row, self.widths, strict=True))
@@ -124,7 +124,7 @@ class _Block(NamedTuple):
         return [list(line) for line in zip(*filled, strict=True)]
 
     def _laid_out(self, lines: Sequence[Sequence[str]]) -> list[str]:
-        # A first line as wide as the columns are meant to be; tabulate has no other way to say it
+        # A first line sets the widths of the columns; tabulate has no option for them
         wide = ["x" * width for width in self._padded()]
         sides = ["left"] * self.texts + ["right"] * (len(self.widths) - self.texts)
         gap = DataRow("", " " * self.gap, "")
@@ -134,7 +134,7 @@ class _Block(NamedTuple):
 
 
 def _strings(table: Table) -> tuple[list[str], list[list[str]]]:
-    """The headings, and the rows of all sections."""
+    """Return the headings, and the rows of all sections, as strings."""
     head = [plain(table.corner), *map(plain, table.facts), *column_names(table)]
     marks = max((len(_marks(cell)) for line in table.lines for cell in line.cells), default=0)
     return head, [_row(line, marks) for line in table.lines]
@@ -150,7 +150,7 @@ def _marks(cell: Cell) -> str:
 
 
 def _cell(cell: Cell, marks: int) -> str:
-    """Filled up by blanks where others carry more marks, so that the points stand under each other."""
+    """Format a cell, with its marks padded to the same width, so that decimal points are aligned."""
     return printable(cell.value) + _marks(cell).ljust(marks) + beside(cell)
 
 
@@ -168,7 +168,7 @@ def _longest_word(texts: Iterable[str]) -> int:
 
 
 def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths of text columns in `room`, none narrower than its `least`; paths first, then the widest first."""
+    """Shrink text columns to fit in `room`, none below its `least`; columns with paths first, then the widest first."""
     found = list(widths)
     while _total(found, _GAP) > room:
         spare = [place for place, width in enumerate(found) if width > least[place]]
@@ -180,11 +180,11 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]
 
 
 def _folded(columns: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Which columns behind the labels stand in each block, from and to; each block is as full as it can be.
+    """Assign the columns after the labels to blocks, as ranges; each block is filled before the next.
 
     Args:
         columns: their widths, each with the gap before it.
-        room: beside the labels.
+        room: width without the labels.
     """
     ends = [0]
     while ends[-1] < len(columns):
@@ -198,7 +198,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _columns(text: str) -> int:
-    """How many columns a terminal takes for a text, or for the longest of its lines."""
+    """Return the terminal columns of a text, or of the longest of its lines."""
     return max(wcswidth(line) if wcswidth(line) >= 0 else len(line) for line in text.split("\n"))
 
 

@@ -1,4 +1,4 @@
-"""Tables and reports in HTML, without scripts."""
+"""HTML output: tables and reports, without scripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ table.evalkit caption { caption-side: bottom; padding-top: .6em; text-align: lef
 
 
 def html_table(table: Table) -> str:
-    """A table element."""
+    """Return a table element."""
     head = _heading(table)
     bodies = "".join(_section(section, table.width) for section in table.sections)
     notes = "".join(f'<tr><td colspan="{table.width}">{_text(note)}</td></tr>\n' for note in table.notes)
@@ -45,7 +45,7 @@ def html_table(table: Table) -> str:
 
 
 def html_lines(lines: Sequence[str], element: str) -> str:
-    """Sentences as paragraphs (p), or as the entries of a list (ul)."""
+    """Return sentences as paragraphs (p), or as the items of a list (ul)."""
     escaped = [html.escape(printable(line)) for line in lines]
     if element == "ul":
         return "<ul>\n" + "".join(f"<li>{line}</li>\n" for line in escaped) + "</ul>"
@@ -53,7 +53,7 @@ def html_lines(lines: Sequence[str], element: str) -> str:
 
 
 def html_page(title: str, body: str) -> str:
-    """A whole page."""
+    """Return a complete page."""
     head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
     return f"{head}{_STYLE}{body}\n</html>"
 

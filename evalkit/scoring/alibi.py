@@ -1,8 +1,9 @@
-"""ALiBi inside a tree: position biases by each token's position in its own sequence, not by its place in the row.
+"""ALiBi inside a token tree: position biases from each token's position in its own sequence, not from its row index.
 
 BLOOM, Falcon and MPT add slope × position of the key to the logits, and take the position from the row or from a
-padding mask. Softmax does not change when a constant is added to all keys (Press et al., 2108.12409), so a bias by the
-key's own position is right in a tree too; it takes the place of theirs while a tree goes through the model.
+padding mask. Softmax does not change when a constant is added to all keys (Press et al., 2108.12409), so a bias
+computed from the key's own position is also correct in a tree. It replaces the model's own bias during a forward pass
+over a tree.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any
 import torch
 
 _BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
-"""Functions of transformers' modules that make the biases."""
+"""Functions of transformers' modules that build the biases."""
 
 
 @contextmanager
 def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
-    """Have a base model make its ALiBi by position; models without ALiBi are left as they are.
+    """Make a base model compute its ALiBi from token positions; models without ALiBi are not changed.
 
     Args:
-        base: of a transformers model.
+        base: the base model of a transformers model.
         positions: [keys] of the trunk and the tree.
     """
     module = sys.modules[type(base).__module__]

@@ -1,7 +1,7 @@
-"""What a model's class and config say of how it can be scored: ways to attend, and lengths.
+"""Properties of a model's class and config that determine how it is scored: attention kernels and length limits.
 
-In: a loaded model, or its config. Out: kernels and token counts. What the weights say is found out by running them
-(`sharing.py`).
+In: a loaded model, or its config. Out: kernels and token counts. What depends on the weights is measured by running the
+model (`sharing.py`).
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from evalkit.models.config_check import WINDOW_KEYS
 from evalkit.models.stretch import BY_LENGTH_TYPE
 
 _WINDOW = 2048
-"""Tokens of a sequence where the config does not say how many the model takes."""
+"""Context window in tokens where the config does not give one."""
 
 
 def kernels_for(model: Any) -> tuple[str, ...]:
-    """Ways to attend inside a tree that may work for a model, the fastest first."""
+    """Return the tree attention kernels that may work for a model, the fastest first."""
     if not model.is_backend_compatible() or attention_of(model.config.get_text_config()) != "sdpa":
         return ("dense",)
     return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
 
 
 def window_of(config: Any) -> int:
-    """Tokens of a sequence that a model takes."""
+    """Return a model's context window in tokens."""
     text = config.get_text_config()
     windows = (getattr(text, key, None) for key in WINDOW_KEYS)
     return next((value for value in windows if isinstance(value, int) and value > 0), _WINDOW)
 
 
 def longest_shared(config: Any) -> int | None:
-    """Length up to which a sequence may share a batch.
+    """Return the greatest sequence length at which prefixes may be shared; None without a limit.
 
-    Beyond a sliding window, which the tree mask replaces, tokens no longer see all that precedes them; and rotary
-    embeddings that depend on the longest position of a batch change for all in it.
+    The tree mask replaces a sliding window, beyond which tokens no longer see everything before them. Rotary embeddings
+    that depend on the longest position of a batch change for all its sequences.
     """
     text = config.get_text_config()
     lengths = []
@@ -46,10 +46,10 @@ def longest_shared(config: Any) -> int | None:
 
 
 def rotary_lengths(config: Any) -> list[int | None]:
-    """Lengths that rotary embeddings were trained with, of those that depend on the longest position of a batch."""
+    """Return the training lengths of rotary embeddings that depend on the longest position of a batch."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    # Some have one set for each kind of layer
+    # Some configs have one set of parameters for each kind of layer
     sets = rope.values() if rope and all(isinstance(p, dict) for p in rope.values()) else [rope]
     return [
         parameters.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)

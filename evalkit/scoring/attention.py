@@ -1,14 +1,14 @@
-"""Attention inside a tree of shared prefixes, in the place of a model's own.
+"""Tree attention: attention over a tree of shared prefixes, in place of a model's own attention function.
 
-In: where each token's subtree ends. Out: a `TreeAttention` that transformers' attention modules consult while
-`attending` is active; their keys and values are the trunk's, then the tree's. Two ways to the same numbers:
+In: where each token's subtree ends. Out: a `TreeAttention` that transformers' attention modules call while `attending`
+is active; their keys and values are the trunk's, followed by the tree's. Two implementations give the same numbers:
 
 - `TileLayout`, for CPUs: the row is cut into tiles of neighbouring tokens, and each tile attends to the trunk, its
-  ancestors and itself. What a tree masks for a whole tile is never computed, so a row may hold a whole batch.
-- `FlexLayout`, for GPUs: FlexAttention under a block mask.
+  ancestors and itself. What the tree masks for a whole tile is never computed, so a row may contain a whole batch.
+- `FlexLayout`, for GPUs: FlexAttention with a block mask.
 
-Models whose attention does not ask transformers' table of attention functions never see either; they are given the
-tree as a mask (`forward.py`).
+Models whose attention does not use transformers' registry of attention functions use neither; they get the tree as an
+attention mask (`forward.py`).
 """
 
 from __future__ import annotations
@@ -29,49 +29,51 @@ from evalkit.compatibility.transformers import attention_of, select_attention
 from evalkit.scoring.tree import Ints
 
 NAME = "evalkit_tree"
-"""Of this attention among transformers' own."""
+"""Name of this attention in transformers' registry of attention functions."""
 
 SPECIAL = ("softcap", "s_aux", "position_bias", "cache")
-"""Settings of transformers' attention functions that are more than a softmax under a mask."""
+"""Arguments of transformers' attention functions that do more than a softmax under a mask."""
 
 _PIECE = 64
-"""Tokens of a tile are multiples of this or end where a branch does."""
+"""Tile boundaries are at multiples of this from the start of a branch, or where a branch ends."""
 _WIDEST = 512
-"""Most tokens of a tile."""
+"""Maximum tokens of a tile."""
 _OVERHEAD = 2**20
-"""What a tile costs beside its scores, counted as (query, key) pairs × heads × head size: about 50 µs."""
+"""Fixed cost of a tile in units of (query, key) pairs × heads × head size: about 50 µs."""
 
 
 class Product(Protocol):
-    """Attention over whole matrices under a mask."""
+    """Attention product over whole matrices under a mask."""
 
     def __call__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """[1, heads, tokens, size] under an additive mask [1, 1, queries, keys] → [1, heads, queries, size]."""
+        """Return [1, heads, queries, size] from [1, heads, tokens, size] and an additive mask [1, 1, queries, keys]."""
 
 
 class TreeAttention(Protocol):
-    """How the tokens of a batch attend to each other."""
+    """Attention between the tokens of one batch."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
     ) -> torch.Tensor:
-        """Queries [1, heads, nodes, size], keys and values [1, heads, trunk + nodes, size] → [1, nodes, heads, size].
+        """Return the attention output, [1, nodes, heads, size].
 
         Args:
-            scale: of the logits.
-            product: what takes the place of softmax attention.
+            query: [1, heads, nodes, size].
+            key, value: [1, heads, trunk + nodes, size].
+            scale: factor of the logits; None: 1 / sqrt(size).
+            product: replaces softmax attention, where given.
         """
 
 
 class Unsupported(Exception):
-    """This model's attention has something that a layout does not do."""
+    """The model's attention has a feature that tree attention does not implement."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Neighbouring tokens and what they see, beside the trunk and themselves."""
+    """Neighbouring tokens, and the ancestors that they attend to beside the trunk and themselves."""
 
     start: int
     end: int
@@ -81,20 +83,20 @@ class Tile:
 
 
 def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]:
-    """Cut a row into the tiles that cost least.
+    """Cut a row into tiles of least total cost, by dynamic programming.
 
     Args:
         ends: [nodes] one past each node's last descendant.
-        depths: [nodes] how many ancestors each has in the row.
-        trunk: tokens that everything sees.
-        overhead: what a tile costs beside its (query, key) pairs, in pairs.
+        depths: [nodes] number of ancestors of each node in the row.
+        trunk: number of trunk tokens, to which every token attends.
+        overhead: fixed cost of a tile, in (query, key) pairs.
     """
     nodes = len(ends)
     branches = np.flatnonzero(ends[:-1] <= np.arange(1, nodes)) + 1
     limits = np.concatenate(([0], branches, [nodes]))
     cuts = [cut for a, b in pairwise(limits) for cut in range(int(a), int(b), _PIECE)]
     cuts.append(nodes)
-    # cost[i]: the least for the tokens before cuts[i]
+    # cost[i]: least cost of the tokens before cuts[i]
     cost, begin = [0] * len(cuts), [0] * len(cuts)
     for i in range(1, len(cuts)):
         best = None
@@ -115,7 +117,7 @@ def cut_tiles(ends: Ints, depths: Ints, trunk: int, overhead: int) -> list[Tile]
 
 
 def _ranges(indices: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Ascending indices as ranges without gaps."""
+    """Return ascending indices as ranges without gaps."""
     if not len(indices):
         return ()
     breaks = np.flatnonzero(np.diff(indices) > 1)
@@ -125,12 +127,12 @@ def _ranges(indices: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
 
 
 class TileLayout:
-    """Attention tile by tile.
+    """Tree attention tile by tile, for CPUs.
 
     Args:
         ends: [nodes] one past each node's last descendant.
-        depths: [nodes] how many ancestors each has in the row.
-        trunk: tokens that everything sees, before the tree's own.
+        depths: [nodes] number of ancestors of each node in the row.
+        trunk: number of trunk tokens, which precede the tree's and to which every token attends.
         width: heads × head size of the queries.
         dtype, device: of the queries.
     """
@@ -162,7 +164,7 @@ class TileLayout:
 
 
 def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:
-    """[1, 1, queries, trunk + keys] additive."""
+    """Return the additive mask of a tile, [1, 1, queries, trunk + keys]."""
     keys = np.concatenate([np.arange(a, b) for a, b in (*tile.ancestors, (tile.start, tile.end))])
     queries = np.arange(tile.start, tile.end)[:, None]
     hidden = (keys > queries) | (queries >= ends[keys])
@@ -172,7 +174,7 @@ def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.
 
 
 def _columns(tile: Tile, trunk: int) -> tuple[tuple[int, int], ...]:
-    """What a tile sees, as ranges of the trunk's and the tree's keys without gaps."""
+    """Return the keys that a tile attends to, as ranges over the trunk's and the tree's keys."""
     found = [(0, trunk)] if trunk else []
     for start, end in (*tile.ancestors, (tile.start, tile.end)):
         if found and found[-1][1] == trunk + start:
@@ -183,17 +185,19 @@ def _columns(tile: Tile, trunk: int) -> tuple[tuple[int, int], ...]:
 
 
 def _seen(states: torch.Tensor, columns: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """[1, heads, tokens, size] → these tokens of it; not copied where they stand together."""
+    """Select tokens of [1, heads, tokens, size]; a single range is not copied."""
     parts = [states[:, :, a:b] for a, b in columns]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 class FlexLayout:
-    """FlexAttention under the tree's block mask; lengths are padded to `_BLOCK`, so that few shapes are compiled.
+    """Tree attention by FlexAttention with a block mask, for GPUs.
+
+    Lengths are padded to multiples of `_BLOCK`, so that few shapes are compiled.
 
     Args:
         ends: [nodes] one past each node's last descendant, on the device.
-        trunk: tokens that everything sees, before the tree's own.
+        trunk: number of trunk tokens, which precede the tree's and to which every token attends.
     """
 
     _BLOCK = 128
@@ -206,7 +210,7 @@ class FlexLayout:
         self._trunk, self._gap = trunk, -trunk % self._BLOCK
         offset = trunk + self._gap
         ends = torch.nn.functional.pad(ends, (0, self._padded))
-        # As a tensor, so that another length is not another function to compile
+        # A tensor, so that another length does not recompile the function
         visible = torch.tensor(trunk, device=ends.device)
 
         def sees(_: Any, __: Any, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -239,7 +243,7 @@ class FlexLayout:
         return attended
 
     def _spread(self, states: torch.Tensor) -> torch.Tensor:
-        """[1, heads, trunk + nodes, size] → both filled up to whole blocks."""
+        """Pad trunk and nodes of [1, heads, trunk + nodes, size] to whole blocks each."""
         nodes = _pad(states[:, :, self._trunk :], self._padded)
         return torch.cat((_pad(states[:, :, : self._trunk], self._gap), nodes), dim=2) if self._trunk else nodes
 
@@ -250,7 +254,7 @@ def _pad(states: torch.Tensor, tokens: int) -> torch.Tensor:
 
 @cache
 def _compiled(function: Any, device: str) -> Any:
-    """Compiled where it is meant to be fast: by itself it makes the whole [queries, keys] matrix."""
+    """Compile a function for CUDA; uncompiled FlexAttention materialises the whole [queries, keys] matrix."""
     return torch.compile(function, dynamic=True) if device == "cuda" else function
 
 
@@ -259,7 +263,7 @@ _active: TreeAttention | None = None
 
 @contextmanager
 def attending(model: Any, layout: TreeAttention) -> Iterator[None]:
-    """Have a model's attention go by a layout."""
+    """Make a model attend by a tree layout inside the context."""
     global _active
     AttentionInterface.register(NAME, _attention)
     _active = layout
@@ -272,7 +276,7 @@ def attending(model: Any, layout: TreeAttention) -> Iterator[None]:
 
 @contextmanager
 def attention_named(model: Any, name: str) -> Iterator[None]:
-    """Have a model ask transformers' table of attention functions for this one."""
+    """Select an attention function of transformers' registry for a model inside the context."""
     configs = {id(config): config for config in (model.config, model.config.get_text_config())}.values()
     before = [attention_of(config) for config in configs]
     try:
@@ -295,10 +299,13 @@ def _attention(
     product: Product | None = None,
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls, the mask in place or by name; a name without a mask function gets none."""
+    """Attend within the active tree; the function that transformers calls.
+
+    transformers passes no mask, since no mask function is registered under `NAME`.
+    """
     if attention_mask is not None:
         raise Unsupported("attention with a mask that the model makes itself")
-    # Soft caps, attention sinks and position biases would be left out without a word
+    # Soft caps, attention sinks and position biases would be ignored silently
     for setting in SPECIAL:
         if settings.get(setting) is not None:
             raise Unsupported(f"attention with {setting}")
@@ -309,4 +316,4 @@ def _attention(
     return _active.attend(query, key, value, scaling, product), None
 
 
-_attention.takes_product = True  # type: ignore[attr-defined]  # asked by attentions that are no softmax
+_attention.takes_product = True  # type: ignore[attr-defined]  # read by attention modules without a softmax

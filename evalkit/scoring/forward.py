@@ -1,4 +1,4 @@
-"""The model's side of scoring: trees in, log-probabilities of their pairs out.
+"""Forward pass over a token tree. In: trees. Out: log-probabilities of their (node, predicted token) pairs.
 
 The base model runs once over a tree; the output head runs only on the nodes that predict a scored token, some columns
 of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabulary] tensor ever exists.
@@ -23,41 +23,41 @@ from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, att
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
-"""Ways to attend inside a tree: the two of `attention.py`, and a mask over all of it for the model's own attention."""
+"""Tree attention kernels: the two of `attention.py`, and a dense mask for the model's own attention."""
 
 _CPU_LOGITS = 2**20
-"""Logits that exist at a time on a CPU: 4 MiB in float32, so that they stay in the cache."""
+"""Logits in memory at a time on a CPU: 4 MiB in float32, so that they stay in the processor's cache."""
 _GPU_LOGITS = 2**28
 _MIN_COLUMNS = 512
-"""Fewest tokens of the vocabulary at a time; a narrower product is slow."""
+"""Minimum columns of the vocabulary at a time; a narrower product is slow."""
 _MOST_NODES = 2**16
-"""Most nodes that the head takes at a time; as many as `_WHOLE_LOGITS` allow where its columns can't be parted."""
+"""Maximum nodes of one call of the head; limited by `_WHOLE_LOGITS` where its columns cannot be split."""
 _WHOLE_LOGITS = 2**23
 
 _LARGE = 100.0
-"""The largest logit on which the head is checked."""
+"""Largest logit on which the head is checked."""
 _FAR = 100.0
-"""Nats up to which a difference of logits keeps a sum's float32 digits."""
+"""Largest difference of logits, in nats, at which a float32 sum keeps its precision."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model says of some tokens."""
+    """Log-probabilities of tokens, and whether each is the argmax."""
 
     logprobs: NDArray[np.float32]
     """[tokens] natural logarithms; NaN where a token is not scored."""
     greedy: NDArray[np.bool_]
-    """[tokens] whether it is the likeliest; False where not scored, or where nobody asked."""
+    """[tokens] whether it is the argmax; False where not scored or not requested."""
 
     def along(self, path: Ints, before: Scores) -> Scores:
-        """Scores of one sequence: `before` of its trunk, then its path's pairs."""
+        """Return the scores of one sequence: `before` for its trunk, then those of its path's pairs."""
         logprobs = np.append(self.logprobs, np.float32(np.nan))[path]
         greedy = np.append(self.greedy, False)[path]
         return Scores(np.concatenate((before.logprobs, logprobs)), np.concatenate((before.greedy, greedy)))
 
     @classmethod
     def after_first(cls, found: Scores) -> Scores:
-        """Of a whole sequence: `found`, and before it the first token, which nothing precedes."""
+        """Return the scores of a whole sequence: the unscored first token, then `found`."""
         return cls(
             np.concatenate((np.full(1, np.nan, np.float32), found.logprobs)),
             np.concatenate((np.zeros(1, np.bool_), found.greedy)),
@@ -69,19 +69,19 @@ NOTHING = Scores(np.empty(0, np.float32), np.empty(0, np.bool_))
 
 @dataclass(frozen=True)
 class Trunk:
-    """A prefix that has been through the model."""
+    """A prefix after its forward pass: scores, and keys and values of each layer."""
 
     tokens: Ints
     scores: Scores
     """Of its tokens; of the first token of a sequence for the empty trunk."""
     last_hidden: torch.Tensor
-    """[1, d_model] what predicts the first token after it."""
+    """[1, d_model] final hidden state that predicts the first token after the trunk."""
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Keys and values of each layer, [1, heads, length, size]; none for the empty trunk."""
 
 
 class _TrunkCache(DynamicCache):  # type: ignore[misc]
-    """Keys and values of the trunk, shown before the tree's own and never added to."""
+    """Read-only KV cache of the trunk, prepended to the tree's keys and values."""
 
     def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
@@ -91,19 +91,19 @@ class _TrunkCache(DynamicCache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[1, heads, nodes, size] of a layer's new keys and values → with the trunk's before them."""
+        """Return a layer's new keys and values, [1, heads, nodes, size], with the trunk's prepended."""
         layer = self.layers[layer_idx]
         return torch.cat((layer.keys, key_states), dim=2), torch.cat((layer.values, value_states), dim=2)
 
 
 class Forward:
-    """Runs a causal language model over trees.
+    """Forward pass of a causal language model over trees.
 
     Args:
         model: a Hugging Face causal language model in evaluation mode.
         kernel: one of `KERNELS`.
-        greedy: whether to find out if a token is the argmax.
-        dtype: what the model computes in, where that is not the dtype of its weights (`precision.in_float32`).
+        greedy: whether to compute if a token is the argmax.
+        dtype: the compute dtype, where it is not the dtype of the weights (`precision.in_float32`).
     """
 
     def __init__(
@@ -122,28 +122,28 @@ class Forward:
 
     @torch.inference_mode()
     def trunk(self, tokens: Ints) -> Trunk:
-        """Run a prefix once; the latest one is kept."""
+        """Run a prefix; the latest one is cached."""
         if self._trunk is None or not np.array_equal(self._trunk.tokens, tokens):
             self._trunk = self._run_trunk(tokens)
         return self._trunk
 
     @torch.inference_mode()
     def score(self, tree: Tree, trunk: Trunk) -> Scores:
-        """Scores of every pair of a tree.
+        """Score every pair of a tree.
 
         Args:
-            tree: laid out after `trunk`.
+            tree: built for the trunk's length.
             trunk: from `self.trunk`.
         """
         forget_lengths(self._dynamic)
         hidden = self._hidden(tree, trunk)
-        # The trunk's last token predicts too: it stands behind the nodes
+        # The trunk's last token predicts too: its state is appended to the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
         return self._head_scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
 
     @torch.inference_mode()
     def score_unshared(self, tokens: Ints) -> Scores:
-        """Scores of one sequence, [length]. No tree, but our own head."""
+        """Score one sequence, [length], without a tree but with evalkit's output head."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
         hidden = self._base(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
@@ -151,7 +151,7 @@ class Forward:
 
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:
-        """The same by the model's own forward pass, with nothing of ours: what all else is held against."""
+        """Score one sequence by the model's own forward pass and head: the reference for all other ways."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
         logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
@@ -161,7 +161,7 @@ class Forward:
 
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
-        """[length, d_model] final hidden states of every token of one sequence, by the model's own attention."""
+        """Return the final hidden states of one sequence, [length, d_model], by the model's own attention."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
         states: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state[0]
@@ -169,29 +169,29 @@ class Forward:
 
     @torch.inference_mode()
     def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
-        """[nodes, d_model] final hidden states of every node of a tree, which is laid out after `trunk`."""
+        """Return the final hidden states of a tree built after `trunk`, [nodes, d_model]."""
         before = self.trunk(trunk)
         forget_lengths(self._dynamic)
         return self._hidden(tree, before)
 
     @torch.inference_mode()
     def head_gap(self, tokens: Ints) -> float:
-        """Mean difference, in nats, of our output head's log-probabilities of the whole vocabulary from the model's."""
+        """Return the mean difference, in nats, of evalkit's and the model's log-probabilities over the vocabulary."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
         own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
         hidden = self.hidden_alone(tokens)
         ours = self._logits(hidden, slice(0, self._head.weight.shape[0])).float().log_softmax(-1)
-        # The columns are also taken in parts, as scores are
+        # Also with the columns in chunks, as in scoring
         parts = self._head_scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
         expected = own[:-1].gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
 
     @torch.inference_mode()
     def large_head_gap(self, tokens: Ints) -> float:
-        """The same where the head's logits are as large as a trained model's: what caps them changes small ones little.
+        """Return the same difference with logits as large as a trained model's, since a cap changes small ones little.
 
-        Not a number where the model does not call its head, so that nothing can be put before it.
+        NaN where the model does not call its head as a module, so that its input cannot be scaled.
         """
         hidden = self.hidden_alone(tokens)
         logits = self._head(hidden)
@@ -226,7 +226,7 @@ class Forward:
         return Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
 
     def _hidden(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
-        """[nodes, d_model] final hidden states."""
+        """Return the final hidden states of a tree, [nodes, d_model]."""
         packed = np.stack((tree.tokens, tree.positions)).astype(np.int64)
         ids, positions = torch.from_numpy(packed).to(self._device)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions}
@@ -252,9 +252,9 @@ class Forward:
         return TileLayout(tree.ends, tree.positions - trunk, trunk, width, self._dtype, self._device)
 
     def _tree_mask(self, ends: torch.Tensor, trunk: int) -> torch.Tensor:
-        """[nodes] ends of subtrees → [1, 1, nodes, trunk + nodes] additive mask.
+        """Return the additive mask of a tree, [1, 1, nodes, trunk + nodes], from the ends of subtrees, [nodes].
 
-        Additive and not boolean, since eager attention adds whatever it is given.
+        Not boolean, since eager attention adds the mask without a check of its dtype.
         """
         nodes = len(ends)
         index = torch.arange(nodes, device=ends.device)
@@ -264,7 +264,7 @@ class Forward:
         return mask
 
     def _logits(self, states: torch.Tensor, columns: slice) -> torch.Tensor:
-        """[nodes, d_model] → [nodes, columns], with what some models do to them after the head."""
+        """Return logits, [nodes, columns], of states, [nodes, d_model], with some models' scaling and soft cap."""
         if columns == slice(0, self._head.weight.shape[0]):
             logits: torch.Tensor = self._head(states)
         else:
@@ -279,7 +279,7 @@ class Forward:
         return logits
 
     def _head_scores(self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]) -> Scores:
-        """log p(target | node) of each pair; the head runs once for each distinct node."""
+        """Score each pair: log p(target | node). The head runs once for each distinct node."""
         distinct, which = np.unique(nodes, return_inverse=True)
         logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
         most, columns = self._chunk_shape(len(distinct))
@@ -293,13 +293,13 @@ class Forward:
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """The vocabulary goes by `step` columns at a time; sums are float32."""
+        """Score pairs with `step` columns of the vocabulary at a time; sums are float32."""
         order = np.argsort(targets, kind="stable")
         pair_node = torch.from_numpy(nodes[order]).to(self._device)
         pair_target = torch.from_numpy(targets[order]).to(self._device)
         chosen = torch.empty(len(order), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)
-        likeliest = torch.zeros(len(states), dtype=torch.long, device=self._device)
+        argmax = torch.zeros(len(states), dtype=torch.long, device=self._device)
         vocabulary = self._head.weight.shape[0]
         cuts = np.searchsorted(targets[order], np.arange(0, vocabulary + step, step)).tolist()
         totals = []
@@ -310,19 +310,19 @@ class Forward:
             totals.append(_log_sum_exp(logits))
             if self._greedy:
                 highest, where = logits.max(-1)
-                likeliest = torch.where(highest > peak, where + start, likeliest)
+                argmax = torch.where(highest > peak, where + start, argmax)
                 peak = torch.maximum(peak, highest.float())
         found = chosen - torch.stack(totals).logsumexp(0)[pair_node]
         # One transfer for both
-        both = torch.stack((found, (likeliest[pair_node] == pair_target).float())).cpu().numpy()
+        both = torch.stack((found, (argmax[pair_node] == pair_target).float())).cpu().numpy()
         logprobs, greedy = np.empty(len(order), np.float32), np.zeros(len(order), np.bool_)
         logprobs[order], greedy[order] = both[0], both[1] > 0 if self._greedy else False
         return logprobs, greedy
 
     def _chunk_shape(self, nodes: int) -> tuple[int, int]:
-        """How many nodes and how many columns of the vocabulary the head takes at a time."""
+        """Return how many nodes and how many columns of the vocabulary one call of the head has."""
         vocabulary: int = self._head.weight.shape[0]
-        # Only a plain matrix can be taken in parts
+        # Only a plain matrix can be split
         if type(self._head) is not torch.nn.Linear:
             return max(1, _WHOLE_LOGITS // vocabulary), vocabulary
         nodes = max(1, min(nodes, _MOST_NODES))
@@ -331,11 +331,11 @@ class Forward:
 
 
 def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """[nodes, columns] of any dtype → [nodes] in float32."""
+    """Return the log-sum-exp of [nodes, columns] in any dtype as [nodes] in float32."""
     if logits.device.type != "cpu":
         return logits.float().logsumexp(-1)
-    # By way of log_softmax, which goes over them once
+    # log_softmax needs one pass over the logits
     first = logits[:, 0].float()
     found = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
-    # A first token that is ruled out (a huge negative logit, or -inf) would swallow the sum's digits
+    # A masked first token (a huge negative logit, or -inf) would lose the sum's precision
     return found if (found - first).amax() < _FAR else logits.float().logsumexp(-1)

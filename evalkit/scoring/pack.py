@@ -1,10 +1,10 @@
-"""From items to batches under a token budget.
+"""Batching of sequences under a token budget.
 
-In: what is to be scored, as `SequenceSet`s. Out: `TreeBatch`es, in the order they are run. The plan depends only on
-its arguments, so an interrupted run that plans again finds the same batches and can skip the finished ones.
+In: what is to be scored, as `SequenceSet`s. Out: `TreeBatch`es, in the order in which they are run. The plan depends
+only on its arguments, so a resumed run plans the same batches and can skip the finished ones.
 
-Sets are put in lexicographic order of their tokens, so neighbours share the longest beginnings (a passage, a twin's
-sentence, a subject's preamble), and a batch is a stretch of that order, computed as one tree.
+Sets are sorted lexicographically by their tokens, so that neighbours share the longest prefixes (a passage, a twin's
+sentence, a subject's preamble). A batch is a contiguous part of that order, computed as one tree.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from evalkit.errors import ScoringError
 from evalkit.scoring.tree import Ints, Tree, build_tree, common_prefix, sort_key, trunk_length
 
 MIN_TRUNK = 8
-"""A shorter trunk is cheaper inside the trees than in a forward pass of its own."""
+"""Minimum tokens of a trunk; a shorter one costs less inside the trees than in a separate forward pass."""
 MIN_SAVING = 256
-"""A group gets a trunk of its own when that saves at least so many tokens: about what the extra pass costs."""
+"""Minimum tokens that a group's own trunk must save: about the cost of the extra forward pass."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class SequenceSet:
     """Sequences that are scored in one batch, such as those of one question."""
 
     index: int
-    """The caller's number of it."""
+    """The caller's number for it."""
     label: str
-    """How messages name it."""
+    """Its name in messages."""
     group: str
-    """Sets of one group are likely to begin alike, as an MMLU subject's do."""
+    """Sets of one group are likely to share a prefix, such as those of an MMLU subject."""
     sequences: tuple[Ints, ...]
     """Token ids, each [length]."""
     is_scored: tuple[NDArray[np.bool_], ...]
@@ -45,7 +45,7 @@ class SequenceSet:
 
 @dataclass(frozen=True)
 class TreeBatch:
-    """Sequence sets that go through the model together."""
+    """Sequence sets of one forward pass."""
 
     trunk: Ints
     """[trunk length] tokens before every sequence; empty without a trunk."""
@@ -53,14 +53,14 @@ class TreeBatch:
 
     @cached_property
     def tree(self) -> Tree:
-        """All sequences after the trunk; its paths are in the order of the items and of their sequences."""
+        """Return the tree of all sequences after the trunk; its paths are in the order of items and their sequences."""
         sequences = [sequence for item in self.items for sequence in item.sequences]
         return build_tree(sequences, [mask for item in self.items for mask in item.is_scored], len(self.trunk))
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """An item with what the planning needs of it."""
+    """An item with its sort key and size, for planning."""
 
     item: SequenceSet
     key: bytes
@@ -75,34 +75,34 @@ def plan(items: Sequence[SequenceSet], budget: int) -> list[TreeBatch]:
 
     Args:
         items: what is to be scored.
-        budget: most tokens of a batch, its trunk not counted; an item with more is a batch by itself.
+        budget: maximum tokens of a batch without its trunk; an item with more is a batch by itself.
     """
     leaves = sorted(map(_leaf, items), key=lambda leaf: (leaf.key, leaf.item.index))
     return [batch for group in _groups(leaves, budget) for batch in _cut(group, budget)]
 
 
 def smallest_budget(batches: Sequence[TreeBatch]) -> tuple[int, SequenceSet]:
-    """Tokens of the largest item after its trunk, below which it cannot be scored in one batch, and that item."""
+    """Return the tokens of the largest item after its trunk, which is the smallest possible budget, and that item."""
     sizes = ((_leaf(item).nodes - len(batch.trunk), item) for batch in batches for item in batch.items)
     return max(sizes, key=lambda size: size[0])
 
 
-def refuse_small_budget(items: Sequence[SequenceSet], budget: int) -> None:
-    """Refuse a token budget that does not hold the largest item.
+def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
+    """Check that a token budget fits the largest item.
 
     Raises:
-        ScoringError: names the document and a budget that works.
+        ScoringError: it does not; names the document and a sufficient budget.
     """
     needed, item = smallest_budget(plan(items, budget))
     if needed <= budget:
         return
     enough = needed
-    # With fewer batches a trunk may no longer pay, and then it stands inside them
+    # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
     while (more := smallest_budget(plan(items, enough))[0]) > enough:
         enough = more
     raise ScoringError(
         f"--token-budget {budget} is too small: {item.label} takes {needed} tokens in one batch; "
-        f"give at least {enough}, or leave the option out"
+        f"give at least {enough}, or omit the option"
     )
 
 
@@ -123,7 +123,7 @@ def _trunk_of(leaves: Sequence[_Leaf]) -> int:
 
 
 def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
-    """Leaves by group where a trunk of its own pays, the rest together."""
+    """Group leaves: one list for each group whose own trunk saves tokens, one list for all others."""
     by_group: dict[str, list[_Leaf]] = {}
     for leaf in leaves:
         by_group.setdefault(leaf.item.group, []).append(leaf)
@@ -133,7 +133,7 @@ def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
     own = {}
     for name, group in by_group.items():
         length = _trunk_of(group)
-        # Inside a batch the tree shares the beginning anyway
+        # Inside a batch the tree shares the prefix anyway
         batches = ceil(sum(leaf.nodes - length for leaf in group) / budget)
         if (batches - 1) * (length - common) >= MIN_SAVING:
             own[name] = group
@@ -142,14 +142,14 @@ def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
 
 
 def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[TreeBatch]:
-    """Stretches of about the same number of tokens."""
-    # In a single batch the tree shares the beginning anyway
+    """Split sorted leaves into batches of about the same number of tokens."""
+    # In a single batch the tree shares the prefix anyway
     length = _trunk_of(leaves) if sum(leaf.nodes for leaf in leaves) > budget else 0
     trunk = leaves[0].first[:length]
     fresh = [leaf.nodes - length for leaf in leaves]
     shared = [0, *(common_prefix(a.first, b.first) - length for a, b in pairwise(leaves))]
     total = sum(fresh) - sum(shared)
-    # As few batches as can be, and none that is almost empty
+    # The least possible number of batches, none of them almost empty
     size = total / max(1, ceil(total / budget))
     batch: list[SequenceSet] = []
     tokens = 0

@@ -1,7 +1,7 @@
-"""A model in bfloat16 or float16, run in float32 without a copy of it.
+"""Running a bfloat16 or float16 model in float32 without a copy of it.
 
-Rounding in half precision is as large as what the mistakes that matter do to a single token, so what must be compared
-is compared in float32. A whole copy may not fit in memory; here each module's weights are widened while it runs.
+Rounding in half precision is as large as the effect of real errors on a single token, so states are compared in
+float32. A float32 copy may not fit in memory, so each module's weights are widened only while it runs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ HALF = (torch.bfloat16, torch.float16)
 
 @contextmanager
 def in_float32(model: Any) -> Iterator[None]:
-    """Have a model compute in float32, whatever its weights are in; widening them is exact.
+    """Make a model compute in float32 inside the context, whatever the dtype of its weights; widening is exact.
 
-    At most one module's own weights exist twice. A module that reads another's weights itself, in place of calling it,
-    meets two dtypes and fails.
+    At most one module's own weights exist twice. A module that reads another module's weights directly, without calling
+    it, gets two dtypes and fails.
     """
     kept: dict[int, list[tuple[nn.Module, str, torch.Tensor]]] = {}
 
@@ -29,7 +29,7 @@ def in_float32(model: Any) -> Iterator[None]:
         for name, value in list(_halves(module)):
             kept.setdefault(id(module), []).append((module, name, value))
             wide = value.detach().float()
-            # A parameter gives way to a parameter only
+            # A parameter can be replaced by a parameter only
             setattr(module, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
 
     def restore(module: nn.Module, *_: Any) -> None:
@@ -52,7 +52,7 @@ def in_float32(model: Any) -> Iterator[None]:
 
 
 def _halves(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """A module's own parameters and buffers of half precision, by name."""
+    """Return a module's own parameters and buffers of half precision, by name."""
     named = (module.named_parameters, module.named_buffers)
     own = (pair for each in named for pair in each(recurse=False, remove_duplicate=False))
     return ((name, value) for name, value in own if value.dtype in HALF)

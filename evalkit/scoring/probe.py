@@ -1,10 +1,10 @@
-"""A made-up tree on which sharing is compared with running each sequence by itself.
+"""Synthetic tree for the start-up check, which compares shared with unshared hidden states.
 
-In: how long the packed row and its longest sequence are to be. Out: a `Probe`, which does not depend on any document:
-a prefix, then branches that part again, of unlike lengths (one token among them), repeated until the row is as long as
-the batches that will run, and one branch as long as the longest sequence. Every repetition of a branch must come out
-as its sequence does alone, wherever in the row it stands; a model that counts by rows, keeps a window of rows or
-ignores a mask does not manage that. Only a few distinct sequences have to be run by themselves.
+In: the lengths of the packed row and of its longest sequence. Out: a `Probe`, which does not depend on any document: a
+prefix, then branches that branch again, of different lengths (one token among them), repeated until the row is as long
+as the batches that will run, and one branch as long as the longest sequence. Every repetition of a branch must give the
+states of its sequence alone, wherever it is in the row. A model that takes positions from the row, has a window over
+the row or ignores the mask fails. Only a few distinct sequences have to be run alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from evalkit.scoring.tree import Ints, Tree
 
 SHORTEST = 8
-"""Fewest tokens of a sequence in which a prefix, a stem and a leaf can be told apart."""
+"""Minimum tokens of a sequence that consists of a prefix, a stem and a leaf."""
 _PREFIX = 24
 """Tokens that all sequences share; two thirds of them are the trunk where there is one."""
 _STEMS, _LEAVES = (5, 31, 14), (1, 19, 7)
@@ -28,46 +28,46 @@ _STEMS, _LEAVES = (5, 31, 14), (1, 19, 7)
 
 @dataclass(frozen=True)
 class Probe:
-    """A row of tokens, and which sequence each of them belongs to."""
+    """A row of tokens, and the sequence that each of them belongs to."""
 
     sequences: tuple[Ints, ...]
     """The distinct sequences, each [length] token ids."""
     tree: Tree
     """[nodes] the whole row, without a trunk; it has no pairs, since hidden states are compared."""
     owner: NDArray[np.int64]
-    """[nodes] the sequence, of `sequences`, in which the node stands at its position."""
+    """[nodes] index in `sequences` of the sequence that contains the node at its position."""
     trunk: int
-    """Length of the prefix that may go through the model first."""
+    """Length of the prefix that may be run first, as the trunk."""
 
     def after(self, trunk: int) -> Tree:
-        """The row without its first tokens, which are the trunk."""
+        """Return the tree without its first tokens, which are the trunk."""
         tree = self.tree
         return replace(
             tree, tokens=tree.tokens[trunk:], positions=tree.positions[trunk:], ends=tree.ends[trunk:] - trunk
         )
 
 
-def hide_first(tree: Tree) -> Tree:
-    """The tree with its first token hidden from all others, as of a window that is one token too short."""
+def mask_first(tree: Tree) -> Tree:
+    """Return the tree with its first token masked for all others, as by a window that is one token too short."""
     ends = tree.ends.copy()
     ends[0] = 1
     return replace(tree, ends=ends)
 
 
 def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
-    """Lay out a probe.
+    """Build a probe.
 
     Args:
-        vocabulary: ids are below it.
+        vocabulary: number of token ids.
         row: nodes of the tree, at least `longest`.
         longest: tokens of the longest sequence, at least `SHORTEST`.
-        seed: of the token ids.
+        seed: seed of the random token ids.
     """
     dice = np.random.default_rng(seed)
     scale = min(1.0, longest / (_PREFIX + max(_STEMS) + max(_LEAVES)))
     prefix = dice.integers(0, vocabulary, max(3, int(scale * _PREFIX)), dtype=np.int32)
     sequences: list[Ints] = []
-    blocks: list[_Block] = []
+    blocks: list[_Branch] = []
     for stem in (*_STEMS, None):
         # The last block is the one long branch
         length = longest - len(prefix) if stem is None else max(1, int(scale * stem))
@@ -76,9 +76,9 @@ def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
         leaf_ids = [dice.integers(0, vocabulary, max(1, int(scale * n)), dtype=np.int32) for n in leaves]
         blocks.append(_block(len(prefix), stem_ids, leaf_ids, len(sequences)))
         sequences += [np.concatenate((prefix, stem_ids, leaf)) for leaf in leaf_ids or [stem_ids[:0]]]
-    start = _Block(prefix, np.arange(len(prefix), dtype=np.int32), np.full(len(prefix), row), np.zeros_like(prefix))
+    start = _Branch(prefix, np.arange(len(prefix), dtype=np.int32), np.full(len(prefix), row), np.zeros_like(prefix))
     parts, nodes = [start], len(prefix)
-    for block in _in_turn(blocks):
+    for block in _repeated(blocks):
         parts.append(block._replace(ends=np.minimum(block.ends + nodes, row)))
         nodes += len(block.tokens)
         if nodes >= row:
@@ -89,7 +89,7 @@ def make_probe(vocabulary: int, row: int, longest: int, seed: int = 0) -> Probe:
     return Probe(tuple(sequences), tree, owner.astype(np.int64), 2 * len(prefix) // 3)
 
 
-class _Block(NamedTuple):
+class _Branch(NamedTuple):
     """A branch after the prefix; arrays [nodes], `ends` counted from its own first node."""
 
     tokens: Ints
@@ -98,8 +98,8 @@ class _Block(NamedTuple):
     owner: Ints
 
 
-def _block(prefix: int, stem: Ints, leaves: list[Ints], first: int) -> _Block:
-    """A stem with its leaves one after the other; `first` is the sequence of the first leaf."""
+def _block(prefix: int, stem: Ints, leaves: list[Ints], first: int) -> _Branch:
+    """Build a stem followed by its leaves; `first` is the sequence index of the first leaf."""
     total = len(stem) + sum(map(len, leaves))
     tokens, positions = [stem], [np.arange(prefix, prefix + len(stem))]
     ends, owner = [np.full(len(stem), total)], [np.full(len(stem), first)]
@@ -110,11 +110,11 @@ def _block(prefix: int, stem: Ints, leaves: list[Ints], first: int) -> _Block:
         at += len(leaf)
         ends.append(np.full(len(leaf), at))
         owner.append(np.full(len(leaf), first + number))
-    return _Block(*(np.concatenate(arrays).astype(np.int32) for arrays in (tokens, positions, ends, owner)))
+    return _Branch(*(np.concatenate(arrays).astype(np.int32) for arrays in (tokens, positions, ends, owner)))
 
 
-def _in_turn(blocks: list[_Block]) -> Iterator[_Block]:
-    """The short branches once, the long one, then the short ones again and again."""
+def _repeated(blocks: list[_Branch]) -> Iterator[_Branch]:
+    """Yield the short branches once, the long one, then the short ones without end."""
     yield from blocks
     while True:
         yield from blocks[:-1]

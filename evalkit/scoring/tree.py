@@ -1,14 +1,13 @@
-"""The tree of shared prefixes: many token sequences, each distinct prefix computed once.
+"""Prefix tree of token sequences: each distinct prefix is computed once.
 
-In: token sequences that share a trunk (a prefix common to all, whose keys and values are kept; it may be empty). Out: a
-`Tree`, the sequences' distinct tokens after the trunk laid out one after the other, each knowing its position and
-which of the later tokens may see it. Sequences without a common prefix are several trees side by side, which is the
-same thing.
+In: token sequences with a trunk (a prefix common to all, whose keys and values are cached; it may be empty). Out: a
+`Tree`: the sequences' distinct tokens after the trunk in one row, each with its position and the end of its subtree.
+Sequences without a common prefix give several trees side by side, which need no special case.
 
-A tree is in depth-first order, so a token's descendants follow it without a gap: token q may see token k exactly
-when k <= q < ends[k]. That pair of comparisons is the whole tree mask.
+A tree is in depth-first order, so a token's descendants follow it without a gap: token q attends to token k exactly
+when k <= q < ends[k]. These two comparisons are the whole tree mask.
 
-A sequence's last token is only ever predicted, never an input, so it has no place in the tree.
+A sequence's last token is only predicted, never an input, so it is not in the tree.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 
 TRUNK = -1
-"""Stands for the trunk's last token where a node index is expected."""
+"""Node index of the trunk's last token."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Sequences laid out as one tree.
+    """Prefix tree of sequences in depth-first order.
 
     A *node* is an input token of the tree; a *pair* is a node and a token predicted from it.
     """
@@ -39,35 +38,35 @@ class Tree:
     ends: Ints
     """[nodes] one past the last descendant."""
     pair_nodes: Ints
-    """[pairs] the node that predicts; `TRUNK` for the trunk's last token."""
+    """[pairs] the predicting node; `TRUNK` for the trunk's last token."""
     pair_targets: Ints
     """[pairs] the predicted token's id."""
     paths: tuple[Ints, ...]
-    """For each sequence, in the order given: [length - first] the pair that scores each of its tokens from `first`
-    on, -1 where the token is not to be scored. `first` is the trunk's length, or 1 without a trunk."""
+    """For each sequence, in input order: [length - first] the pair that scores each of its tokens from `first` on, -1
+    where the token is not scored. `first` is the trunk's length, or 1 without a trunk."""
 
 
 def common_prefix(a: Ints, b: Ints) -> int:
-    """Length of the longest common prefix of two token arrays."""
+    """Return the length of the longest common prefix of two token arrays."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
 
 
 def sort_key(tokens: Ints) -> bytes:
-    """Key that sorts token arrays in lexicographic order: neighbours then share the longest prefixes."""
+    """Return a key that sorts token arrays lexicographically, so that neighbours share the longest prefixes."""
     return tokens.astype(">u4").tobytes()
 
 
 def trunk_length(sequences: Sequence[Ints]) -> int:
-    """Length of the prefix that all sequences share, short enough that every sequence keeps an input of its own."""
+    """Return the length of the prefix that all sequences share, at most what leaves each an input token of its own."""
     first = min(sequences, key=sort_key)
     last = max(sequences, key=sort_key)
     return max(0, min(common_prefix(first, last), min(len(s) for s in sequences) - 2))
 
 
 def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]], trunk: int = 0) -> Tree:
-    """Lay sequences out as one tree.
+    """Build the prefix tree of sequences.
 
     Args:
         sequences: token ids, each [length]; they agree on their first `trunk` tokens.
@@ -90,7 +89,7 @@ def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]]
     for i in order:
         sequence = sequences[i]
         shared = common_prefix(previous, sequence)
-        # Nodes: the inputs after the trunk, those shared with the sequence before taken from its path
+        # Nodes: the inputs after the trunk; those shared with the previous sequence are reused from its path
         inputs = sequence[trunk : len(sequence) - 1]
         kept = min(max(shared - trunk, 0), len(inputs), len(parents))
         ends[parents[kept:]] = nodes
@@ -99,7 +98,7 @@ def build_tree(sequences: Sequence[Ints], is_scored: Sequence[NDArray[np.bool_]]
         tokens.append(inputs[kept:])
         positions.append(np.arange(trunk + kept, trunk + len(inputs), dtype=np.int32))
         nodes += len(fresh)
-        # Pairs: one for each scored token that no sequence before has scored from the same node
+        # Pairs: one for each scored token that no earlier sequence has scored from the same node
         scored = np.full(len(sequence) - first, -1, dtype=np.int32)
         old = min(max(shared - first, 0), len(path), len(scored))
         scored[:old] = path[:old]

@@ -1,11 +1,11 @@
-"""What the paper printed otherwise than its own numbers say.
+"""Audit of the paper's tables: printed averages, marks and rows that contradict the printed numbers.
 
-Three questions, answered by computing from the tables as printed and from nothing else:
+In: layouts and the numbers as printed. Out: findings. The audit checks three questions from the printed tables alone:
 
-1. Is each printed average the mean of the numbers it is over, rounded half up? Where it is not, could the rounding of
-   those numbers explain it (`decimals.could_print`)?
-2. Does each mark stand where the table's own rule puts it, given the recomputed numbers?
-3. Do two rows that the paper describes alike print the same numbers, and rows described otherwise different ones? Rows
+1. Is each printed average the mean of its parts, rounded half up? If not, could the rounding of the parts explain it
+   (`decimals.could_print`)?
+2. Is each mark at the cell that the table's own rule marks, given the recomputed numbers?
+3. Do rows with the same description print the same numbers, and rows with different descriptions different ones? Rows
    are described by their keys in the layouts, which follow the paper's words.
 """
 
@@ -33,7 +33,7 @@ TOLERANCE = (
 
 
 class Finding(NamedTuple):
-    """One thing that was printed otherwise."""
+    """A printed value that contradicts the printed numbers."""
 
     table: str
     row: str
@@ -44,7 +44,7 @@ class Finding(NamedTuple):
 
 
 class Audited(NamedTuple):
-    """A published table with what was printed in it."""
+    """A published table with its numbers, printed averages and marks."""
 
     layout: TableLayout
     numbers: Numbers
@@ -52,13 +52,13 @@ class Audited(NamedTuple):
 
 
 def audit(tables: Sequence[Audited]) -> list[Finding]:
-    """All findings, table by table; then those between tables."""
+    """Return all findings, table by table, followed by those between tables."""
     found = [finding for table in tables for finding in (*audit_averages(table), *audit_marks(table))]
     return found + list(audit_rows(tables))
 
 
 def audit_averages(table: Audited) -> Iterator[Finding]:
-    """Averages that are not printed as their parts' mean."""
+    """Yield printed averages that differ from the mean of their parts."""
     layout, places = table.layout, table.layout.decimals
     cells = computed(layout, table.numbers)
     for model in layout.models:
@@ -77,7 +77,7 @@ def audit_averages(table: Audited) -> Iterator[Finding]:
 
 
 def audit_marks(table: Audited) -> Iterator[Finding]:
-    """Marks that stand elsewhere than the table's rule puts them."""
+    """Yield marks that contradict the table's rule."""
     layout = table.layout
     values = {key: number.value for key, number in computed(layout, table.numbers).items()}
     as_printed = values | table.printed.values
@@ -124,9 +124,9 @@ def _mark_finding(
 
 
 def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
-    """Rows of different tables that contradict each other, or that are one row under two descriptions."""
+    """Yield rows of different tables that contradict each other, or that are one row with two descriptions."""
     sources = list({table.layout.data: table for table in reversed(tables)}.values())[::-1]
-    told: set[tuple[frozenset[str], bool]] = set()
+    reported: set[tuple[frozenset[str], bool]] = set()
     rows = [
         (t, model, dict(t.numbers[model.key])) for t in sources for model in t.layout.models if model.key in t.numbers
     ]
@@ -135,9 +135,9 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
         differing = [task for task in shared if here[task].value != there[task].value]
         if not shared or (first.key == second.key) == (not differing):
             continue
-        if (pair := (frozenset((first.key, second.key)), not differing)) in told:
+        if (pair := (frozenset((first.key, second.key)), not differing)) in reported:
             continue
-        told.add(pair)
+        reported.add(pair)
         if first.key == second.key:
             why = f"described alike, but {len(differing)} of {len(shared)} numbers differ"
         else:
@@ -148,7 +148,7 @@ def audit_rows(tables: Sequence[Audited]) -> Iterator[Finding]:
 
 
 def as_table(findings: Sequence[Finding]) -> Table:
-    """The findings, for any writer."""
+    """Return the findings as a `Table`."""
     lines = tuple(
         Line(finding.table, literal(finding.table), False, tuple(map(literal, finding[1:])), ()) for finding in findings
     )
@@ -169,7 +169,7 @@ def _listed(table: Audited, model: LayoutItem, tasks: Sequence[str]) -> str:
 
 
 def _name(layout: TableLayout, key: str | LayoutItem) -> str:
-    """A model's label, after its section's title or the line it is indented under, where these tell it apart."""
+    """Return a model's label, prefixed by its section's title or its parent line where the label is ambiguous."""
     name = key.key if isinstance(key, LayoutItem) else key
     for group in layout.model_groups:
         above = plain(group.title) if group.style == "heading" or not layout.models_are_rows else ""

@@ -1,7 +1,7 @@
-"""The paper's sentences, checked against its tables.
+"""Verification of the paper's sentences against its tables.
 
-In: claims (`claims_file.py`) and the tables that they speak of. Out: a verdict on each. A claim says how
-its figure follows from the tables, or what is to hold between numbers, in these words and no others.
+In: claims (`claims_file.py`) and the tables that they refer to. Out: a verdict on each. A claim defines how its figure
+follows from the tables, or a relation between numbers, in the following vocabulary.
 
 A value is a number; TABLE/MODEL/MEASURE; or one of
 
@@ -13,8 +13,8 @@ A value is a number; TABLE/MODEL/MEASURE; or one of
 
 A relation is {rising: [a, b, …]}, falling, not_rising, not_falling, equal, or above: the first above all others.
 
-Numbers are taken as the tables print them, rounded. Averages are recomputed; a claim that follows from the averages as
-the paper printed them and not from these is said to do so.
+Numbers are used as the tables print them, rounded. Averages are recomputed; a claim that follows only from the printed
+averages has a verdict of its own.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ HOLDS, BY_PRINTED, FAILS, UNCHECKED = (
 
 
 class Verdict(NamedTuple):
-    """What became of a claim."""
+    """Result of checking a claim."""
 
     claim: PaperClaim
     verdict: str
     """`HOLDS`, `BY_PRINTED`, `FAILS` or `UNCHECKED`."""
     computed: str
-    """What the tables give."""
+    """Values from the tables."""
     tables: frozenset[str]
-    """Those that it was checked against."""
+    """Tables that it was checked against."""
 
 
-def judge(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
-    """The verdict on each claim, in the file's order.
+def check_claims(found: Claims, tables: Sequence[Audited]) -> list[Verdict]:
+    """Return the verdict on each claim, in the file's order.
 
     Raises:
         TableError: a claim names a table, a row, a measure, a model or an operation that does not exist.
@@ -81,7 +81,7 @@ def _verdict(claim: PaperClaim, recomputed: _Facts, printed: _Facts) -> Verdict:
 
 
 def _check(claim: PaperClaim, facts: _Facts) -> tuple[bool, list[list[Fraction]]]:
-    """Whether it follows, and from which values."""
+    """Return whether a claim follows from the tables, and the values used."""
     if not claim.holds:
         text = claim.figure or claim.printed
         figure, value = parse_number(text), facts.value(claim.computed)
@@ -119,7 +119,7 @@ _ARITHMETIC: dict[str, Callable[[list[Fraction]], Fraction]] = {
 
 
 class _Facts:
-    """What claims can name: the tables' numbers and the models' shapes."""
+    """Values that claims can refer to: the tables' numbers and the models' shapes."""
 
     def __init__(self, tables: Sequence[Audited], shapes: Mapping[str, ModelShape], as_printed: bool) -> None:
         self._layouts = {table.layout.name: table.layout for table in tables}
@@ -131,7 +131,7 @@ class _Facts:
             self._values[layout.name] = values | (printed.values if as_printed else {})
 
     def value(self, raw: Any) -> Fraction:
-        """The number that an expression of the vocabulary stands for."""
+        """Evaluate an expression of the vocabulary."""
         if isinstance(raw, (int, float)):
             return Fraction(str(raw))
         if isinstance(raw, str):
@@ -181,7 +181,7 @@ def _named_shape(name: str) -> ModelShape:
 
 
 def _groups(layout: TableLayout) -> list[tuple[str, ...]]:
-    """Measures that are read, by the titles over them; averages are none."""
+    """Return the measures of each column group, without averages."""
     groups = [tuple(i.key for i in group.items if i.key not in layout.averages) for group in layout.measure_groups]
     return [group for group in groups if group]
 
@@ -205,18 +205,18 @@ def _tables_in(raw: Any) -> Iterator[str]:
 
 
 def _shown(value: Fraction) -> str:
-    """A whole number with separators, or at most two decimals."""
+    """Format an integer with separators, or a number with at most two decimals."""
     if value.denominator == 1:
         return f"{value.numerator:,}"
     return to_text(value, 2).rstrip("0").rstrip(".")
 
 
 def sections(verdicts: Sequence[Verdict]) -> Iterator[Section]:
-    """The verdicts for `audit.as_table`, those that do not follow first."""
+    """Yield the verdicts as sections for `audit.as_table`, those that do not follow first."""
     for title, kinds in (
         ("Sentences that do not follow from the tables", (FAILS, BY_PRINTED)),
         ("Sentences that do", (HOLDS,)),
-        ("Sentences that no table can tell of", (UNCHECKED,)),
+        ("Sentences that the tables cannot verify", (UNCHECKED,)),
     ):
         lines = tuple(_line(verdict) for verdict in verdicts if verdict.verdict in kinds)
         if lines:

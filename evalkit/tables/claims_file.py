@@ -1,6 +1,6 @@
-"""Claims as a file holds them: the paper's sentences, and how each follows from its tables.
+"""Files of claims: the paper's sentences, and how each follows from its tables.
 
-In: `results/published/claims.yaml`, or a file of the same form. Out: `Claims`, which `claims.py` judges.
+In: `results/published/claims.yaml`, or a file of the same form. Out: `Claims`, which `claims.py` checks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evalkit.models.shapes import ModelShape, read_shape
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """A sentence, in other words, and how it follows."""
+    """A paraphrased sentence of the paper, and how it follows from the tables."""
 
     key: str
     where: str
@@ -30,24 +30,24 @@ class PaperClaim:
     figure: str = ""
     """The printed figure as a number, where `printed` is not one."""
     computed: Any = None
-    """The value that the figure is to be."""
+    """Expression whose value must equal the figure."""
     holds: tuple[Any, ...] = ()
     """Relations, in place of a figure."""
     unchecked: str = ""
-    """Why the tables cannot tell."""
+    """Why the tables cannot verify it."""
     note: str = ""
 
 
 class Claims(NamedTuple):
-    """A file of claims."""
+    """Content of a file of claims."""
 
     claims: tuple[PaperClaim, ...]
     shapes: Mapping[str, ModelShape]
-    """Models that claims speak of and that are none of evalkit's own, by name."""
+    """Models in claims that evalkit does not know by name: name → shape."""
 
 
 def _written(given: object) -> object:
-    """A text on one line; a number is one too."""
+    """Join a text into one line; a number is converted to text."""
     if isinstance(given, str) or type(given) in (int, float):
         return " ".join(str(given).split())
     return given
@@ -57,7 +57,7 @@ _Written = Annotated[str, BeforeValidator(_written)]
 
 
 class _ClaimFile(FileSettings):
-    """What a file says of a claim."""
+    """Schema of a claim."""
 
     where: _Written
     says: _Written
@@ -76,7 +76,7 @@ class _ClaimFile(FileSettings):
 
 
 class _ClaimsFile(FileSettings):
-    """What it holds."""
+    """Schema of the file."""
 
     models: Named[dict[str, Any]]
     claims: Named[_ClaimFile]
@@ -86,7 +86,7 @@ def read_claims(path: Path) -> Claims:
     """Read a file of claims.
 
     Raises:
-        TableError: it cannot be read, or a claim lacks something; names the claim.
+        TableError: it cannot be read, or a claim is invalid; names the claim.
     """
     content = read_settings(path, _ClaimsFile, TableError)
     shapes = {}

@@ -1,7 +1,7 @@
-"""A layout and numbers → a `Table`.
+"""Filling of a layout with numbers. In: a layout and numbers. Out: a `Table`.
 
-Averages are computed here from the tasks' numbers and are never read. A mean is taken only where none of its parts is
-missing: an average of fewer tasks is another quantity.
+Averages are computed here from the tasks' numbers and never read. An average with a missing part is omitted: an average
+of fewer tasks is another quantity.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from evalkit.reporting.decimals import half_up, mean, to_text
 from evalkit.reporting.markup import Text, superscript
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
 from evalkit.tables.layout import Group, LayoutItem, TableLayout
-from evalkit.tables.marks import best_marks, contests
+from evalkit.tables.marks import CellKey, best_marks, contests
 from evalkit.tables.published import Number, Numbers, Printed
-
-Key = tuple[str, str]
-"""(model, measure)."""
 
 
 class Lead(NamedTuple):
-    """A model that is alone the best of its contest, and the next best."""
+    """The single best model of a contest, and the next best."""
 
     best: str
     runner_up: str
@@ -32,11 +29,11 @@ class Lead(NamedTuple):
 
 @dataclass(frozen=True)
 class Filling:
-    """What goes into a layout."""
+    """Numbers and options that fill a layout."""
 
     numbers: Numbers
     published: Numbers | None = None
-    """To print the difference to; None: no differences."""
+    """Numbers for differences; None: no differences are printed."""
     printed: Printed | None = None
     """The paper's own averages and marks, to show the table as it was printed."""
     leads: Callable[[Sequence[Lead]], Set[Lead]] | None = None
@@ -49,12 +46,12 @@ class Filling:
 
 
 def fill(layout: TableLayout, filling: Filling) -> Table:
-    """The table, with its numbers rounded and its marks set."""
+    """Fill a layout: round the numbers and set the marks."""
     numbers = computed(layout, filling.numbers)
     values = {key: number.value for key, number in numbers.items()}
     marks = best_marks(layout, values)
-    held = filling.leads(list(_leads(layout, values))) if filling.leads else frozenset()
-    leading = {(lead.best, lead.measure) for lead in held}
+    significant = filling.leads(list(_leads(layout, values))) if filling.leads else frozenset()
+    leading = {(lead.best, lead.measure) for lead in significant}
     if filling.printed is not None:
         values |= filling.printed.values
         numbers |= {key: Number(value) for key, value in filling.printed.values.items()}
@@ -86,9 +83,9 @@ def fill(layout: TableLayout, filling: Filling) -> Table:
     )
 
 
-def computed(layout: TableLayout, numbers: Numbers) -> dict[Key, Number]:
-    """The numbers of the table's cells, averages included, each as (model, measure)."""
-    found: dict[Key, Number] = {}
+def computed(layout: TableLayout, numbers: Numbers) -> dict[CellKey, Number]:
+    """Return the numbers of the table's cells by (model, measure), averages included."""
+    found: dict[CellKey, Number] = {}
     for model in layout.models:
         row = numbers.get(model.key, {})
         for measure in layout.measures:
@@ -101,14 +98,14 @@ def computed(layout: TableLayout, numbers: Numbers) -> dict[Key, Number]:
 
 
 def _difference(number: Number, published: Number | None, places: int) -> str:
-    """Of the printed numbers, so that what stands side by side adds up."""
+    """Return the difference of the rounded numbers, so that it agrees with the printed ones."""
     if published is None:
         return ""
     return to_text(half_up(number.value, places) - half_up(published.value, places), places, signed=True)
 
 
-def _leads(layout: TableLayout, values: Mapping[Key, Fraction]) -> Iterator[Lead]:
-    """Every number that stands alone as the best of its contest, and the next best to it."""
+def _leads(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Lead]:
+    """Yield every number that is the single best of its contest, with the next best."""
     for contest in contests(layout, values):
         known = [model for model in contest.models if (model, contest.measure) in values]
         others = [model for model in known if model not in contest.winners]

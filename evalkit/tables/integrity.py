@@ -1,8 +1,8 @@
-"""The paper's check of one's own checkpoint: beside models off the shelf, and how the protocols differ.
+"""The paper's integrity check: a run beside public models, and how the protocols differ.
 
 In: a finished run. Out: the table res_intg_app with the run in it, once under its own rule and once under each set of
-rules that the published rows are believed to follow, since the same log-likelihoods answer for all. Nothing is marked
-best: numbers of different protocols do not compete.
+rules that the published rows are assumed to follow, all from the same log-likelihoods. No number is marked best, since
+numbers of different protocols are not comparable.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LAYOUT = "res_intg_app"
 
 
 @dataclass(frozen=True)
-class Published:
-    """How a published row is believed to have been scored."""
+class PublishedProtocol:
+    """Assumed protocol of a published row."""
 
     key: str
     name: str
     rules: dict[str, str]
     """Task → rule; "default" for the others."""
     prompts: str
-    """The template that its prompts are nearest to."""
+    """The template with the most similar prompts."""
     why: str
 
 
-class _BeliefFile(FileSettings):
-    """What the file says of a row."""
+class _ProtocolFile(FileSettings):
+    """Schema of a row's protocol."""
 
     name: str
     rules: dict[str, str]
@@ -53,12 +53,12 @@ class _BeliefFile(FileSettings):
 
 
 def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table:
-    """The run beside the published rows.
+    """Return a table of the run beside the published rows.
 
     Args:
         run: a finished run of the table's suite.
-        rule: its rule; the run's own if none is named.
-        tokens: what it was trained on, to be printed.
+        rule: its rule; by default the run's own.
+        tokens: number of training tokens, printed as given.
 
     Raises:
         UsageError: it is of another suite.
@@ -67,14 +67,14 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     layout = load_layout(LAYOUT)
     if run.suite != layout.suite:
         raise UsageError(f"run {run.folder} is of suite {run.suite}; the published numbers are of suite {layout.suite}")
-    beliefs = list(read_beliefs())
+    protocols = list(read_protocols())
     own = rule or str(run.manifest["rule"])
     name = str(run.manifest["model"]).rstrip("/").rsplit("/", 1)[-1]
     rows = {f"{name}, {own}": _values(layout, run, {"default": own})}
-    rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(beliefs)}
+    rows |= {f"as {' and '.join(names)}": _values(layout, run, rules) for names, rules in _by_rules(protocols)}
     table = fill(layout, Filling(published_numbers(layout)))
     section = Section((), "line", tuple(_line(layout, run, label, tokens, row) for label, row in rows.items()))
-    notes = [*_differences(layout, run, beliefs), *_protocol(run, own, beliefs)]
+    notes = [*_differences(layout, run, protocols), *_protocol(run, own, protocols)]
     return table._replace(
         name="integrity",
         caption=literal(f"{run.manifest['model']} beside the rows of the paper's table {LAYOUT}; accuracy in %."),
@@ -83,25 +83,25 @@ def check(run: Run, rule: str | None = None, tokens: str | None = None) -> Table
     )
 
 
-def read_beliefs() -> Iterator[Published]:
-    """What is believed of the published rows."""
-    content = read_settings(resource("results", "published", "protocols.yaml"), dict[str, _BeliefFile], TableError)
-    for key, belief in content.items():
-        yield Published(key, **dict(belief))
+def read_protocols() -> Iterator[PublishedProtocol]:
+    """Read the assumed protocols of the published rows."""
+    content = read_settings(resource("results", "published", "protocols.yaml"), dict[str, _ProtocolFile], TableError)
+    for key, protocol in content.items():
+        yield PublishedProtocol(key, **dict(protocol))
 
 
-def _by_rules(beliefs: list[Published]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """(names, rules) of the published rows that are believed to follow the same rules."""
+def _by_rules(protocols: list[PublishedProtocol]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield (names, rules) of the published rows that are assumed to follow the same rules."""
     distinct: list[dict[str, str]] = []
-    for belief in beliefs:
-        if belief.rules not in distinct:
-            distinct.append(belief.rules)
+    for protocol in protocols:
+        if protocol.rules not in distinct:
+            distinct.append(protocol.rules)
     for rules in distinct:
-        yield [belief.name for belief in beliefs if belief.rules == rules], rules
+        yield [protocol.name for protocol in protocols if protocol.rules == rules], rules
 
 
 def _values(layout: TableLayout, run: Run, rules: Mapping[str, str]) -> dict[str, Fraction]:
-    """Measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
+    """Return measure → accuracy in percent, each task under its rule; averages only over all of their tasks."""
     found: dict[str, Fraction] = {}
     for task in layout.tasks:
         scored = accuracies(run, rules.get(task, rules["default"]))
@@ -122,7 +122,7 @@ def _line(layout: TableLayout, run: Run, label: str, tokens: str | None, values:
 
 
 def _size(parameters: int) -> str:
-    """As the paper writes sizes: 1.2B, 135M."""
+    """Format a size as the paper does: 1.2B, 135M."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
 
 
@@ -131,21 +131,21 @@ def _unmarked(section: Section) -> Section:
     return section._replace(lines=tuple(lines))
 
 
-def _differences(layout: TableLayout, run: Run, beliefs: list[Published]) -> Iterator[str]:
-    """How far the run lies from each published row under that row's rules, as printed."""
+def _differences(layout: TableLayout, run: Run, protocols: list[PublishedProtocol]) -> Iterator[str]:
+    """Yield the difference of averages between the run and each published row under that row's rules."""
     published = computed(layout, published_numbers(layout))
-    for belief in beliefs:
-        values, places = _values(layout, run, belief.rules), layout.decimals
+    for protocol in protocols:
+        values, places = _values(layout, run, protocol.rules), layout.decimals
         if AVERAGE not in values:
             continue
-        theirs = published[belief.key, AVERAGE].value
+        theirs = published[protocol.key, AVERAGE].value
         difference = half_up(values[AVERAGE], places) - half_up(theirs, places)
         ours, apart = to_text(values[AVERAGE], places), to_text(difference, places, signed=True)
-        yield f"Average under {belief.name}'s rules: {ours}, {apart} from its {to_text(theirs, places)}."
+        yield f"Average under {protocol.name}'s rules: {ours}, {apart} from its {to_text(theirs, places)}."
 
 
 def _in_words(rules: Mapping[str, str]) -> str:
-    """The default, then the tasks that each other rule is for."""
+    """Describe rules: the default, then each other rule with its tasks."""
     by_rule: dict[str, list[str]] = {}
     for task, rule in rules.items():
         if task != "default":
@@ -154,14 +154,14 @@ def _in_words(rules: Mapping[str, str]) -> str:
     return rules["default"] + (f" ({others})" if others else "")
 
 
-def _protocol(run: Run, rule: str, beliefs: list[Published]) -> Iterator[str]:
+def _protocol(run: Run, rule: str, protocols: list[PublishedProtocol]) -> Iterator[str]:
     own = traits(run, rule)
     yield f"Your run: {summary(run, rule)}."
-    for belief in beliefs:
-        yield f"{belief.name}: believed scored by {_in_words(belief.rules)}: {belief.why}."
+    for protocol in protocols:
+        yield f"{protocol.name}: believed scored by {_in_words(protocol.rules)}: {protocol.why}."
     template = run.template
-    if other := [belief.name for belief in beliefs if belief.prompts != template]:
-        prompts = {belief.prompts for belief in beliefs if belief.prompts != template}
+    if other := [protocol.name for protocol in protocols if protocol.prompts != template]:
+        prompts = {protocol.prompts for protocol in protocols if protocol.prompts != template}
         yield f"Prompts differ: template {template} here; {' and '.join(other)} as {' or '.join(sorted(prompts))}."
     if own["limit"].value != "none":
         yield f"Documents differ: {own['limit'].words} here, all of them in the published numbers."

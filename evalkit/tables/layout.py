@@ -1,14 +1,14 @@
-"""Layouts: small YAML files that say what a table shows and how it looks.
+"""Table layouts: YAML files that define the content and style of a table.
 
 In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableLayout`. The form:
 
     caption: text in markup (tables/markup.py)
-    suite: zeroshot8            # or longbench, or a suite's file, seen from this one: tasks and averages; left out
-                                # where the numbers come from a CSV alone
-    data: main_res              # results/published/main_res.csv; or a path ending in .csv, seen from this file
+    suite: zeroshot8            # or longbench, or a suite's file, relative to this one: tasks and averages; omitted
+                                # where all numbers come from a CSV
+    data: main_res              # results/published/main_res.csv; or a path ending in .csv, relative to this file
     models: rows                # which axis the runs fill: rows or columns
-    corner: "**Model**"         # over the labels
-    facts: {parameters: "#P"}   # columns of text beside the labels
+    corner: "**Model**"         # heading of the labels
+    facts: {parameters: "#P"}   # text columns after the labels
     decimals: 1
     unit: ""                    # after every number
     marks: {bold: highest in section, underline: lowest in table}
@@ -23,7 +23,7 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableL
       - {title: Reasoning, items: {winogrande: Winogrd, arc_easy: ARCe}}
       - {items: {Average: Avg.}}
 
-A section, for marks, is a group of models. By `model` a run finds its row, and a run of another model is marked.
+A section, for marks, is a group of models. `model` assigns runs to rows; a run of another model is marked.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from evalkit.reporting.markup import Text, parse
 from evalkit.resources import resource
 
 AVERAGE = "Average"
-"""The mean over all tasks of the suite; LongBench's own average is another, the mean of its groups' means."""
+"""The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""
 
 _EXTREMES, _SCOPES = ("highest", "lowest"), ("section", "table")
 
 
 @dataclass(frozen=True)
 class LayoutItem:
-    """A line or a column."""
+    """A row or a column of a table."""
 
     key: str
-    """Of the model or the measure."""
+    """Key of the model or the measure."""
     label: Text
     indent: bool = False
     facts: tuple[Text, ...] = ()
-    """Texts beside the label, one for each of the layout's facts."""
+    """Text cells after the label, one for each of the layout's facts."""
     models: tuple[str, ...] = ()
-    """What its runs are of, as `zoo.named_model` takes it, files seen from the layout; anything where it is empty."""
+    """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; empty: any model."""
     no_model: str = ""
-    """Why it shows no model that has a name."""
+    """Why no named model belongs to it."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Lines or columns that belong together."""
+    """Rows or columns with a common title."""
 
     title: Text
     style: str
@@ -75,17 +75,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Mark:
-    """Which number of each measure is marked."""
+    """Rule for marking a number of each measure."""
 
     extreme: str
     """highest or lowest."""
     scope: str
-    """Among the models of a section, or of the table."""
+    """section or table: the models that are compared."""
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What a table shows."""
+    """Content and style of a table."""
 
     name: str
     path: Path
@@ -101,49 +101,49 @@ class TableLayout:
     decimals: int
     unit: str
     marks: dict[str, Mark]
-    """bold, underline → what is so marked."""
+    """bold, underline → rule."""
     rows: tuple[Group, ...]
     columns: tuple[Group, ...]
 
     @property
     def model_groups(self) -> tuple[Group, ...]:
-        """The sections: groups of what a run fills."""
+        """Return the sections: groups of models."""
         return self.rows if self.models_are_rows else self.columns
 
     @property
     def measure_groups(self) -> tuple[Group, ...]:
-        """Groups of tasks and averages."""
+        """Return the groups of tasks and averages."""
         return self.columns if self.models_are_rows else self.rows
 
     @property
     def models(self) -> tuple[LayoutItem, ...]:
-        """What a run fills, in order."""
+        """Return the models, in order."""
         return tuple(item for group in self.model_groups for item in group.items)
 
     @property
     def measures(self) -> tuple[LayoutItem, ...]:
-        """Tasks and averages, in order."""
+        """Return tasks and averages, in order."""
         return tuple(item for group in self.measure_groups for item in group.items)
 
     @property
     def printed(self) -> Path:
-        """CSV of what the paper printed in computed cells, and of its marks; it need not exist."""
+        """Return the CSV of printed averages and marks, which need not exist."""
         return self.data.parent / "printed" / f"{self.name}.csv"
 
     @property
     def in_percent(self) -> bool:
-        """Whether its numbers are shares of a whole: scores of a suite, or what its unit says."""
+        """Return whether its numbers are percentages, by its suite or its unit."""
         return self.suite is not None or self.unit == "%"
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Measures that are read, those that its averages are made of included."""
+        """Return the measures that are read, including the parts of averages."""
         read = [part for item in self.measures for part in self.averages.get(item.key, (item.key,))]
         return tuple(dict.fromkeys(read))
 
 
 def layout_names() -> list[str]:
-    """Names of the layouts that evalkit ships."""
+    """Return the names of the layouts that evalkit ships."""
     return sorted(path.stem for path in resource("configs", "tables").glob("*.yaml"))
 
 
@@ -152,7 +152,7 @@ def load_layout(name: str) -> TableLayout:
 
     Raises:
         UnknownNameError: neither a known name nor a file; or a measure that its suite does not have.
-        TableError: the file is not a layout; says which key is wrong.
+        TableError: the file is not a valid layout; names the key.
     """
     path = Path(name)
     if name in layout_names():
@@ -163,7 +163,7 @@ def load_layout(name: str) -> TableLayout:
 
 
 def _markup(given: object) -> Text:
-    """A text in markup, on one line; a whole number is one too."""
+    """Parse a text in markup, on one line; an integer is converted to text."""
     if not isinstance(given, (str, int)) or isinstance(given, bool):
         shown = "" if isinstance(given, (dict, list)) else f"; put the value {given} in quotes"
         raise ValueError(f"expected a text{shown}")
@@ -176,7 +176,10 @@ def _markup(given: object) -> Text:
 def _mark(given: object) -> Mark:
     extreme, _, scope = str(given).partition(" in ")
     if extreme not in _EXTREMES or scope not in _SCOPES:
-        raise ValueError(f"'{given!s:.60}' is no mark; write 'highest in section', or lowest, or in table")
+        raise ValueError(
+            f"'{given!s:.60}' is not a mark; write 'highest in section', 'lowest in section', 'highest in table' or "
+            "'lowest in table'"
+        )
     return Mark(extreme, scope)
 
 
@@ -184,7 +187,7 @@ _Markup = Annotated[Text, PlainValidator(_markup)]
 
 
 class _ItemFile(FileSettings):
-    """What the file says of a line or a column."""
+    """Schema of a row or a column."""
 
     label: _Markup | None = None
     indent: bool = False
@@ -195,12 +198,12 @@ class _ItemFile(FileSettings):
     @model_validator(mode="before")
     @classmethod
     def _of_label(cls, given: object) -> object:
-        """A label alone stands for an item that has no more."""
+        """Expand a label without further keys to an item."""
         return given if isinstance(given, dict) else {"label": given}
 
 
 class _GroupFile(FileSettings):
-    """What it says of several."""
+    """Schema of a group."""
 
     title: _Markup = ()
     style: Literal["ruled", "heading", "line"] | None = None
@@ -208,7 +211,7 @@ class _GroupFile(FileSettings):
 
 
 class _LayoutFile(FileSettings):
-    """See the module."""
+    """Schema of a layout file; see the module's docstring."""
 
     caption: _Markup = ()
     suite: str | None = None
@@ -247,7 +250,7 @@ def _layout(path: Path, content: _LayoutFile) -> TableLayout:
 
 
 def _suite(path: Path, given: str | None) -> tuple[str | None, dict[str, tuple[str, ...]]]:
-    """The suite's name, and average → tasks; a suite's file lies beside the layout, or where its path says."""
+    """Return the suite's name, and average → tasks; the path of a suite's file is relative to the layout."""
     if given is None:
         return None, {}
     try:
@@ -258,7 +261,7 @@ def _suite(path: Path, given: str | None) -> tuple[str | None, dict[str, tuple[s
     except UsageError as error:
         if given in kinds():
             raise TableError(
-                f"layout {path}: suite {given} has no averages and no list of tasks; leave 'suite' out and give the "
+                f"layout {path}: suite {given} has no averages and no list of tasks; remove 'suite' and give the "
                 "numbers as a CSV"
             ) from error
         raise TableError(f"layout {path}: {error}") from error
@@ -270,8 +273,8 @@ def _group(path: Path, group: _GroupFile, facts: Collection[str]) -> Group:
 
 
 def _item(path: Path, key: str, item: _ItemFile, facts: Collection[str]) -> LayoutItem:
-    if strange := next((name for name in item.facts if name not in facts), None):
-        raise TableError(f"layout {path}: '{key}': {UnknownNameError('fact', strange, facts)}")
+    if unknown := next((name for name in item.facts if name not in facts), None):
+        raise TableError(f"layout {path}: '{key}': {UnknownNameError('fact', unknown, facts)}")
     return LayoutItem(
         key=key,
         label=_markup(key) if item.label is None else item.label,
@@ -286,9 +289,9 @@ def _check(layout: TableLayout) -> None:
     for axis, items in (("models", layout.models), ("measures", layout.measures)):
         keys = [item.key for item in items]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise TableError(f"layout {layout.path}: '{twice}' stands twice among its {axis}; give each its own key")
-    if odd := next((item.key for item in layout.measures if item.models or item.no_model), None):
-        raise TableError(f"layout {layout.path}: '{odd}' is a measure, so it has no model; say it of what runs fill")
+            raise TableError(f"layout {layout.path}: '{twice}' occurs twice among its {axis}; give each its own key")
+    if misplaced := next((item.key for item in layout.measures if item.models or item.no_model), None):
+        raise TableError(f"layout {layout.path}: '{misplaced}' is a measure; 'model' and 'no_model' are keys of models")
     if layout.suite is not None:
         known = (*layout.averages[AVERAGE], *layout.averages)
         for item in layout.measures:

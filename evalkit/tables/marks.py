@@ -1,7 +1,7 @@
-"""Which numbers of a table are best.
+"""Marks of the best numbers of a table.
 
-In: a layout and its numbers. Out: the cells that its rule marks. Numbers are compared as they are printed, so that what
-looks equal is marked equal: a reader cannot tell 39.84 from 39.79 where both stand as 39.8.
+In: a layout and its numbers. Out: the cells that its rule marks. Numbers are compared as printed, so that equal printed
+numbers get equal marks: 39.84 and 39.79 are both printed as 39.8.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 from evalkit.reporting.decimals import half_up
 from evalkit.tables.layout import TableLayout
 
-Cell = tuple[str, str]
+CellKey = tuple[str, str]
 """(model, measure)."""
 
 
 class Contest(NamedTuple):
-    """The cells of one measure among which one kind of mark is given, and the winners."""
+    """Cells of one measure that compete for one kind of mark, and the winners."""
 
     kind: str
     """bold or underline."""
     measure: str
     models: tuple[str, ...]
-    """All that take part, in the table's order; some may have no number."""
+    """The competing models, in the table's order; some may have no number."""
     winners: frozenset[str]
-    """Those at the extreme: several where they are printed alike, none where there is no number."""
+    """Models with the extreme value: several if tied, none where there is no number."""
 
 
-def contests(layout: TableLayout, values: Mapping[Cell, Fraction]) -> Iterator[Contest]:
-    """Every place where the layout's rule marks something."""
+def contests(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> Iterator[Contest]:
+    """Yield every contest of a layout's marks."""
     everyone = tuple(item.key for item in layout.models)
     sections = [tuple(item.key for item in group.items) for group in layout.model_groups]
     for kind, mark in layout.marks.items():
@@ -44,9 +44,9 @@ def contests(layout: TableLayout, values: Mapping[Cell, Fraction]) -> Iterator[C
                 yield Contest(kind, measure.key, models, winners)
 
 
-def best_marks(layout: TableLayout, values: Mapping[Cell, Fraction]) -> dict[Cell, frozenset[str]]:
-    """Marks by cell, where there are any."""
-    marks: dict[Cell, frozenset[str]] = {}
+def best_marks(layout: TableLayout, values: Mapping[CellKey, Fraction]) -> dict[CellKey, frozenset[str]]:
+    """Return the marks of each marked cell."""
+    marks: dict[CellKey, frozenset[str]] = {}
     for contest in contests(layout, values):
         for model in contest.winners:
             cell = (model, contest.measure)

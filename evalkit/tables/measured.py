@@ -1,17 +1,17 @@
-"""Numbers of one's own: a YAML file that says which runs, or which CSV, fill which rows.
+"""Numbers from users' runs: a YAML file maps runs, or a CSV, to the rows of a layout.
 
-    rule: acc_norm                     # otherwise each run's own, which must then be the same
+    rule: acc_norm                     # default: each run's own, which must then be the same
     rows:                              # model of the layout → run folder, or the run folders of its seeds
       vanilla_125m: results/runs/vanilla-…
       intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
-    values: measured.csv               # numbers of what no run can give; rows and columns named as in the layout
+    values: measured.csv               # numbers without a run; rows and columns named as in the layout
 
-or runs alone, which find their rows by what their models are (`row_models.py`).
+Runs without a mapping are assigned to rows by their models (`row_models.py`).
 
-Accuracies are read from the runs' results.json, where they stand under every rule, so neither pandas nor the score
-table is needed; of LongBench's runs, the scores. Numbers that were not measured alike (`evalkit/benchmarks/alike.py`)
-do not share a table: they are refused by name, or marked where that is asked for. What moves them by rounding only is
-marked always, as are unofficial documents and a run whose model is not the row's.
+Accuracies under every rule, or LongBench's scores, are read from the runs' results.json, so neither pandas nor the
+score table is needed. Runs with different protocols (`evalkit/benchmarks/alike.py`) are rejected, or marked on request.
+Differences that change numbers by rounding only are always marked, as are unofficial documents and a run whose model is
+not the row's.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import TableLayout
 from evalkit.tables.published import Number, read_numbers
-from evalkit.tables.row_models import find_rows, objection
+from evalkit.tables.row_models import find_rows, row_mismatch
 
 PERCENT = 100
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What fills a table, and what must be said about it."""
+    """Numbers of a table from runs, with marks and notes."""
 
     numbers: dict[str, dict[str, Number]]
     runs: dict[str, tuple[Run, ...]]
-    """By model; several where it was trained with several seeds."""
+    """Model → runs; several for a model that was trained with several seeds."""
     rule: str | None
-    """How answers were chosen; None where no run is in the table, or where each keeps its own."""
+    """Rule of all runs; None without runs, or where they have different rules."""
     row_marks: dict[str, str]
     notes: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class RunMapping:
-    """What a YAML file maps."""
+    """Mapping from rows to runs."""
 
     rule: str | None
     rows: dict[str, tuple[Path, ...]]
@@ -65,7 +65,7 @@ class RunMapping:
 
 
 class _MappingFile(FileSettings):
-    """See the module."""
+    """Schema of a mapping file; see the module's docstring."""
 
     rule: NonEmpty | None = None
     rows: Named[NonEmpty | Annotated[Listed[NonEmpty], Field(min_length=1)]] | None = None
@@ -74,15 +74,15 @@ class _MappingFile(FileSettings):
     @model_validator(mode="after")
     def _fills_something(self) -> Self:
         if not self.model_fields_set & {"rows", "values"}:
-            raise ValueError("it must hold 'rows', of models and their run folders, or 'values'")
+            raise ValueError("it must have 'rows', of models and their run folders, or 'values'")
         return self
 
 
 def read_mapping(path: Path) -> RunMapping:
-    """Read the YAML file.
+    """Read a mapping file.
 
     Raises:
-        TableError: it cannot be read or is not of the form above; names the key.
+        TableError: it cannot be read or is invalid; names the key.
     """
     where, content = f"mapping of runs {path}", read_settings(path, _MappingFile, TableError, "mapping of runs")
     rows = {
@@ -96,10 +96,10 @@ def read_mapping(path: Path) -> RunMapping:
 
 
 def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
-    """The mapping of runs that are given alone.
+    """Map runs to rows by their models.
 
     Raises:
-        UsageError: a run is of another suite, or its model is that of no row or of several.
+        UsageError: a run is of another suite, or its model matches no row or several.
     """
     for run in runs:
         _check_suite(layout, run)
@@ -108,18 +108,18 @@ def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
-    """Read what the mapping names.
+    """Read the numbers of a mapping.
 
     Args:
         layout: the table.
         mapping: models → run folders.
-        rule: the same for all runs; it wins over the mapping's.
-        mixed: mark what was measured otherwise than the first run, where it would be refused.
+        rule: rule of all runs; overrides the mapping's.
+        mixed: mark runs with another protocol than the first run's, where they would be rejected.
 
     Raises:
         UnknownNameError: a model that the layout does not have, or a rule that a run does not know.
-        RunError: a folder that is no finished run; names it and the row.
-        UsageError: runs that do not belong into this table, or not into one table.
+        RunError: a folder that is not a finished run; names it and the row.
+        UsageError: runs that do not fit this table, or cannot be compared with each other.
         TableError: a CSV that cannot be read.
     """
     known = [item.key for item in layout.models]
@@ -138,22 +138,22 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
                     f"{', '.join(models)}; several runs of a row are seeds of one model"
                 )
         if same_checkpoint(seeds):
-            raise UsageError(f"row '{model}': one checkpoint stands there twice, which is no two seeds; leave one out")
+            raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
         numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
     letters, notes = _notes(layout, runs, rule, mixed)
     if mapping.values:
         for model, row in _values(layout, mapping.values, known).items():
             if model in numbers:
-                raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; give it one of them")
+                raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
             numbers[model] = row
-        notes = (*notes, f"Numbers of {mapping.values} as they stand there.")
+        notes = (*notes, f"Numbers of {mapping.values} as given there.")
     own = {str(run.manifest["rule"]) for seeds in runs.values() for run in seeds}
     used = rule or (own.pop() if len(own) == 1 else None)
     return Measured(numbers, runs, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
-    """Task → (value, standard error) under a rule (the run's own if none is named), in percent where it is a share.
+    """Return task → (value, standard error) under a rule, by default the run's own; shares are in percent.
 
     Raises:
         UnknownNameError: the run was not scored for that rule.
@@ -164,7 +164,7 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     for metric in benchmark.metrics(run, rule):
         task = stands_for.get(metric.task, metric.task)
         if task not in found and metric.value is not None and metric.layer is None:
-            # What is stored in percent is in percent already, so that its decimals stay
+            # A value stored in percent is not rescaled, so that its decimals stay exact
             scale = PERCENT / of_float(metric.whole) if metric.whole else Fraction(1)
             error = None if metric.stderr is None else float(scale) * metric.stderr
             found[task] = (scale * of_float(metric.value), error)
@@ -196,7 +196,7 @@ def _check_suite(layout: TableLayout, run: Run, where: str = "") -> None:
 
 
 def row_numbers(layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction, float | None]]]) -> dict[str, Number]:
-    """Tasks and averages of a row. ± is the standard error of one run, or the standard deviation over several."""
+    """Return a row's tasks and averages, with the standard error of one run or the standard deviation over several."""
     # Here, since published tables need no numpy
     from evalkit.stats.estimates import error_of_average
 
@@ -228,7 +228,7 @@ def _values(layout: TableLayout, path: Path, models: list[str]) -> dict[str, dic
 def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Letters for rows of which something is to be said, and what that is."""
+    """Return letters of rows with notes, and the notes."""
     items = {item.key: item for item in layout.models}
     flat = [(model, run) for model, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
@@ -236,22 +236,22 @@ def _notes(
     for model, run in flat:
         differing = differences(flat[0][1], run, rule)
         if not mixed:
-            _refuse_mixture(*flat[0], model, run, differing)
-        says = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
+            _check_protocol(*flat[0], model, run, differing)
+        remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
         benchmark = benchmark_of(run)
         _, stands_for = benchmark.fills(run)
         if layout.suite != run.suite:
             pairs = ([benchmark.label(run, name).full for name in pair] for pair in stands_for.items())
-            says += [f"{task} in the column of {column}" for task, column in pairs]
-        says += unofficial_notes(run.manifest)
-        says += [contradiction] if (contradiction := objection(layout, items[model], run)) else []
-        if says:
+            remarks += [f"{task} in the column of {column}" for task, column in pairs]
+        remarks += unofficial_notes(run.manifest)
+        remarks += [contradiction] if (contradiction := row_mismatch(layout, items[model], run)) else []
+        if remarks:
             letter = letters.setdefault(model, chr(ord("a") + len(letters)))
-            notes.append(f"{letter}: {run.folder.name}: {'; '.join(says)}.")
+            notes.append(f"{letter}: {run.folder.name}: {'; '.join(remarks)}.")
     return letters, tuple(notes)
 
 
-def _refuse_mixture(
+def _check_protocol(
     first_model: str, first: Run, model: str, run: Run, differing: Sequence[tuple[Trait, Trait]]
 ) -> None:
     for mine, theirs in differing:
@@ -263,7 +263,7 @@ def _refuse_mixture(
 
 
 def _summary(runs: Mapping[str, tuple[Run, ...]], rule: str | None) -> list[str]:
-    """How the runs were measured, in a line, and which rows are of several."""
+    """Describe the runs' protocol in a line, and list rows of several runs."""
     if not runs:
         return []
     first = next(iter(runs.values()))[0]

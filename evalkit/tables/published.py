@@ -1,8 +1,7 @@
-"""Numbers kept as CSV: the paper's (`results/published/`), or a user's own in the same form.
+"""Numbers stored as CSV: the paper's (`results/published/`), or users' own in the same form.
 
-In: a CSV whose first column names models and whose others name measures. Out: numbers. What the paper printed in cells
-that follow from others (averages), and where it put its marks, stands apart in `printed/` and is read only to show the
-table as it was printed, or to audit it.
+In: a CSV with models in its first column and a measure in each further column. Out: numbers. The paper's printed
+averages and marks are in separate files in `printed/`, which are read only to print or audit the table as printed.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ class Number:
 
 
 Numbers = Mapping[str, Mapping[str, Number]]
-"""Model → measure → number; a missing one is simply not there."""
+"""Model → measure → number, without keys for missing numbers."""
 
 
 class Printed(NamedTuple):
-    """What the paper printed, where that does not follow from its numbers."""
+    """Averages and marks as the paper printed them."""
 
     values: dict[tuple[str, str], Fraction]
     """(model, measure) → the printed mean."""
@@ -49,8 +48,7 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
         in_percent: whether its numbers are from 0 to 100.
 
     Raises:
-        TableError: it cannot be read, names something twice, or holds a cell that is no such number; names row and
-            column.
+        TableError: it cannot be read, a name occurs twice, or a cell is not such a number; names row and column.
     """
     lines = _lines(path)
     _, header = next(lines, (1, [""]))
@@ -60,7 +58,7 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
     numbers: dict[str, dict[str, Number]] = {}
     for place, (model, *cells) in lines:
         if model in numbers:
-            raise TableError(f"{path}, line {place}: row '{model}' stands twice; keep one of them")
+            raise TableError(f"{path}, line {place}: row '{model}' occurs twice; remove one")
         if len(cells) != len(measures):
             raise TableError(f"{path}, line {place}, row '{model}': {len(cells)} cells for {len(measures)} columns")
         numbers[model] = {}
@@ -68,18 +66,18 @@ def read_numbers(path: Path, in_percent: bool = False) -> dict[str, dict[str, Nu
             if (value := _number(cell, path, model, measure)) is not None:
                 if in_percent and not 0 <= value <= 100:
                     raise TableError(
-                        f"{path}, line {place}, row '{model}', column '{measure}': {cell} is no percentage; this table "
-                        "has numbers from 0 to 100"
+                        f"{path}, line {place}, row '{model}', column '{measure}': {cell} is not a percentage; this "
+                        "table has numbers from 0 to 100"
                     )
                 numbers[model][measure] = Number(value)
     return numbers
 
 
 def read_printed(path: Path) -> Printed:
-    """Read what was printed: lines of model, measure, printed, marks.
+    """Read printed averages and marks: lines of model, measure, printed, marks.
 
     Raises:
-        TableError: it cannot be read, or a line is not of that form.
+        TableError: it cannot be read, or a line is invalid.
     """
     lines = _lines(path)
     _, header = next(lines, (1, []))
@@ -111,7 +109,7 @@ def _number(cell: str, path: Path, model: str, measure: str) -> Fraction | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of each line that is not empty."""
+    """Yield (line number, cells) of each line that is not empty."""
     try:
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except Unreadable as error:

@@ -1,4 +1,4 @@
-"""What `evalkit table` was asked for → a `Table`. The one way through this room."""
+"""Requests of `evalkit table`. In: a `TableRequest`. Out: a `Table`."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from evalkit.tables.published import Number, Printed, read_numbers, read_printed
 
 @dataclass(frozen=True)
 class TableRequest:
-    """A table as it can be asked for."""
+    """A table with its source and options."""
 
     name: str
-    """Of a layout, or a layout file."""
+    """Name of a layout, or a layout file."""
     source: str = "published"
     """published, runs or both."""
     mapping: Path | None = None
     """YAML file that maps rows to runs."""
     runs: tuple[str, ...] = ()
-    """Runs in its place, by folder or name, which find their rows by what their models are."""
+    """Runs in place of a mapping, by folder or name; they are assigned to rows by their models."""
     rule: str | None = None
     as_printed: bool = False
-    """The paper's own averages and marks."""
+    """Print the paper's own averages and marks."""
     spreads: bool = False
     """Print ±."""
     significance: bool = False
-    """Mark best numbers whose lead is more than chance."""
+    """Mark best numbers with a significant lead."""
     mixed: bool = False
-    """Mark runs that were measured otherwise, and do not refuse them."""
+    """Mark runs with another protocol instead of rejecting them."""
 
 
 def make(request: TableRequest) -> Table:
-    """Read the layout and what fills it.
+    """Read the layout and its numbers, and fill the table.
 
     Raises:
-        EvalkitError: whatever is wrong with the layout, the numbers, the runs or the combination of options.
+        EvalkitError: the layout, the numbers, the runs or the combination of options is invalid.
     """
     _check(request)
     layout = load_layout(request.name)
@@ -77,12 +77,12 @@ def _mapping(layout: TableLayout, request: TableRequest) -> RunMapping:
 
 
 def audited(names: Sequence[str]) -> Table:
-    """What was printed otherwise than the numbers say, in these tables and in the sentences about them.
+    """Audit tables, and the sentences about them, against the printed numbers.
 
-    All other tables are read too, to be compared. Sentences about no table are given with all the paper's tables.
+    All other tables are read too, for comparison. Sentences about no table are included if all tables are audited.
 
     Raises:
-        EvalkitError: a layout, its numbers or the claims cannot be read, or nothing tells how a table was printed.
+        EvalkitError: a layout, its numbers or the claims cannot be read, or a table has no file of printed cells.
     """
     from evalkit.tables import claims
     from evalkit.tables.claims_file import read_claims
@@ -91,18 +91,18 @@ def audited(names: Sequence[str]) -> Table:
     shown = {load_layout(name).name for name in names}
     tables = [Audited(layout, published_numbers(layout), printed_cells(layout)) for layout in layouts]
     table = as_table([finding for finding in audit(tables) if finding.table in shown])
-    verdicts = claims.judge(read_claims(resource("results", "published", "claims.yaml")), tables)
+    verdicts = claims.check_claims(read_claims(resource("results", "published", "claims.yaml")), tables)
     if not shown.issuperset(layout_names()):
         verdicts = [verdict for verdict in verdicts if verdict.tables & shown]
     return table._replace(sections=(*table.sections, *claims.sections(verdicts)))
 
 
 def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
-    """The layout's published numbers.
+    """Read the layout's published numbers.
 
     Raises:
         UsageError: it has none.
-        TableError: they cannot be read, or have a column that the layout's suite does not know.
+        TableError: they cannot be read, or their columns do not fit the layout.
     """
     if not layout.data.is_file():
         raise UsageError(
@@ -112,66 +112,66 @@ def published_numbers(layout: TableLayout) -> dict[str, dict[str, Number]]:
     numbers = read_numbers(layout.data, layout.in_percent)
     columns = {column for row in numbers.values() for column in row}
     if stored := columns & layout.averages.keys():
-        raise TableError(f"{layout.data}: column '{min(stored)}' is an average, which is computed; take it out")
+        raise TableError(f"{layout.data}: column '{min(stored)}' is an average, which is computed; remove it")
     if missing := [task for task in layout.tasks if task not in columns]:
         raise TableError(f"{layout.data} has no numbers in a column '{missing[0]}', which layout {layout.path} shows")
     return numbers
 
 
 def printed_cells(layout: TableLayout) -> Printed:
-    """The averages and marks as they were printed.
+    """Read the averages and marks as they were printed.
 
     Raises:
-        UsageError: nothing tells how the table was printed.
-        TableError: the file that does cannot be read.
+        UsageError: the table has no file of printed cells.
+        TableError: the file cannot be read.
     """
     if not layout.printed.is_file():
-        raise UsageError(f"table {layout.name}: nothing tells how it was printed ({layout.printed} does not exist)")
+        raise UsageError(f"table {layout.name} has no printed averages and marks ({layout.printed} does not exist)")
     return read_printed(layout.printed)
 
 
 def _check(request: TableRequest) -> None:
     published, given = request.source == "published", request.mapping is not None or bool(request.runs)
     if published and given:
-        raise UsageError("--runs is for --source runs or both; say which")
+        raise UsageError("--runs is for --source runs or both; add one of them")
     if not published and not given:
         raise UsageError(
             f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders, or "
             "--runs RUN RUN …"
         )
     if request.as_printed and not published:
-        raise UsageError("--as-printed shows the paper's own marks, so it goes with --source published only")
+        raise UsageError("--as-printed shows the paper's own marks; use it with --source published only")
     runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": bool(request.rule),
                  "--allow-mixed": request.mixed}  # fmt: skip
     if published and (asked := [name for name, on in runs_only.items() if on]):
-        raise UsageError(f"{asked[0]} is for numbers of runs: the published ones come without; add --source runs")
+        raise UsageError(f"{asked[0]} is for numbers of runs, not for published ones; add --source runs")
 
 
 def _legend(request: TableRequest, found: Measured) -> list[str]:
-    says = []
+    lines = []
     if request.spreads and found.runs:
         seeds = {len(runs) > 1 for runs in found.runs.values()}
         one = next(iter(found.runs.values()))[0]
         known = any(metric.stderr is not None for metric in benchmark_of(one).metrics(one, found.rule))
         error = "standard error over documents" if known else f"not stored by single runs of {one.kind}"
         kinds = {False: error, True: "standard deviation over seeds (rows of several runs)"}
-        says.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
+        lines.append("±: " + ", ".join(kinds[several] for several in sorted(seeds)) + ".")
     if request.source == "both":
-        says.append("In brackets: difference from the published number.")
+        lines.append("In brackets: difference from the published number.")
     if request.significance:
-        says.append(
+        lines.append(
             "†: the lead over the next best is significant (p at most 0.05 after Holm's correction over all leads of "
             "the table; paired on documents, those of one source together)."
         )
         if len({len(runs) > 1 for runs in found.runs.values()}) > 1:
-            says.append("A row of a single run is that one checkpoint: nothing is claimed of its other seeds.")
-    return says
+            lines.append("A row of a single run is that one checkpoint: nothing is claimed about other seeds.")
+    return lines
 
 
 def _significant(layout: TableLayout, found: Measured) -> Callable[[Sequence[Lead]], Set[Lead]]:
     if "bold" not in layout.marks:
-        raise UsageError(f"table {layout.name} marks no best number, whose lead --significance could test")
-    # Here, since it needs pandas
+        raise UsageError(f"table {layout.name} marks no best numbers, so --significance has nothing to test; omit it")
+    # Imported here, since it needs pandas
     from evalkit.tables.significance import significant
 
     return partial(significant, layout, found)

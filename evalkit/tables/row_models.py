@@ -1,7 +1,7 @@
-"""Which row of a table a run is of, by what its model is and not by what anything is called.
+"""Assignment of runs to rows of a table by their model's shape, not by any name.
 
-In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests keep their model's shape. Out: the
-rows of runs that were given without any, and what contradicts the row of a run that was given one.
+In: a layout, whose rows name models (`models/zoo.py`), and runs, whose manifests contain their model's shape. Out: the
+rows of runs without a mapping, and mismatches between a mapped run and its row.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from evalkit.runs.folder import Run
 from evalkit.tables.layout import LayoutItem, TableLayout
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}
-"""Settings in which the papers can be read in several ways, so that no two rows of their tables differ in them."""
+"""Settings that the papers leave open, so that no two rows of their tables differ in them."""
 
 
 def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Row → its runs, in the layout's order; several runs of a row are its seeds.
+    """Return row → its runs, in the layout's order; several runs of a row are seeds.
 
     Raises:
-        UsageError: a run's manifest does not keep what its model is, no row or several rows are of that model, or the
-            runs of a row are steps of one training.
+        UsageError: a run's manifest has no model shape, its model matches no row or several, or the runs of a row are
+            steps of one training.
     """
     found: dict[str, list[Run]] = {item.key: [] for item in layout.models}
     for run in runs:
@@ -36,13 +36,13 @@ def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
         if len(set(steps_of(members) or ())) > 1:
             raise UsageError(
                 f"runs {members[0].folder.name} and {members[1].folder.name} are of row '{key}' of table {layout.name} "
-                "and tell different steps; leave one out, or list them as seeds in a --runs FILE.yaml"
+                "and have different training steps; remove one, or list them as seeds in a --runs FILE.yaml"
             )
     return {key: members for key, members in found.items() if members}
 
 
-def objection(layout: TableLayout, item: LayoutItem, run: Run) -> str:
-    """What a run's model has otherwise than the row that it fills; empty where nothing, or where nobody knows."""
+def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
+    """Describe how a run's model differs from its row's; empty if it does not, or if the manifest has no shape."""
     named, loaded = _named(layout, item), run.manifest.get("loaded") or {}
     if not named or "parameters" not in loaded:
         return ""
@@ -55,7 +55,7 @@ def objection(layout: TableLayout, item: LayoutItem, run: Run) -> str:
         return "; ".join(f"{key} is {ours.get(key)}, in {alike.name} {theirs[key]}" for key in other)
     first, count = named[0], parameters(named[0].shape).total
     if "shape" not in loaded and loaded["parameters"] == count:
-        return ""  # made before manifests kept more
+        return ""  # from a version whose manifests had no shape
     row, own = _words(_facts(first), count), _of_run(run)
     keys = [] if row != own else [key for key, value in _facts(first).items() if ours.get(key) != value]
     apart = f" (they differ in {', '.join(keys)})" if keys else ""
@@ -67,8 +67,8 @@ def _row_of(layout: TableLayout, run: Run) -> str:
     ours = loaded.get("shape")
     if ours is None:
         raise UsageError(
-            f"run {run.folder.name}: its manifest does not tell its model's sizes and attention, by which it would "
-            f"find its row of table {layout.name}; name the row in a --runs FILE.yaml"
+            f"run {run.folder.name}: its manifest lacks the model's sizes and attention, which determine its row of "
+            f"table {layout.name}; name the row in a --runs FILE.yaml"
         )
     named = [(item.key, model) for item in layout.models for model in _named(layout, item)]
     rows = [key for key, model in named if ours == _facts(model)]
@@ -88,7 +88,7 @@ def _shipped() -> dict[str, NamedModel]:
 
 
 def _named(layout: TableLayout, item: LayoutItem) -> list[NamedModel]:
-    """The models that a row is of; files are seen from the layout's folder."""
+    """Return the models of a row; paths of files are relative to the layout's folder."""
     return [_model(layout, item, name) for name in item.models]
 
 
@@ -107,7 +107,7 @@ def _facts(model: NamedModel) -> dict[str, Any]:
 
 
 def _alike(ours: Mapping[str, Any], model: NamedModel) -> bool:
-    """Whether nothing differs but readings that the papers leave open."""
+    """Return whether a shape differs from a model's only in settings that the papers leave open."""
     theirs = _facts(model)
     return all(ours.get(key) == theirs.get(key) for key in (ours.keys() | theirs.keys()) - _READINGS)
 
@@ -120,7 +120,7 @@ def _of_run(run: Run) -> str:
 
 
 def _words(facts: Mapping[str, Any], count: int) -> str:
-    """Backbone, size, heads, attention and where it is."""
+    """Describe a model: backbone, size, heads, attention and its layers."""
     signals = f" of {facts['num_signals']} signals" if "num_signals" in facts else ""
     domain = " (of probabilities)" if facts.get("signal_domain") == "probabilities" else ""
     layers = f" in layers {layer_ranges(facts['variant_layers'])} of {facts['num_hidden_layers']}"

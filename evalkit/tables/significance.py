@@ -1,12 +1,11 @@
-"""Whether a best number's lead is more than chance.
+"""Significance of a best number's lead over the next best.
 
-In: the leads of a table and the runs behind its rows. Out: those leads that hold after Holm's correction over all of
-them. The test is that of `evalkit compare` (docs/compare.md): paired on documents, those of one source together, and
-for rows of several seeds over seeds too.
+In: the leads of a table and the runs of its rows. Out: the leads that are significant after Holm's correction over all
+of them. The test is that of `evalkit compare` (docs/compare.md): paired on documents, clustered by source, and for rows
+of several seeds also over seeds.
 
-That the two rows were picked for being best and next best needs no correction of its own: a two-sided test between them
-names a wrong winner no more often than its level says (Gutmann and Maymin 1987, Hung and Fithian 2019; for independent
-samples).
+The selection of the best and next best rows needs no further correction: the error rate of a two-sided test between
+them does not exceed its level (Gutmann and Maymin 1987, Hung and Fithian 2019; for independent samples).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from evalkit.tables.measured import Measured
 
 
 def significant(layout: TableLayout, found: Measured, leads: Sequence[Lead]) -> frozenset[Lead]:
-    """The leads that hold, of those between rows that runs fill.
+    """Return the significant leads among those between rows of runs.
 
     Raises:
         UsageError: the runs have different rules, or two rows were not measured on the same documents.
@@ -35,7 +34,7 @@ def significant(layout: TableLayout, found: Measured, leads: Sequence[Lead]) -> 
     tested = [lead for lead in leads if lead.best in found.runs and lead.runner_up in found.runs]
     if tested and found.rule is None:
         raise UsageError(
-            "--significance tests all rows under one rule, and the runs have several; name one with --rule"
+            "--significance tests all rows under one rule, but the runs have several; name one with --rule"
         )
     graded: dict[str, Comparable] = {}
 
@@ -55,15 +54,15 @@ def significant(layout: TableLayout, found: Measured, leads: Sequence[Lead]) -> 
 
 
 def lead_p_value(pairing: Pairing, tasks: Sequence[str], rule: str) -> float:
-    """Two-sided p value that two rows' mean accuracies over the tasks are equal, before correction.
+    """Return the two-sided p-value of equal mean accuracies of two rows over the tasks, before correction.
 
     Raises:
-        UsageError: some documents were scored in one of the rows only, so that it is not their lead that is tested.
+        UsageError: some documents were scored in one of the rows only, so the test would not be of their lead.
     """
     for task in pairing.tasks:
         if task.task in tasks and task.dropped:
             raise UsageError(
                 f"rows '{pairing.a.name}' and '{pairing.b.name}' were not measured on the same documents of "
-                f"{task.task}, so --significance cannot test their lead; leave it out, or run both on the same"
+                f"{task.task}, so --significance cannot test their lead; omit it, or run both on the same documents"
             )
     return p_value(pairing, tasks, rule)

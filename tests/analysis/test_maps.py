@@ -118,7 +118,7 @@ def test_stock_models_give_maps_too_as_transformers_itself_records_them(tmp_path
     assert all(torch.equal(found[layer], seen) for layer, seen in enumerate(expected))
 
 
-def test_invalid_values_are_rejected_by_name() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"no attention layer 7; the model's are 0 to 2"):
         attention_map(model_of("cog"), IDS, 7)
     with pytest.raises(CheckpointError, match="evalkit models convert"):

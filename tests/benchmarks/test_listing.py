@@ -171,8 +171,8 @@ def test_json_has_everything(evalkit: Command, own_run: Path, checkpoint: Path) 
     assert evalkit("ls", "runs", "-o", own_run.parent).out.splitlines()[-1].endswith(f": {note}")
 
 
-def test_invalid_options(evalkit: Command, own_run: Path) -> None:
-    complains(evalkit("ls", "--sort", "name"), 2, "--sort is of runs", "evalkit ls runs --sort")
+def test_options_that_cannot_be(evalkit: Command, own_run: Path) -> None:
+    complains(evalkit("ls", "--sort", "name"), 2, "--sort is an option for runs", "evalkit ls runs --sort")
     complains(evalkit("ls", "runs", "--sort", "size"), 2, "--sort", "'size'", "'date', 'name', 'model', 'score'")
     shown = evalkit("ls", "runs", "-o", own_run.parent, "--filter", "nothing").out
     assert shown.strip() == f"none in {own_run.parent} with nothing"

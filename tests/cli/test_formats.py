@@ -130,4 +130,4 @@ def test_standalone_is_of_documents_and_pages(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as left:
         main(["models", "ls", "--standalone"])
     assert left.value.code == 2
-    assert "--standalone makes LaTeX a document and HTML a page" in capsys.readouterr().err
+    assert "--standalone is for --format latex and html" in capsys.readouterr().err

@@ -122,13 +122,11 @@ def test_positions_without_context_extension(evalkit: Command, rows: Path, tmp_p
 def test_options_stand_where_they_are_read(longbench: Command, evalkit: Command) -> None:
     folder = longbench().out.splitlines()[-1]
     before = evalkit("longbench", "--format", "latex", "rescore", folder)
-    complains(before, 2, "options of evalkit longbench rescore stand after its name")
+    complains(before, 2, "give the options of evalkit longbench rescore after its name")
     complains(evalkit("longbench", "--tasks", "trec"), 2, "name a checkpoint: evalkit longbench run CKPT")
-    complains(longbench("--tasks", ","), 2, "--tasks ,: names nothing")
+    complains(longbench("--tasks", ","), 2, "--tasks ,: contains no name")
     Path("own.yaml").write_text("max-prompt-tokens:\n  tokens: 3\n")
-    complains(
-        longbench("--config", "own.yaml"), 2, "own.yaml: key 'max-prompt-tokens' holds keys and values of its own"
-    )
+    complains(longbench("--config", "own.yaml"), 2, "own.yaml: key 'max-prompt-tokens' is a mapping")
 
 
 def test_a_table_without_a_column_is_damaged(longbench: Command, evalkit: Command) -> None:
@@ -172,7 +170,7 @@ def test_commands_that_choose_between_answers_refuse_it(longbench: Command, eval
     complains(evalkit("rescore", one, "--rule", "acc"), 2, *words)
     assert evalkit("compare", one, two).code == 0  # document by document, as graded scores
     complains(evalkit("integrity", one), 2, "is of suite longbench; the published numbers are of suite zeroshot8")
-    complains(evalkit("export", one, "--to", "lm_eval", "--output", "exported"), 2, "has no files in lm-eval's form")
+    complains(evalkit("export", one, "--to", "lm_eval", "--output", "exported"), 2, "has no files in lm-eval's format")
     assert evalkit("export", one, "--to", "hub", "--output", "exported").code == 0
     assert "path: THUDM/LongBench" in Path("exported/model_card.md").read_text(encoding="utf-8").replace(
         "type:", "path:"
@@ -214,7 +212,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
         (["--device", "abacus"], 2, ["--device abacus: not a device"]),
         (["--token-budget", "few"], 2, ["--token-budget is 'few'; it must be a whole number"]),
         (["--format", "xml"], 2, ["xml"]),
-        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: figures are drawn as .png or .pdf"]),
+        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: figures are written as .png or .pdf"]),
     ],
 )
 def test_bad_input(longbench: Command, options: list[str], code: int, words: list[str]) -> None:

@@ -187,12 +187,12 @@ def test_command_line_over_environment_over_file(
     [
         ("limt: 3", ["unknown key 'limt'", "did you mean 'limit'"]),
         ("form: json", ["unknown key 'form'", "did you mean 'format'"]),
-        ("- model", ["must hold keys and values"]),
+        ("- model", ["must contain keys and values"]),
         ("a: [", ["settings.yaml, line 1: not valid YAML"]),
         ("limit: many", ["settings.yaml: key 'limit': 'many' is not a valid integer"]),
         ("model: x\nconfig: y", ["unknown key 'config'"]),
         ("set: [window]", ["--set window: write KEY=VALUE"]),
-        ("set: [[a]]", ["key 'set' has to be text, or a list of texts"]),
+        ("set: [[a]]", ["key 'set' must be a string, or a list of strings"]),
     ],
 )
 def test_invalid_config_files(evalkit: Command, content: str, words: list[str]) -> None:
@@ -328,7 +328,7 @@ def test_invalid_templates(run: Command, content: str, words: list[str]) -> None
     assert not Path("runs").exists()
 
 
-def test_an_invalid_output(run: Command) -> None:
+def test_invalid_output(run: Command) -> None:
     Path("file").touch()
     complains(run("--output", "file"), 1, "output folder file/", "choose another --output")
     complains(run("--output", "file/below"), 1, "output folder file/below/", "choose another --output")

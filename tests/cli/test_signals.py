@@ -16,7 +16,7 @@ from evalkit.reporting.table import simple_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
-INTERRUPTED = "evalkit: interrupted; what was scored is saved: run the same command again to go on"
+INTERRUPTED = "evalkit: interrupted; finished batches are saved: run the same command again to resume"
 
 LOADING = """
 import evalkit.models.load as place

@@ -82,7 +82,7 @@ def test_runs_alone(evalkit: Command, finished: Run) -> None:
     complains(evalkit(*begin, runs[0], finished.folder), 2, "no row of table sig_abl_main", "--runs FILE.yaml")
     complains(evalkit(*begin, runs[0], "runs.yaml"), 2, "give one YAML file, or runs alone")
     complains(evalkit(*begin, "run7"), 2, "unknown run 'run7'")
-    complains(evalkit("table", "main_res", "run0"), 2, "run0: a table has one NAME; runs come behind --runs")
+    complains(evalkit("table", "main_res", "run0"), 2, "run0: a table has one NAME; give runs after --runs")
 
 
 def test_audit(evalkit: Command) -> None:
@@ -130,7 +130,7 @@ def test_tables_are_listed(evalkit: Command) -> None:
         (["table", "main_rse"], ["unknown table 'main_rse'", "did you mean 'main_res'"]),
         (["table", "main_res", "--source", "runs"], ["--source runs needs --runs FILE.yaml"]),
         (["table", "main_res", "--runs", "x.yaml"], ["--runs is for --source runs or both"]),
-        (["table", "--audit", "--as-printed"], ["--audit reads the published tables alone"]),
+        (["table", "--audit", "--as-printed"], ["--audit reads the published tables only"]),
         (["table", "main_res", "--stderr"], ["--stderr is for numbers of runs"]),
         (["table", "main_res", "--source", "paper"], ["--source", "'paper'"]),
         (["table", "main_res", "--source", "both", "--runs", "x.yaml", "--as-printed"], ["--as-printed"]),

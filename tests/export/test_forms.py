@@ -1,4 +1,4 @@
-"""Exports to the hub's and to Every Eval Ever's formats, validated by their own loader and schema."""
+"""Exports to the hub's and Every Eval Ever's formats, validated by their own loader and schema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def schema() -> dict[str, Any]:
     try:
         path = fetch_wheel_member(SCHEMA, "schemas", lambda _: None)
     except DataError as error:
-        pytest.skip(f"the schema cannot be had: {error}")
+        pytest.skip(f"the schema could not be downloaded: {error}")
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
@@ -173,12 +173,12 @@ def test_without_an_output_it_goes_into_the_run_folder(own_run: Path) -> None:
     assert load_run(own_run).complete
 
 
-def test_invalid_exports(finished: Run, tmp_path: Path) -> None:
+def test_invalid_exports_are_rejected(finished: Run, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="unknown export 'hob': did you mean 'hub'"):
         export_run(finished, "hob")
     with pytest.raises(UnknownNameError, match=r"unknown rule of run .*'ac'"):
         export_run(finished, "hub", "ac")
-    with pytest.raises(UsageError, match="every rule at once"):
+    with pytest.raises(UsageError, match="contains every rule"):
         export_run(finished, "lm_eval", "acc")
     theirs = Path(altered(finished, tmp_path / "theirs", manifest={"kind": LM_EVAL}))
     (theirs / RESULTS).write_text(json.dumps(read(theirs, RESULTS) | {"tasks": [], "groups": []}), encoding="utf-8")

@@ -42,5 +42,5 @@ def test_names_lists_and_numbers(tmp_path: Path) -> None:
 def test_a_yaml_key_that_two_settings_have(tmp_path: Path) -> None:
     """7 and "7" are two keys of YAML, and one name."""
     (tmp_path / "own.yaml").write_text("named: {7: 1, '7': 2}\n", encoding="utf-8")
-    with pytest.raises(TableError, match=r"own\.yaml: 'named': the name '7' stands twice"):
+    with pytest.raises(TableError, match=r"own\.yaml: 'named': the name '7' occurs twice"):
         read_settings(tmp_path / "own.yaml", Numbers, TableError)

@@ -46,5 +46,5 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("name", ["a.svg", "a", ".png", "x" * 300 + ".png"])
 def test_names_that_no_figure_can_have(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"figures are drawn as \.png or \.pdf|cannot be written"):
+    with pytest.raises(UsageError, match=r"figures are written as \.png or \.pdf|cannot be written"):
         check_figure_path(tmp_path / name)

@@ -67,7 +67,7 @@ def test_plain_text_stays(text: str) -> None:
     assert escape(text) == text
 
 
-def test_letters_without_a_glyph_are_shown_by_their_code() -> None:
+def test_letters_without_a_glyph_are_printed_by_their_code() -> None:
     assert escape("中") == "{[}U+4E2D{]}"
     assert escape("é ü ß") == "é ü ß"
     assert escape("e\u0301") == "é"

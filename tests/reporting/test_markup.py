@@ -29,7 +29,7 @@ def test_a_backslash_takes_the_sign_itself() -> None:
 
 @pytest.mark.parametrize("text", ["**bold", "*", "~caps", "costs $5", "a ** b"])
 def test_a_style_that_does_not_end_is_named(text: str) -> None:
-    with pytest.raises(TableError, match=r"layout my\.yaml: caption: '.+' is begun and not ended"):
+    with pytest.raises(TableError, match=r"layout my\.yaml: caption: '.+' is not closed"):
         parse(text, "layout my.yaml: caption")
 
 

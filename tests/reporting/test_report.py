@@ -35,7 +35,7 @@ def test_programs_get_content_and_records_where_there_are_some() -> None:
 
 
 def test_several_tables_are_no_csv() -> None:
-    with pytest.raises(UsageError, match=r"holds one table, and here are several \(made-up, made-up\); .* json"):
+    with pytest.raises(UsageError, match=r"can contain one table, not several \(made-up, made-up\); .* json"):
         render(Report((TABLE, TABLE)), "csv")
 
 

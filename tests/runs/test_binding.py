@@ -421,5 +421,5 @@ def test_a_folder_that_utf8_cannot_hold_is_refused_before_it_is_written(
 ) -> None:
     """From inside of it, the name given is fine and the path is not."""
     monkeypatch.chdir(shutil.copytree(checkpoint, tmp_path / "caf\udce9"))
-    with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; a file or folder of such a name"):
+    with pytest.raises(UsageError, match=r"--model .*: is not text in UTF-8; rename a file or folder"):
         provenance(ModelSpec("."), locate("."))

@@ -1,4 +1,4 @@
-"""Models that violate assumptions of sharing, and out-of-memory errors."""
+"""Models with unexpected behaviour, and machines that run out of memory."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_model_that_cannot_share_is_found_out_and_scored_by_itself(
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= tolerance
 
 
-def test_a_model_that_looks_ahead_is_refused(tiny: Tiny) -> None:
+def test_a_model_that_is_not_causal_is_rejected(tiny: Tiny) -> None:
     loaded = tiny()
     base = loaded.model.base_model
     forward = base.forward
@@ -121,7 +121,7 @@ def test_a_model_that_looks_ahead_is_refused(tiny: Tiny) -> None:
         Engine(loaded.model, BUDGET, print).check(items_of(encode(loaded)[:2]))
 
 
-def test_damaged_weights_are_refused(tiny: Tiny) -> None:
+def test_damaged_weights_are_rejected(tiny: Tiny) -> None:
     loaded = tiny()
     loaded.model.get_output_embeddings().weight[7, 3] = torch.nan
     with pytest.raises(CheckpointError, match="not numbers"):
@@ -191,7 +191,7 @@ def test_an_item_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch
     Scarce(monkeypatch, needed - 1)
     for budget in (1, BUDGET):
         engine = Engine(loaded.model, budget, lambda line: None)
-        with pytest.raises(ScoringError, match=rf"{item.label}: \d+ tokens are more than memory holds"):
+        with pytest.raises(ScoringError, match=rf"{item.label}: out of memory on \d+ tokens"):
             score(engine, encoded)
 
 
@@ -207,7 +207,7 @@ def test_memory_that_lacks_elsewhere_is_an_error_in_one_line(
     engine.check(items_of(encode(loaded)[:2]))
     engine.shares = method == "trunk"
     monkeypatch.setattr(Forward, method, fail)
-    with pytest.raises(ScoringError, match=r"subject_\d document \d: \d+ tokens are more than memory holds") as caught:
+    with pytest.raises(ScoringError, match=r"subject_\d document \d: out of memory on \d+ tokens") as caught:
         score(engine, encode(loaded))
     assert "\n" not in str(caught.value)
 
@@ -326,7 +326,7 @@ def test_a_model_that_cannot_be_given_a_tree_is_scored_right_and_reported(tmp_pa
     assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 
 
-def test_a_failing_attention_is_reported_and_replaced(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_to_attend_that_fails_is_reported_and_replaced(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise NotImplementedError("no kernel for this device")
 
@@ -357,7 +357,7 @@ def test_a_head_that_does_more_than_multiply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_head_with_an_unknown_operation(tiny: Tiny, dtype: str) -> None:
+def test_an_unknown_output_head_disables_sharing(tiny: Tiny, dtype: str) -> None:
     """A model that does something of its own to its logits is found out in any dtype, and scored by its own pass."""
     loaded = tiny(dtype=dtype)
     forward = loaded.model.forward
@@ -373,7 +373,7 @@ def test_a_head_with_an_unknown_operation(tiny: Tiny, dtype: str) -> None:
     engine = Engine(loaded.model, BUDGET, said.append)
     engine.check(items_of(encoded[:2]))
     assert not engine.shares
-    assert "its output head does more" in said[0]
+    assert "its output head differs from evalkit's" in said[0]
     if dtype == "float32":
         assert largest_difference(loaded.model, encoded, score(engine, encoded)) <= RELATIVE
 

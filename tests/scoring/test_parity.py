@@ -14,7 +14,7 @@ from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, plan, refuse_small_budget, smallest_budget
+from evalkit.scoring.pack import SequenceSet, check_budget, plan, smallest_budget
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 
@@ -153,9 +153,9 @@ def two_groups(tail: int) -> list[SequenceSet]:
 def test_the_advice_on_too_small_a_budget_is_good(tail: int) -> None:
     items = two_groups(tail)
     with pytest.raises(ScoringError, match=r"document \d+ takes \d+ tokens in one batch; give at least \d+") as caught:
-        refuse_small_budget(items, 3)
+        check_budget(items, 3)
     enough = int(str(caught.value).split("give at least ")[1].split(",")[0])
-    refuse_small_budget(items, enough)
+    check_budget(items, enough)
     assert all(len(batch.tree.tokens) <= enough for batch in plan(items, enough))
 
 

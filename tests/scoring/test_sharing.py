@@ -17,7 +17,7 @@ from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.precision import in_float32
-from evalkit.scoring.probe import hide_first, make_probe
+from evalkit.scoring.probe import make_probe, mask_first
 from evalkit.scoring.tree import build_tree
 
 VOCABULARY = 256
@@ -164,10 +164,10 @@ def test_attention_by_rows_is_found(
     assert not engine.shares
     assert said == [
         f"warning: this model does not support scoring through shared prefixes ({engine.why_not}); every sequence is "
-        "scored by itself, which is several times slower"
+        "scored alone, which is several times slower"
     ]
     assert "states differ by" in engine.why_not
-    assert engine.why_not.endswith("where a prefix is kept") == with_trunk
+    assert engine.why_not.endswith("with a cached prefix") == with_trunk
 
 
 SHARING = {
@@ -224,7 +224,7 @@ def test_longer_batches_than_were_checked_are_compared_when_they_come(monkeypatc
     assert engine.shares and not said
     assert largest_difference(engine, model) <= RELATIVE
     (line,) = said
-    assert line.startswith("warning: from ") and "such sequences are scored by themselves" in line
+    assert line.startswith("warning: from ") and "such sequences are scored one at a time" in line
 
 
 def test_longer_batches_than_were_checked_still_share_where_that_is_right() -> None:
@@ -245,13 +245,13 @@ def test_longer_batches_than_were_checked_still_share_where_that_is_right() -> N
         assert largest_difference(engine, model) <= RELATIVE
     assert not calls and not said
     assert engine.describe()["checked"] == first
-    compared = engine._troubles
+    compared = engine._failures
     assert compared and not any(compared.values())
     assert all(lengths.row > first["row"] or lengths.longest > first["longest"] for lengths in compared)
     assert max(lengths.longest for lengths in compared) >= 730
 
 
-def test_a_check_that_cannot_tell_does_not_pass() -> None:
+def test_an_inconclusive_check_does_not_pass() -> None:
     """Without values, attention changes nothing, and a wrong mask would not show."""
     model = model_of("llama")
     for layer in model.model.layers:
@@ -259,14 +259,14 @@ def test_a_check_that_cannot_tell_does_not_pass() -> None:
     engine, _ = engine_of(model)
     engine.check(items()[:2])
     assert not engine.shares
-    assert "too little to tell" in engine.why_not
+    assert "inconclusive" in engine.why_not
 
 
 @pytest.mark.parametrize("window", [1, 7])
 def test_a_window_too_short_to_tell(window: int) -> None:
     engine, _ = engine_of(model_of("mistral", sliding_window=window))
     engine.check(items()[:2])
-    assert engine.why_not == f"sequences of {window} tokens are too short to tell whether it can"
+    assert engine.why_not == f"sequences of {window} tokens are too short for the check"
 
 
 def test_experts_that_rounding_decides_between_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_memory_for_half_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, said = engine_of(model_of("llama"))
     engine.check(items()[:2])
     assert engine.shares and engine.budget == 550
-    assert said == ["out of memory at 1375 tokens: going on with batches of 550"]
+    assert said == ["out of memory at 1375 tokens: continuing with batches of 550"]
 
 
 def test_a_model_that_does_not_run_is_named_in_one_line() -> None:
@@ -394,7 +394,7 @@ def test_a_probe_is_the_tree_of_its_sequences(row: int, longest: int) -> None:
         assert tree.positions[path].tolist() == list(range(len(path)))
         assert tree.tokens[path].tolist() == probe.sequences[probe.owner[node]][: len(path)].tolist()
     assert sees[:, 0].all()
-    assert not (np.flatnonzero(~sees[:, 0]).size) and hide_first(tree).ends[0] == 1
+    assert not (np.flatnonzero(~sees[:, 0]).size) and mask_first(tree).ends[0] == 1
     after = probe.after(probe.trunk)
     assert 0 < probe.trunk < longest and len(after.tokens) == row - probe.trunk
     assert after.ends.max() == row - probe.trunk
@@ -450,7 +450,7 @@ def test_logits_that_are_small_do_not_hide_their_cap() -> None:
     engine, said = engine_of(model)
     engine.check(items()[:2])
     assert not engine.shares
-    assert "output head does more than evalkit knows" in said[-1]
+    assert "output head differs from evalkit's" in said[-1]
 
 
 def test_what_depends_on_the_weights_is_found_for_each_checkpoint(
@@ -502,7 +502,7 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, erro
         engine, said = engine_of(model_of("llama"))
         engine.check(items()[:2])
         assert not engine.shares
-        assert "memory does not hold" in said[-1]
+        assert "out of memory in the check" in said[-1]
     monkeypatch.setattr(Forward, "hidden_alone", fails)
     with pytest.raises(ScoringError, match="out of memory"):
         engine_of(model_of("llama"))[0].check(items()[:2])

@@ -21,8 +21,10 @@ def cases(draw: st.DrawFn) -> Case:
     # A prefix of another sequence, a duplicate and a sequence with but one token after the trunk are all legal
     tails = draw(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=7))
     sequences = [np.array(trunk + tail, dtype=np.int32) for tail in tails]
-    masks = [np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences]
-    return sequences, masks, len(trunk)
+    is_scored = [
+        np.array(draw(st.lists(st.booleans(), min_size=len(s), max_size=len(s))), dtype=bool) for s in sequences
+    ]
+    return sequences, is_scored, len(trunk)
 
 
 def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
@@ -32,7 +34,7 @@ def prefixes(tree: Tree, trunk: NDArray[np.int32]) -> list[Prefix]:
     return [(*trunk.tolist(), *(int(tree.tokens[k]) for k in ancestors)) for ancestors in seen]
 
 
-def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], masks: list[NDArray[np.bool_]], trunk: int) -> None:
+def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], is_scored: list[NDArray[np.bool_]], trunk: int) -> None:
     first = max(trunk, 1)
     whole = [tuple(s.tolist()) for s in sequences]
     stem = sequences[0][:trunk]
@@ -46,21 +48,21 @@ def check_tree(tree: Tree, sequences: list[NDArray[np.int32]], masks: list[NDArr
     before = [tuple(stem.tolist()) if node == TRUNK else found[node] for node in tree.pair_nodes.tolist()]
     pairs = list(zip(before, tree.pair_targets.tolist(), strict=True))
     expected = {
-        (s[:at], s[at]) for s, mask in zip(whole, masks, strict=True) for at in range(first, len(s)) if mask[at]
+        (s[:at], s[at]) for s, want in zip(whole, is_scored, strict=True) for at in range(first, len(s)) if want[at]
     }
     assert sorted(pairs) == sorted(expected)
 
     # A sequence's path leads to the pairs of its scored tokens, in order
-    for s, mask, path in zip(whole, masks, tree.paths, strict=True):
+    for s, want, path in zip(whole, is_scored, tree.paths, strict=True):
         assert [None if p < 0 else pairs[p] for p in path.tolist()] == [
-            (s[:at], s[at]) if mask[at] else None for at in range(first, len(s))
+            (s[:at], s[at]) if want[at] else None for at in range(first, len(s))
         ]
 
 
 @given(cases())
 def test_a_tree_is_the_trie_of_its_sequences(case: Case) -> None:
-    sequences, masks, trunk = case
-    check_tree(build_tree(sequences, masks, trunk), sequences, masks, trunk)
+    sequences, is_scored, trunk = case
+    check_tree(build_tree(sequences, is_scored, trunk), sequences, is_scored, trunk)
 
 
 def test_a_tree_written_out() -> None:

@@ -12,7 +12,7 @@ import yaml
 from evalkit.errors import TableError
 from evalkit.resources import resource
 from evalkit.tables.audit import Audited
-from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Verdict, judge, sections
+from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Verdict, check_claims, sections
 from evalkit.tables.claims_file import Claims, PaperClaim, read_claims
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.published import Number
@@ -66,7 +66,7 @@ def tables() -> dict[str, Audited]:
 
 @pytest.fixture(scope="module")
 def verdicts(claims: Claims, tables: dict[str, Audited]) -> dict[str, Verdict]:
-    return {verdict.claim.key: verdict for verdict in judge(claims, list(tables.values()))}
+    return {verdict.claim.key: verdict for verdict in check_claims(claims, list(tables.values()))}
 
 
 def with_cell(table: Audited, model: str, measure: str, value: float) -> Audited:
@@ -102,7 +102,7 @@ def test_another_number_makes_it_so(
 ) -> None:
     [claim] = [claim for claim in claims.claims if claim.key == key]
     changed = tables | {table: with_cell(tables[table], model, measure, value)}
-    [verdict] = judge(Claims((claim,), claims.shapes), list(changed.values()))
+    [verdict] = check_claims(Claims((claim,), claims.shapes), list(changed.values()))
     assert (verdict.verdict, verdict.tables) == (HOLDS, {table})
 
 
@@ -119,7 +119,7 @@ def test_what_holds_does_so_by_the_tables(
             with_cell(table, model, measure, value)
             for table in used.values() for model, row in table.numbers.items() for measure in row for value in (0, 100)
         )  # fmt: skip
-        others = (judge(one, list((used | {table.layout.name: table}).values()))[0] for table in changes)
+        others = (check_claims(one, list((used | {table.layout.name: table}).values()))[0] for table in changes)
         assert not used or any(verdict.verdict != HOLDS for verdict in others), key
 
 
@@ -134,7 +134,7 @@ def test_parameters_decide_too(tables: dict[str, Audited], tmp_path: Path) -> No
     content["models"]["tinyllama"] |= {"num_key_value_heads": 32, "tie_word_embeddings": True}
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    found = {v.claim.key: v.verdict for v in judge(read_claims(path), list(tables.values()))}
+    found = {v.claim.key: v.verdict for v in check_claims(read_claims(path), list(tables.values()))}
     assert {key for key in NOT_SO if found[key] == HOLDS} == {"tinyllamas_parameters", "tinyllamas_size"}
 
 
@@ -144,7 +144,7 @@ def test_ties_and_relations(tables: dict[str, Audited]) -> None:
 
     def follows(printed: str = "so", **way: Any) -> bool:
         claim = PaperClaim("made", where="here", says="it", printed=printed, **way)
-        return judge(Claims((claim,), {}), list(tables.values()))[0].verdict == HOLDS
+        return check_claims(Claims((claim,), {}), list(tables.values()))[0].verdict == HOLDS
 
     assert follows(printed="3", computed={"wins": of})
     assert follows(printed="2", computed={"wins": of | {"alone": True}})
@@ -186,7 +186,7 @@ def test_invalid_claims(tables: dict[str, Audited], tmp_path: Path, about: dict[
     made = {"where": "here", "says": "it", "printed": "1"} | about
     path.write_text(yaml.safe_dump({"models": {}, "claims": {"made": made}}), encoding="utf-8")
     with pytest.raises(TableError, match=words):
-        judge(read_claims(path), list(tables.values()))
+        check_claims(read_claims(path), list(tables.values()))
 
 
 def test_sentences_are_in_words_of_our_own(claims: Claims) -> None:

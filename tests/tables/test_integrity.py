@@ -14,7 +14,7 @@ from evalkit.resources import resource
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.scores.rules import RULES
-from evalkit.tables.integrity import check, read_beliefs
+from evalkit.tables.integrity import check, read_protocols
 from evalkit.tables.layout import load_layout
 from evalkit.tables.request import TableRequest, make
 from tests.printed import printed
@@ -78,13 +78,13 @@ def test_what_differs_is_said(finished: Run, tmp_path: Path) -> None:
 
 
 def test_every_published_row_has_a_belief_about_known_rules() -> None:
-    beliefs = {belief.key: belief for belief in read_beliefs()}
+    protocols = {protocol.key: protocol for protocol in read_protocols()}
     layout = load_layout("res_intg_app")
-    assert beliefs.keys() == {item.key for item in layout.models}
-    for belief in beliefs.values():
-        assert set(belief.rules.values()) <= RULES.keys()
-        assert set(belief.rules) - {"default"} <= set(layout.tasks)
-        assert belief.why
+    assert protocols.keys() == {item.key for item in layout.models}
+    for protocol in protocols.values():
+        assert set(protocol.rules.values()) <= RULES.keys()
+        assert set(protocol.rules) - {"default"} <= set(layout.tasks)
+        assert protocol.why
     assert yaml.safe_load(resource("results", "published", "protocols.yaml").read_text(encoding="utf-8"))
 
 

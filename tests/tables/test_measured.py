@@ -114,11 +114,11 @@ def test_seeds_are_averaged_with_their_deviation(layout: str, tmp_path: Path, fi
     assert float(found["piqa"].spread or 0) == pytest.approx(statistics.stdev(each))
     table = make(TableRequest(layout, "runs", mapped(tmp_path, rows={"one": seeds}), spreads=True))
     assert any("standard deviation over seeds" in plain(note) for note in table.notes)
-    with pytest.raises(UsageError, match="row 'one': one checkpoint stands there twice"):
+    with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
         measured(layout, tmp_path, rows={"one": [seeds[0], seeds[0]]})
     checkpoint = finished.manifest["specification"]["checkpoint"]
     again = altered(finished, tmp_path / "again", dtype="bfloat16", checkpoint=checkpoint)
-    with pytest.raises(UsageError, match="row 'one': one checkpoint stands there twice"):
+    with pytest.raises(UsageError, match="row 'one': two runs are of one checkpoint"):
         measured(layout, tmp_path, rows={"one": [str(finished.folder), again]})
 
 
@@ -144,7 +144,7 @@ def test_both_shows_the_difference_of_what_is_printed(tmp_path: Path, finished: 
         ({}, {"rule": "acc"}, "rule acc"),
     ],
 )
-def test_what_was_measured_otherwise_is_refused_or_marked(
+def test_what_was_measured_otherwise_is_rejected_or_marked(
     layout: str, tmp_path: Path, finished: Run, changes: dict[str, Any], manifest: dict[str, Any], word: str
 ) -> None:
     rows = {"one": str(finished.folder), "two": altered(finished, tmp_path / "other", 0.0, manifest, **changes)}
@@ -244,7 +244,7 @@ def test_averages_are_never_given(tmp_path: Path, layout: str) -> None:
         ("rows: {one: 3}", r"'rows\.one' is 3; expected a text or a list"),
         ("rows: {one: [a, '']}", r"'rows\.one\[1\]' is empty; expected a text"),
         ("row: {one: a}", "unknown key 'row': did you mean 'rows'"),
-        ("rule: acc", "must hold 'rows', of models and their run folders, or 'values'"),
+        ("rule: acc", "must have 'rows', of models and their run folders, or 'values'"),
         ("- a", r"expected keys and values \(rule, rows, values\)"),
         ("rows: {}\nruels: acc", "unknown key 'ruels': did you mean 'rule'"),
         ("rows: {", "line 1: not valid YAML"),

@@ -27,7 +27,7 @@ def test_numbers_and_gaps(tmp_path: Path) -> None:
     [
         ("model,piqa\nmine,6O.1\n", ["row 'mine'", "column 'piqa'", "'6O.1' is not a number", "decimal point"]),
         ("model,piqa\nmine,nan\n", ["'nan' is not a number"]),
-        ("model,piqa\nmine,1\nmine,2\n", ["line 3", "row 'mine' stands twice"]),
+        ("model,piqa\nmine,1\nmine,2\n", ["line 3", "row 'mine' occurs twice"]),
         ("model,piqa,piqa\nmine,1,2\n", ["line 1", "name of its own"]),
         ("model,piqa\nmine,1,2\n", ["line 2", "2 cells for 1 columns"]),
         (b"model,piqa\nm\xff,1\n", ["not UTF-8"]),

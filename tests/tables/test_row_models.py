@@ -19,7 +19,7 @@ from evalkit.runs.folder import Run, load_run
 from evalkit.tables.layout import LayoutItem, load_layout
 from evalkit.tables.layout import layout_names as names
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.row_models import find_rows, objection
+from evalkit.tables.row_models import find_rows, row_mismatch
 from tests.comparison.made import make_longbench
 from tests.models.small import small
 from tests.sealed import reseal
@@ -136,7 +136,7 @@ def test_a_run_of_a_named_model_finds_its_row(name: str, finished: Run) -> None:
         for model in item.models:
             run = of_model(finished, model)
             assert find_rows(layout, [run]) == {item.key: [run]}
-            assert objection(layout, item, run) == ""
+            assert row_mismatch(layout, item, run) == ""
 
 
 def test_longbench_runs_find_theirs(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_seeds_share_a_row_and_steps_do_not(run_of: Any) -> None:
     steps = [
         Run(run.folder, run.manifest | {"model": f"training/checkpoint-{n}"}) for n, run in enumerate(seeds, start=5)
     ]
-    with pytest.raises(UsageError, match=r"of row 'diff_125m' of table main_res and tell different steps"):
+    with pytest.raises(UsageError, match=r"of row 'diff_125m' of table main_res and have different training steps"):
         find_rows(layout, steps)
 
 
@@ -180,7 +180,7 @@ def test_another_reading_finds_the_row_and_is_noted(finished: Run, run_of: Any) 
     ):
         run = of_model(finished, name)
         assert find_rows(layout, [run]) == {row: [run]}
-        assert objection(layout, items[row], run) == note
+        assert row_mismatch(layout, items[row], run) == note
     pair = [run_of("llama-125m-intg"), run_of("llama-125m-intg-full-head")]
     with pytest.raises(UsageError, match=r"row 'intg_125m': the models of runs .* differ in signal_rope"):
         make(TableRequest("main_res", "runs", runs=tuple(str(run.folder) for run in pair)))
@@ -193,7 +193,7 @@ def test_runs_that_find_none(finished: Run, tmp_path: Path) -> None:
     for word in (finished.folder.name, "4 heads with vanilla attention", "no row of table main_res", "FILE.yaml"):
         assert word in str(caught.value)
     foreign = load_run(altered(finished, tmp_path / "foreign", 0.0, {"loaded": {"parameters": 1, "shape": None}}))
-    with pytest.raises(UsageError, match="does not tell its model's sizes and attention"):
+    with pytest.raises(UsageError, match="its manifest lacks the model's sizes and attention"):
         find_rows(layout, [foreign])
     with pytest.raises(UsageError, match=r"of suite zeroshot8, but table app_long_contx shows suite longbench"):
         make(TableRequest("app_long_contx", "runs", runs=(str(finished.folder),)))

@@ -122,5 +122,5 @@ def test_leads_that_are_not_tested(folder: Path) -> None:
     (folder / "plain.yaml").write_text(yaml.safe_dump(plain), encoding="utf-8")
     (folder / "runs.yaml").write_text(yaml.safe_dump({"values": str(folder / "none.csv")}), encoding="utf-8")
     (folder / "none.csv").write_text("model,piqa\none,3\n", encoding="utf-8")
-    with pytest.raises(UsageError, match="table plain marks no best number"):
+    with pytest.raises(UsageError, match="table plain marks no best numbers"):
         make(TableRequest(str(folder / "plain.yaml"), "runs", folder / "runs.yaml", significance=True))

@@ -28,7 +28,7 @@ from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
-from evalkit.scoring.ahead import in_turn
+from evalkit.scoring.prefetch import prefetched
 
 EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
@@ -134,7 +134,7 @@ def _to_score(
             yield Batch(task, EMPTY_TEXTS, rows, *_extent(empty), journal)
     items, numbers = items_of([continuation for _, continuation, _ in found])
     if items and facts.shares and budget == facts.token_budget:
-        pack.refuse_small_budget(items, budget)
+        pack.check_budget(items, budget)
     work = {one.key: work_of(one.request) for one in members}
 
     def done(batch: pack.TreeBatch) -> bool:
@@ -144,7 +144,7 @@ def _to_score(
             for n in numbers[item.index]
         )
 
-    for number, batch in in_turn(pack.plan(items, facts.token_budget), done):
+    for number, batch in prefetched(pack.plan(items, facts.token_budget), done):
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
         fresh = [
             (key, row)

@@ -24,7 +24,7 @@ from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of,
 from evalkit.brief import brief
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.inputs.fields import refuse_unknown
+from evalkit.inputs.fields import check_field_names
 from evalkit.inputs.texts import check_text
 from evalkit.inputs.values import switch, whole
 from evalkit.models.context_settings import UNSTRETCHED
@@ -118,7 +118,7 @@ class Harness(HFLM):  # type: ignore[misc]
             switch("add_bos_token", add_bos_token)
         if max_batch_size is not None:
             whole("max_batch_size", max_batch_size, 1)
-        refuse_unknown(model, ModelSpec)
+        check_field_names(model, ModelSpec)
         loaded = pretrained
         if not isinstance(loaded, LoadedModel):
             spec = model_spec(loaded, **model)

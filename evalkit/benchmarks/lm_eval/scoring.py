@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evalkit.scoring.ahead import in_turn
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, TreeBatch, plan, refuse_small_budget
+from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan
+from evalkit.scoring.prefetch import prefetched
 
 
 class Continuation(NamedTuple):
@@ -52,8 +52,8 @@ def score_all(
     if not engine.checked:
         engine.check(items)
     if engine.shares and given_budget == engine.budget:
-        refuse_small_budget(items, given_budget)
-    for _, batch in in_turn(plan(items, engine.budget), lambda _: False):
+        check_budget(items, given_budget)
+    for _, batch in prefetched(plan(items, engine.budget), lambda _: False):
         for item, scores in likelihoods(engine, batch):
             for index, (likelihood, greedy) in zip(members[item.index], scores, strict=True):
                 yield index, likelihood, greedy

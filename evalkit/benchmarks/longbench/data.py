@@ -75,7 +75,7 @@ def load_rows(
     if archive is None:
         raise DataError(
             f"no documents for {name}: {'' if data_dir is None else _not_in(data_dir.expanduser(), name)}"
-            f"the hub cannot be used ({hub.trouble}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
+            f"the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
             "with --data-dir"
         )
     return _from_archive(task, name, archive, limit)

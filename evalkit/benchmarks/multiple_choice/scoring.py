@@ -20,7 +20,7 @@ from evalkit.models.locate import silent
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
-from evalkit.scoring.ahead import in_turn
+from evalkit.scoring.prefetch import prefetched
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
@@ -92,7 +92,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
         encoded = list(takewhile(lambda _: not stop.is_set(), found))
         items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
         if facts.shares and plan.request.token_budget == facts.token_budget:
-            pack.refuse_small_budget(items, facts.token_budget)
+            pack.check_budget(items, facts.token_budget)
         return encoded, pack.plan(items, facts.token_budget)
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
@@ -106,7 +106,7 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
             def done(batch: pack.TreeBatch, encoded: list[EncodedQuestion] = encoded) -> bool:
                 return all(key_of(encoded[item.index].question) in finished for item in batch.items)
 
-            for number, batch in in_turn(packed, done):
+            for number, batch in prefetched(packed, done):
                 members = {item.index: encoded[item.index] for item in batch.items}
                 work = sum(work_of(one.question) for one in members.values())
                 yield Batch(task, number, (batch, members), work, len(members))

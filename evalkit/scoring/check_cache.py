@@ -1,7 +1,7 @@
-"""What the start-up check has found to be right of an architecture, kept in evalkit's cache folder.
+"""Cache of start-up checks that an architecture has passed, in evalkit's cache folder.
 
-In: a loaded model. Out: answers to the check's questions; one that was passed is not asked again for the same class,
-config, libraries, device and code of evalkit. Best effort: a cache that cannot be read or written only costs time.
+In: a loaded model. Out: results of named checks; a check that was passed is not repeated for the same class, config,
+libraries, device and code of evalkit. Best effort: a cache that cannot be read or written only costs time.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from evalkit.resources import cache_dir, read_cached, write_cached
 from evalkit.runs.batch_devices import hardware_of
 
 _REMOTE = "transformers_modules"
-"""Package of classes that came with a checkpoint, whose name does not tell which code it was."""
+"""Package of classes from a checkpoint's own code, which their names do not identify."""
 _VOLATILE = ("_name_or_path", "transformers_version", "architectures")
-"""Keys of a config that bear on no forward pass."""
+"""Keys of a config that do not affect the forward pass."""
 _SOURCES = ("compatibility", "models", "scoring")
-"""evalkit's own folders that a forward pass goes through."""
+"""Packages of evalkit that a forward pass uses."""
 
 
-class Verdicts:
-    """Answers about one architecture.
+class CheckCache:
+    """Passed checks of one architecture.
 
     Args:
         model: the loaded model.
@@ -37,30 +37,30 @@ class Verdicts:
         self._file = None if type(model).__module__.startswith(_REMOTE) else _file_of(model)
         self._passed: frozenset[str] = _read(self._file) if self._file else frozenset()
 
-    def knows(self, question: str) -> bool:
-        """Whether nothing is left to find out."""
-        return question in self._passed
+    def has_passed(self, name: str) -> bool:
+        """Return whether a check has been passed before."""
+        return name in self._passed
 
-    def ask(self, question: str, answer: Callable[[], str]) -> str:
-        """Return what is wrong, known or found now; nothing where all is well.
+    def check(self, name: str, run: Callable[[], str]) -> str:
+        """Return a check's failure, or an empty string where it passes or has passed before.
 
         Args:
-            question: names what is compared, and at which lengths.
-            answer: finds it out.
+            name: names what is compared, and at which lengths.
+            run: runs the check and returns its failure.
         """
-        if question in self._passed:
+        if name in self._passed:
             return ""
-        found = answer()
-        # Trouble may lie in one checkpoint's weights, which says nothing of the next
-        if not found:
-            self._passed |= {question}
+        failure = run()
+        # A failure may come from one checkpoint's weights, so it is not cached for others
+        if not failure:
+            self._passed |= {name}
             self._save()
-        return found
+        return failure
 
     def _save(self) -> None:
         if self._file is None:
             return
-        # Another process may have found out more meanwhile
+        # Another process may have added checks in the meantime
         self._passed |= _read(self._file)
         write_cached(self._file, sorted(self._passed))
 
@@ -87,7 +87,7 @@ def _file_of(model: Any) -> Path:
 
 @cache
 def _code_digest() -> str:
-    """Of evalkit's own code, so that what an earlier version found says nothing of a later one."""
+    """Return a digest of evalkit's own code, so that another version repeats the checks."""
     package = Path(__file__).resolve().parents[1]
     files = sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py"))
     found = hashlib.sha256()

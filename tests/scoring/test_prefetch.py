@@ -1,12 +1,12 @@
-"""Preparing batches ahead, in order."""
+"""Prefetching of token trees."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from evalkit.scoring.ahead import in_turn
 from evalkit.scoring.pack import SequenceSet, TreeBatch
+from evalkit.scoring.prefetch import prefetched
 
 
 def batches(count: int) -> list[TreeBatch]:
@@ -18,7 +18,7 @@ def batches(count: int) -> list[TreeBatch]:
 def test_each_batch_comes_once_with_its_number_and_its_tree() -> None:
     plan = batches(4)
     numbers = []
-    for number, batch in in_turn(plan, lambda batch: len(batch.trunk) == 2):
+    for number, batch in prefetched(plan, lambda batch: len(batch.trunk) == 2):
         assert "tree" in vars(batch)
         assert number == len(batch.trunk)
         numbers.append(number)
@@ -27,11 +27,11 @@ def test_each_batch_comes_once_with_its_number_and_its_tree() -> None:
 
 
 def test_nothing_to_do() -> None:
-    assert list(in_turn([], lambda batch: False)) == []
-    assert list(in_turn(batches(3), lambda batch: True)) == []
+    assert list(prefetched([], lambda batch: False)) == []
+    assert list(prefetched(batches(3), lambda batch: True)) == []
 
 
-def test_a_tree_that_cannot_be_built_is_reported() -> None:
+def test_an_error_in_the_tree_builder_is_raised() -> None:
     broken = TreeBatch(np.empty(0, np.int32), (SequenceSet(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
     with pytest.raises(IndexError):
-        list(in_turn([broken], lambda batch: False))
+        list(prefetched([broken], lambda batch: False))
