@@ -26,7 +26,7 @@ from evalkit.generation.cache import Storage
 from evalkit.generation.choosing import chooser_of
 from evalkit.generation.prompts import Ints, Prompt
 from evalkit.generation.rows import NARROW, Generation, GenerationRow, choose
-from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
+from evalkit.models.dynamic import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
 from evalkit.scoring.memory import is_out_of_memory
@@ -70,7 +70,7 @@ class Generator:
         self.alone = bool(trained) or bool(self.without_cache)
         """Whether prompts go through the model one by one and in one piece."""
         self.chunk = sys.maxsize if self.alone else chunk
-        self._anew = frozenset() if self.without_cache else lengths_computed_anew(model, trained)
+        self._anew = frozenset() if self.without_cache else cache_reset_lengths(model, trained)
 
     def _try(self) -> str:
         """Run a few tokens in two steps and compare what follows with the model's answer without a cache."""

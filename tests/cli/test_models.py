@@ -66,7 +66,7 @@ def test_a_made_model_is_one_that_run_accepts(
     made = evalkit("models", "init", source, "--output", "ckpt", "--seed", 7, "--train-tokenizer", "text.txt")
     assert made.code == 0
     assert made.out == f"{attention}, random weights of seed 7, float32: ckpt\n"
-    assert "tokens only; the model's vocabulary stays at 512" in made.err
+    assert "tokens; the model's vocabulary stays at 512" in made.err
     outcome = evalkit("run", "--model", "ckpt", "--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa",
                       "--limit", 5, "--output", "runs")  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -89,7 +89,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
     assert converted.code == 0
     assert "holds no tokenizer" in converted.err
     assert "differential in layers 0–1" in evalkit("models", "show", "./converted").out
-    complains(evalkit("models", "convert", "./own", "-o", "x"), 1, "./own", "evalkit's own already")
+    complains(evalkit("models", "convert", "./own", "-o", "x"), 1, "./own", "already in evalkit's format")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
         (["init", "llama-125m-intg", "-o", "x", "--dtype", "fp32", "--tokenizer", "y"], ["unknown dtype 'fp32'"]),
         (
             ["init", "llama-125m-intg", "-o", ".", "--train-tokenizer", "text.txt"],
-            ["--output .", "folder that you are in"],
+            ["--output .", "is the working directory"],
         ),
         (["init", "llama-125m-intg", "-o", "x", "--seed", str(2**63), "--train-tokenizer", "text.txt"], ["--seed"]),
         (["show", "nowhere"], ["unknown model 'nowhere'"]),
@@ -117,7 +117,7 @@ def test_commands_that_cannot_be(evalkit: Command, arguments: list[str], words: 
 
 
 def test_checkpoints_that_cannot_be(evalkit: Command) -> None:
-    complains(evalkit("models", "show", "./nowhere"), 1, "nowhere: no such folder")
+    complains(evalkit("models", "show", "./nowhere"), 1, "nowhere: folder not found")
     tiny_checkpoint(Path("stock"))
     complains(evalkit("models", "export", "./stock", "-o", "x"), 1, "model type 'llama' is none of evalkit's")
     complains(evalkit("models", "convert", "./stock", "-o", "x"), 1, "neither transformers' DiffLlama")

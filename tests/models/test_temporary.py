@@ -58,13 +58,13 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
-    process, held = holder(tmp_path)
+    process, locked = holder(tmp_path)
     with process:
         try:
-            aged(held)
+            aged(locked)
             with temporary_folder(tmp_path):
                 pass
-            assert (held / "files" / "content").is_file()
+            assert (locked / "files" / "content").is_file()
         finally:
             process.kill()
 
@@ -96,6 +96,6 @@ def test_what_is_young_or_without_a_lock_stays(tmp_path: Path) -> None:
 
 
 def test_nowhere_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no temporary folder can be made .*; set TMPDIR"), \
+    with pytest.raises(CheckpointError, match=r"no temporary folder can be created in .*; set TMPDIR"), \
             temporary_folder(tmp_path / "absent"):  # fmt: skip
         pass
