@@ -156,7 +156,7 @@ def test_quantised_weights_of_a_named_method_without_their_scales(
 
 def test_a_named_quantisation_of_plain_weights(folder: Path) -> None:
     edit_config(folder, quantization_config={"quant_method": "fp8"})
-    refused(folder, "has a quantization_config, and no weight is stored as integers or in 8 bits")
+    refused(folder, "has a quantization_config, but no weight is stored as integers or in 8 bits")
 
 
 def test_a_gguf_files_method_in_a_folder(folder: Path) -> None:

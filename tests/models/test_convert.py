@@ -289,7 +289,7 @@ def changed(source: Path, drop: str = "", **add: torch.Tensor) -> None:
     [
         (lambda at: changed(at, "lambda_q1"), r"neither transformers' DiffLlama .* Expected: model\.embed_tokens"),
         (lambda at: changed(at, "1.self_attn.lambda_k2"), r"lacks the weights model\.layers\.1\.self_attn\.lambda_k2"),
-        (lambda at: changed(at, "0.self_attn.k_proj"), r"lacks the weights model\.layers\.0\.self_attn\.k_proj"),
+        (lambda at: changed(at, "0.self_attn.k_proj"), r"lacks model\.layers\.0\.self_attn\.k_proj\.weight"),
         (lambda at: changed(at, "1.self_attn.subln"), r"only 2 of 3 differential layers have subln\.weight"),
         (lambda at: changed(at, extra=torch.ones(2)), "has unexpected weights: extra"),
         (lambda at: changed(at, **{"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight \(3,\), not \(48,\)"),

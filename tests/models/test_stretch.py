@@ -320,7 +320,7 @@ def test_one_layer_that_goes_its_own_way_is_found(tmp_path: Path, layers: list[i
         rotary.attention_scaling = 1.0
         return args, settings | {"position_embeddings": rotary(args[0], settings["position_ids"])}
 
-    for own_way, words in ((unstretched, f"in its layers {', '.join(map(str, layers))} "), (unscaled, None)):
+    for own_way, words in ((unstretched, f"in layers {', '.join(map(str, layers))} "), (unscaled, None)):
         hooks = [model.model.layers[n].register_forward_pre_hook(own_way, with_kwargs=True) for n in layers]
         with pytest.raises(CheckpointError, match=words or "cancels yarn's attention factor"):
             finish("model", model, expected)
