@@ -80,7 +80,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
     exported = evalkit("models", "export", "./own", "--output", "exported")
     assert exported.code == 0
     assert "from_pretrained('exported', trust_remote_code=True)" in exported.out
-    complains(evalkit("models", "export", "./own", "--output", "exported"), 2, "--output exported", "something already")
+    complains(evalkit("models", "export", "./own", "--output", "exported"), 2, "--output exported", "already exists")
     torch.manual_seed(0)
     DiffLlamaForCausalLM(
         DiffLlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -100,7 +100,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
         (["show", "own.yaml"], ["own.yaml cannot be read"]),
         (["init", "llama-125m-intg"], ["Missing option '--output'"]),
         (["init", "llama-125m-intg", "-o", "x"], ["needs a tokenizer", "--train-tokenizer TEXT"]),
-        (["init", "llama-125m-intg", "-o", "text.txt", "--train-tokenizer", "text.txt"], ["something already"]),
+        (["init", "llama-125m-intg", "-o", "text.txt", "--train-tokenizer", "text.txt"], ["already exists"]),
         (["init", "llama-125m-intg", "-o", "x", "--dtype", "fp32", "--tokenizer", "y"], ["unknown dtype 'fp32'"]),
         (
             ["init", "llama-125m-intg", "-o", ".", "--train-tokenizer", "text.txt"],
