@@ -27,7 +27,7 @@ from evalkit.generation.fallback import generate_with_transformers
 from evalkit.generation.prompts import Ints, Prompt
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, GenerationRow, choose
 from evalkit.generation.sampling import sampler_of
-from evalkit.models.dynamic import dynamic_modules, forget_lengths, lengths_computed_anew
+from evalkit.models.dynamic import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
 from evalkit.scoring.memory import is_out_of_memory
@@ -72,7 +72,7 @@ class Generator:
         self.one_by_one = bool(trained) or bool(self.without_cache)
         """Whether prompts are generated one by one and prefilled in one piece."""
         self.chunk = sys.maxsize if self.one_by_one else chunk
-        self._recomputed_lengths = frozenset() if self.without_cache else lengths_computed_anew(model, trained)
+        self._recomputed_lengths = frozenset() if self.without_cache else cache_reset_lengths(model, trained)
 
     def _check_cache(self) -> str:
         """Compare logits with and without the cache on a few tokens; return why the cache does not work, or ""."""

@@ -1,8 +1,8 @@
-"""A model of a config.json and of weights that are in memory, by transformers' own `from_pretrained`.
+"""Build a model from config.json and weights in memory, with transformers' `from_pretrained`.
 
-In: a folder with config.json and without weights, and the weights. Out: the model, and transformers' report of what it
-did with each weight. The model is first built without numbers, so that one that the weights cannot fill is refused
-before memory is allocated for it.
+In: a folder with config.json and without weights, and the weights. Out: the model, and transformers' report on each
+weight. The model is first built on the meta device, so that a model far larger than its weights is rejected before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from evalkit.errors import CheckpointError, first_line
 from evalkit.models.quiet import quiet
 
 _EXCESS, _PACKED = 2, 32
-"""How many times the numbers in its files a model may have: below twice as many, what is missing or of another shape is
-reported by name after loading; of quantised ones, several stand together in one."""
+"""Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
+missing weights and wrong shapes are reported by name after loading; quantised weights are packed."""
 _REPLACED = 2
-"""How many times as many it may have while it is built: heads are tied and attention modules replaced afterwards."""
+"""Additional factor during construction: heads are tied and attention modules replaced afterwards."""
 _MOST_PARAMETERS = 10_000
-"""Named parameters that any model may have; beyond, sixteen times as many as its files hold."""
+"""Named parameters that any model may have; above this, the limit is 16 times the number of tensors in its files."""
 _MOST_BUFFERED = 2**31
-"""Numbers in buffers, such as a mask over all positions."""
+"""Limit on the numbers in buffers, such as a mask over all positions."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A model with its weights."""
 
     model: Any
     report: dict[str, Any]
     """transformers' `loading_info`."""
     codes: tuple[str, ...]
-    """Weights that the model took as they are, though they are stored as integers or in 8 bits."""
+    """Names of weights stored as integers or in 8 bits that were loaded without dequantisation."""
 
 
 def build_model(
     given: str, folder: Path, tensors: dict[str, torch.Tensor], config: Any, *, dtype: str, attention: str, remote: bool
-) -> Built:
+) -> BuiltModel:
     """Build a causal language model.
 
     Args:
         given: the checkpoint's name for messages.
-        folder: of its config.json, generation_config.json and code.
-        tensors: by name; emptied, so that what another dtype is made of can go at once.
+        folder: contains config.json, generation_config.json and the checkpoint's code.
+        tensors: by name; emptied, so that each tensor is freed once it is converted to another dtype.
         config: the transformers config; None: that of the folder.
         dtype: "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
-        remote: whether the model's class is the folder's own code.
+        remote: whether the model class is defined by code in the folder.
 
     Raises:
-        CheckpointError: transformers cannot build it, or the weights are far too few for it.
+        CheckpointError: transformers cannot build the model, or its files hold far too few weights.
     """
-    with quiet(), _refusing(given):
+    with quiet(), _checkpoint_errors(given):
         from transformers import AutoConfig
 
         kind = getattr(torch, dtype)
@@ -71,83 +71,83 @@ def build_model(
         quantised = any(getattr(part, "quantization_config", None) for part in (own, own.get_text_config()))
         sizes = {name: tensor.numel() for name, tensor in tensors.items()}
         excess = _PACKED if quantised else _EXCESS
-        skeleton = _skeleton(given, own, kind, attention, remote, sizes, excess)
-        if sum(weight.numel() for weight in skeleton.parameters()) > excess * sum(sizes.values()):
+        meta_model = _meta_model(given, own, kind, attention, remote, sizes, excess)
+        if sum(weight.numel() for weight in meta_model.parameters()) > excess * sum(sizes.values()):
             raise _too_many(given, sizes)
-        _check_once(given, tensors, skeleton.base_model_prefix)
-        # A quantised tensor is looked at before it is taken
-        held = {name: tensor if quantised else Handed(tensor) for name, tensor in tensors.items()}
+        _check_duplicates(given, tensors, meta_model.base_model_prefix)
+        # Quantised tensors are inspected before they are read, so they cannot be read-once
+        state_dict = {name: tensor if quantised else ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
-        model, report = type(skeleton).from_pretrained(
+        model, report = type(meta_model).from_pretrained(
             None,
-            config=skeleton.config,
-            state_dict=held,
+            config=meta_model.config,
+            state_dict=state_dict,
             dtype=kind,
-            attn_implementation=attention_of(skeleton.config),
+            attn_implementation=attention_of(meta_model.config),
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # else an error names no tensor
+            ignore_mismatched_sizes=True,  # otherwise the error names no tensor
             output_loading_info=True,
         )
         if model.can_generate():
             _read_generation_config(model, folder)
-    return Built(model, report, () if quantised else _codes(model, held))
+    return BuiltModel(model, report, () if quantised else _codes(model, state_dict))
 
 
-class Handed:
-    """A tensor that is given away once, so that it goes when another dtype has been made of it.
+class ReadOnceTensor:
+    """A tensor that can be read once, so that it is freed when it has been converted to another dtype.
 
-    What transformers takes for a tensor that is still in its file: it asks for `tensor[...]`, once.
+    transformers treats it as a lazy slice of a safetensors file and reads `tensor[...]` once.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
-        self.taken = False
+        self.was_read = False
         self._tensor: torch.Tensor | None = tensor
 
     def __getitem__(self, _: Any) -> torch.Tensor | None:
-        tensor, self._tensor, self.taken = self._tensor, None, True
+        tensor, self._tensor, self.was_read = self._tensor, None, True
         return tensor
 
 
 @contextmanager
-def _refusing(given: str) -> Iterator[None]:
-    """Turn whatever transformers raises into a `CheckpointError`."""
+def _checkpoint_errors(given: str) -> Iterator[None]:
+    """Turn errors of transformers into a `CheckpointError`."""
     try:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # transformers raises what its parts raise; the checkpoint is the cause
+    except Exception as error:  # transformers raises errors of any type; the checkpoint is the cause
         raise CheckpointError(f"{given}: cannot be loaded ({first_line(error)})") from error
 
 
-def _skeleton(
+def _meta_model(
     given: str, config: Any, dtype: Any, attention: str, remote: bool, sizes: Mapping[str, int], excess: int
 ) -> Any:
-    """The model without numbers, with the attention asked for, or eager under "auto" where there is no other."""
+    """Build the model on the meta device; "auto" selects sdpa, or eager for architectures without sdpa."""
     from transformers import AutoModelForCausalLM
 
-    def built(implementation: str) -> Any:
-        with torch.device("meta"), _bounded(given, sizes, excess):
+    def build(implementation: str) -> Any:
+        with torch.device("meta"), _parameter_limit(given, sizes, excess):
             return AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=implementation, trust_remote_code=remote
             )
 
     try:
-        return built("sdpa" if attention == "auto" else attention)
+        return build("sdpa" if attention == "auto" else attention)
     except ValueError as error:
-        # What transformers says, at length, of an architecture without that implementation
+        # Part of transformers' message about an architecture without this implementation
         if "scaled_dot_product_attention" not in str(error):
             raise
         if attention != "auto":
             raise CheckpointError(
                 f"{given}: its architecture has no {attention} attention; use --attention eager"
             ) from error
-        return built("eager")
+        return build("eager")
 
 
 @contextmanager
-def _bounded(given: str, sizes: Mapping[str, int], excess: int) -> Iterator[None]:
-    """Refuse a model with far more parameters than there are weights, as soon as it has them."""
+def _parameter_limit(given: str, sizes: Mapping[str, int], excess: int) -> Iterator[None]:
+    """Stop building a model as soon as it has far more parameters than there are weights."""
     most, most_named = _REPLACED * excess * sum(sizes.values()), max(_MOST_PARAMETERS, 16 * len(sizes))
     numbers = named = buffered = 0
 
@@ -181,15 +181,15 @@ def _too_many(given: str, sizes: Mapping[str, int]) -> CheckpointError:
     )
 
 
-def _check_once(given: str, names: Collection[str], base: str) -> None:
-    """Refuse two tensors for one parameter, of which transformers would take either: layers.0… and model.layers.0…"""
+def _check_duplicates(given: str, names: Collection[str], base: str) -> None:
+    """Raise if two tensors map to one parameter (layers.0… and model.layers.0…); transformers could load either."""
     for name in names:
         if name.startswith(f"{base}.") and (bare := name.removeprefix(f"{base}.")) in names:
             raise CheckpointError(f"{given}: holds {name} and {bare}, two tensors for one weight; remove one of them")
 
 
 def _read_generation_config(model: Any, folder: Path) -> None:
-    """As `from_pretrained` does for a folder; code of the checkpoint's own that would generate is not run."""
+    """Load generation_config.json as `from_pretrained` does for a folder, without running custom generation code."""
     model.adjust_generation_fn(
         generation_config=None,
         from_auto_class=True,
@@ -206,8 +206,8 @@ def _read_generation_config(model: Any, folder: Path) -> None:
     )
 
 
-def _codes(model: Any, held: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of taken tensors that are not floating-point numbers, though what they became is."""
+def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of loaded integer or 8-bit tensors whose model parameters are floating-point."""
     state = model.state_dict()
-    taken = [name for name, tensor in held.items() if tensor.taken and tensor.dtype not in _FLOATING]
-    return tuple(name for name in taken if name not in state or state[name].is_floating_point())
+    loaded = [name for name, tensor in state_dict.items() if tensor.was_read and tensor.dtype not in _FLOATING]
+    return tuple(name for name in loaded if name not in state or state[name].is_floating_point())

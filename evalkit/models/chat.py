@@ -1,7 +1,7 @@
-"""A tokenizer's chat template, applied for a bounded time.
+"""Apply a tokenizer's chat template under a time limit.
 
-In: a tokenizer and turns of a conversation. Out: what `apply_chat_template` gives. transformers renders templates in a
-sandbox, which keeps them from the machine but lets two nested loops run for days.
+In: a tokenizer and turns of a conversation. Out: the result of `apply_chat_template`. transformers renders templates in
+a sandbox, which blocks access to the machine but does not limit time: two nested loops can run for days.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any
 from evalkit.errors import TemplateError
 
 MOST_SECONDS = 10.0
-"""Of a template, which takes milliseconds."""
+"""Time limit of a template, which normally takes milliseconds."""
 _SOURCE = "<template>"
-"""File name of a template's code, which Jinja compiles to Python."""
+"""File name of the Python code to which Jinja compiles a template."""
 
 
 def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **settings: Any) -> Any:
-    """Return what `tokenizer.apply_chat_template` gives; it may raise whatever a template raises.
+    """Return the result of `tokenizer.apply_chat_template`; errors of the template are passed on.
 
     Raises:
-        TemplateError: it takes too long.
+        TemplateError: the template exceeds the time limit.
     """
-    with _bounded():
+    with _time_limit():
         return tokenizer.apply_chat_template(turns, **settings)
 
 
 @contextmanager
-def _bounded() -> Iterator[None]:
-    """Stop a template's code that runs for too long, in any thread, on any system.
+def _time_limit() -> Iterator[None]:
+    """Stop template code that exceeds the limit; works in any thread and on any system.
 
-    Python's trace function is called for every line of the template's code and every function that it calls.
+    Python calls the trace function for every line of the template's code and every function that it calls.
     """
-    until = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MOST_SECONDS
 
     def trace(frame: FrameType, _: str, __: Any) -> Any:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise TemplateError(
-                f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s, as a loop without end does; "
+                f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
                 "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
             )
         return trace if frame.f_code.co_filename == _SOURCE else None

@@ -1,7 +1,6 @@
-"""What is refused: models that are not causal, remote code, damaged files, weights that are not all there.
+"""Validate checkpoints: causal models only, trusted code, complete and undamaged weights, known quantisation.
 
-In: a `Checkpoint` and its parsed config.json, or transformers' report of what it loaded. Out: nothing, or a
-`CheckpointError` that says what is wrong.
+In: a `Checkpoint` and its parsed config.json, or transformers' loading report. Out: nothing, or a `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from evalkit.models.locate import Checkpoint, Say
 if TYPE_CHECKING:
     import torch
 
-    from evalkit.models.build import Built
+    from evalkit.models.build import BuiltModel
 
 _NOT_CAUSAL = (
     "ForMaskedLM",
@@ -31,19 +30,19 @@ _NOT_CAUSAL = (
     "ForNextSentencePrediction",
     "EncoderModel",
 )
-"""Endings of architecture names whose head does not predict the next token from the left alone."""
+"""Suffixes of architecture names whose head does not predict the next token from the left context alone."""
 _SCALE = re.compile("scale|scb|absmax", re.IGNORECASE)
-"""In the names of what a module's codes are multiplied by, of every method."""
+"""Matches the names of quantisation scales, of all methods."""
 _PLAIN = ("weight", "gate_up_proj", "down_proj")
-"""Last parts of the names of what also stands for plain weights; the latter two are of stacked experts."""
+"""Last name parts that plain weights have too; the latter two belong to stacked experts."""
 _FLOATING_METHODS = ("bitnet",)
-"""Methods of which some checkpoints keep floating-point weights, rounded in each forward pass."""
+"""Methods for which some checkpoints store floating-point weights and round them in each forward pass."""
 _OLD_BUFFER = re.compile(r"\.(attn|attention)\.(bias|masked_bias)$|\.(inv_freq|cos_cached|sin_cached|causal_mask)$")
-"""Masks and angles that old versions of transformers saved in each layer; they hold nothing that was learned."""
+"""Masks and rotary angles that old versions of transformers saved in each layer; none is learned."""
 
 
 def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Refuse a model type that only Python code knows, unless that is the checkpoint's own and trusted."""
+    """Raise if a model type is unknown to transformers, unless the checkpoint's own code defines it and is trusted."""
     if natively_known(config):
         return
     kind = config.get("model_type")
@@ -53,13 +52,13 @@ def check_trust(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
     if "auto_map" in config:
         raise CheckpointError(
             f"{checkpoint.given}: model type '{kind}' is defined by the checkpoint's own Python code; pass "
-            "--trust-remote-code to run it if you trust where it comes from"
+            "--trust-remote-code to run it if you trust its source"
         )
     raise CheckpointError(f"{checkpoint.given}: config.json has model_type '{kind}', which transformers does not know")
 
 
 def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Refuse a model that does not predict each token from those before it alone.
+    """Raise unless the model predicts each token from the preceding tokens only.
 
     Raises:
         CheckpointError: names the architecture.
@@ -71,54 +70,54 @@ def check_causal(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
 
 
 def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Refuse weights in a file that config.json names: transformers would take it, and evalkit hashes others.
+    """Raise if config.json names a weights file: transformers would load that file, but evalkit hashes the default.
 
     Raises:
         CheckpointError: names the file.
     """
     if named := config.get("transformers_weights"):
         raise CheckpointError(
-            f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); call that "
-            "file model.safetensors and leave the key out"
+            f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
+            "file to model.safetensors and remove the key"
         )
 
 
 def check_quantization(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
-    """Refuse quantised weights that would be read as they are stored.
+    """Raise if quantised weights would be loaded without dequantisation.
 
     Raises:
-        CheckpointError: transformers does not know the method, or keeps what belongs to the weights outside of them.
+        CheckpointError: the method is unknown to transformers, or stores metadata of the weights outside of them.
     """
     found = _quantization(config)
     if not found:
         return
-    # As old bitsandbytes checkpoints have it
+    # Keys of old bitsandbytes checkpoints
     short = [bits for bits in ("4bit", "8bit") if found.get(f"load_in_{bits}") is True]
     method = f"bitsandbytes_{short[0]}" if short else found.get("quant_method")
     if not isinstance(method, str) or method not in quantization_methods():
         raise CheckpointError(
             f"{checkpoint.given}: config.json has a quantization_config whose quant_method is {method!r:.60}, which "
-            "transformers does not know; its weights would be taken for plain ones"
+            "transformers does not know; its weights would be loaded as plain ones"
         )
     if method == "gguf":
         raise CheckpointError(
-            f"{checkpoint.given}: config.json has quant_method gguf, which is for GGUF files; give the file itself, or "
+            f"{checkpoint.given}: config.json has quant_method gguf, which is for GGUF files; pass the GGUF file, or "
             "remove quantization_config if the weights are plain"
         )
     if method == "torchao":
         raise CheckpointError(
-            f"{checkpoint.given}: is quantised by torchao, whose checkpoints keep the types of their tensors beside "
-            "them, which evalkit does not read; dequantise it and save the result"
+            f"{checkpoint.given}: is quantised by torchao, whose checkpoints store the types of tensors separately; "
+            "evalkit does not read them; dequantise the model and save the result"
         )
 
 
 def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a named quantisation that the weights do not have, or that they have without its scales.
+    """Raise if config.json names a quantisation and the weights are not quantised, or lack their scales.
 
-    transformers takes such weights as they are stored. Where config.json names none, `check_report` finds them.
+    transformers loads such weights as stored. Where config.json names no quantisation, `check_report` detects them.
 
     Raises:
-        CheckpointError: names the first of the weights.
+        CheckpointError: names the first such weights.
     """
     found = _quantization(config)
     if not found:
@@ -126,28 +125,28 @@ def check_stored(given: str, config: Mapping[str, Any], tensors: Mapping[str, to
     codes = [name for name, tensor in tensors.items() if not tensor.is_floating_point() or tensor.element_size() == 1]
     if not codes and found.get("quant_method") not in _FLOATING_METHODS:
         raise CheckpointError(
-            f"{given}: config.json has a quantization_config, and no weight is stored as integers or in 8 bits; remove "
-            "it, or give the quantised weights"
+            f"{given}: config.json has a quantization_config, but no weight is stored as integers or in 8 bits; remove "
+            "it, or provide the quantised weights"
         )
     parts = {name: name.rpartition(".") for name in tensors}
     scaled = {module for module, _, part in parts.values() if _SCALE.search(part)}
     if bare := [name for name in codes if parts[name][2] in _PLAIN and not {name, parts[name][0]} & scaled]:
         raise CheckpointError(
-            f"{given}: {_few(sorted(bare))} are stored as integers or in 8 bits, and the files lack their scales"
+            f"{given}: {_few(sorted(bare))} are stored as integers or in 8 bits, but the files lack their scales"
         )
 
 
-def check_report(given: str, built: Built, say: Say) -> None:
-    """Refuse a model that is in part random or that leaves out a part of its checkpoint.
+def check_report(given: str, built: BuiltModel, say: Say) -> None:
+    """Raise if some weights of the model are random or some weights of the checkpoint were not loaded.
 
     Args:
         given: the checkpoint's name for messages.
         built: from `build_model`.
-        say: called with a warning about weights that are in the files and nowhere in the model.
+        say: called with a warning about weights in the files that the model does not have.
 
     Raises:
-        CheckpointError: a weight was not in the files, had another shape, is of layers or of modules that the model has
-            without it, or is quantised and config.json says nothing of it.
+        CheckpointError: a weight is missing from the files or has another shape, an unexpected weight belongs to the
+            model's layers or modules, or a weight is quantised without a quantization_config.
     """
     report = built.report
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -157,14 +156,14 @@ def check_report(given: str, built: Built, say: Say) -> None:
         raise CheckpointError(f"{given}: {len(missing)} weights are missing and would be random: {_few(missing)}")
     if built.codes:
         raise CheckpointError(
-            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, and config.json has no "
-            "quantization_config, so their scales are not known"
+            f"{given}: {_few(built.codes)} are stored as integers or in 8 bits, but config.json has no "
+            "quantization_config, so their scales are unknown; add it, or provide dequantised weights"
         )
     _check_unexpected(given, sorted(report.get("unexpected_keys") or ()), built.model, say)
 
 
 def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
-    """Refuse a loaded model with weights that are not numbers, or with a head that should be its embedding and is not.
+    """Raise if a loaded model has non-finite weights, or an output head that differs from its tied embedding.
 
     Raises:
         CheckpointError: names the weight.
@@ -184,18 +183,18 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
     tied = config.get("tie_word_embeddings") is True and head is not None
     if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise CheckpointError(
-            f"{given}: its output head is not its embedding, though config.json says tie_word_embeddings; set that to "
+            f"{given}: its output head differs from its embedding, but config.json sets tie_word_embeddings; set it to "
             "false, or remove the head from the file"
         )
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The quantization_config, also of the text part of a multi-part model; empty where there is none."""
+    """The quantization_config, also that of the text part of a multi-part model; empty if there is none."""
     return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
 
 
 def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -> None:
-    """Refuse weights without a place in the model that belong to its layers or its modules; report all others."""
+    """Raise for unexpected weights that belong to the model's layers or modules; report all others."""
     if differential := [key for key in unexpected if ".lambda_" in key or ".subln." in key]:
         raise CheckpointError(
             f"{given}: {_few(differential)} belong to differential layers that config.json does not list; "
@@ -203,48 +202,48 @@ def _check_unexpected(given: str, unexpected: list[str], model: Any, say: Say) -
         )
     own = model.state_dict()
     last = _last_layers(own)
-    forms = {key: _forms(key, model.base_model_prefix) for key in unexpected}
-    if layers := [key for key in unexpected if any(_is_further(form, last) for form in forms[key])]:
+    possible = {key: _possible_names(key, model.base_model_prefix) for key in unexpected}
+    if layers := [key for key in unexpected if any(_is_extra_layer(form, last) for form in possible[key])]:
         raise CheckpointError(
-            f"{given}: holds weights of layers that config.json does not count: {_few(layers)}; correct its number of "
-            "layers"
+            f"{given}: the files hold weights of more layers than config.json has: {_few(layers)}; correct its number "
+            "of layers"
         )
-    if parts := [key for key in unexpected if any(_is_part(form, own, last) for form in forms[key])]:
+    if parts := [key for key in unexpected if any(_belongs_to_model(form, own, last) for form in possible[key])]:
         raise CheckpointError(
-            f"{given}: {_few(parts)} would be left out of modules that the model has; config.json lacks their bias or "
-            "their quantization_config or is of another architecture, or an adapter is to be merged"
+            f"{given}: {_few(parts)} would be left out of modules of the model; config.json lacks the bias or the "
+            "quantization_config, or is for another architecture, or an adapter has to be merged"
         )
     if unexpected:
         say(f"{given}: {len(unexpected)} weights that the model does not use: {_few(unexpected)}")
 
 
-def _forms(name: str, base: str) -> tuple[str, ...]:
-    """The names that a weight can have in the model: transformers adds and removes the base model's, peft adds one."""
+def _possible_names(name: str, base: str) -> tuple[str, ...]:
+    """Names that a weight can have in the model: transformers adds or drops the base model's prefix, peft adds one."""
     bare = name.removeprefix("base_model.model.")
     return bare, f"{base}.{bare}", bare.removeprefix(f"{base}.")
 
 
-def _is_further(name: str, last: Mapping[str, int]) -> bool:
-    """Whether it is of a layer past the last one that the model has in the same list."""
+def _is_extra_layer(name: str, last: Mapping[str, int]) -> bool:
+    """Return whether a weight belongs to a layer past the last one of the model's list of layers."""
     path, number = _layer_of(name)
     return number is not None and path in last and number > last[path]
 
 
-def _is_part(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
-    """Whether it belongs to one of the model's modules, or is of a layer and no buffer of an old version."""
+def _belongs_to_model(name: str, own: Mapping[str, Any], last: Mapping[str, int]) -> bool:
+    """Return whether a weight belongs to a module of the model, or to a layer and is no buffer of an old version."""
     if any(f"{module}.weight" in own for module in _modules_around(name)):
         return True
     return any(name.startswith(f"{path}.") for path in last) and not _OLD_BUFFER.search(name)
 
 
 def _modules_around(name: str) -> list[str]:
-    """a.b.bias → a.b, a."""
+    """Return the modules around a parameter: a.b.bias → a.b, a."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
 def _last_layers(names: Iterable[str]) -> dict[str, int]:
-    """Of each list of layers the number of the last one."""
+    """Return the last layer number of each list of layers."""
     last: dict[str, int] = {}
     for path, number in map(_layer_of, names):
         if number is not None:
@@ -253,14 +252,14 @@ def _last_layers(names: Iterable[str]) -> dict[str, int]:
 
 
 def _layer_of(name: str) -> tuple[str, int | None]:
-    """model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
+    """Split off the layer number: model.layers.3.mlp.up_proj.weight → (model.layers, 3)."""
     parts = name.split(".")
     number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
     return (name, None) if number is None else (".".join(parts[:number]), int(parts[number]))
 
 
 def natively_known(config: dict[str, Any]) -> bool:
-    """Whether transformers, or an architecture registered with it, has this model type."""
+    """Return whether the model type is known to transformers, including architectures registered with it."""
     from evalkit.models.registration import register_models
 
     register_models()
@@ -275,7 +274,7 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
     named = config.get("architectures")
     if isinstance(named, list) and named and str(named[0]).endswith(_NOT_CAUSAL):
         return "is not a causal language model"
-    # BERT and its kin have a causal class too, but look both ways unless this is set.
+    # BERT-like models have a causal class too, but attend in both directions unless this is set
     if config.get("model_type") in masked_language_models() and not config.get("is_decoder"):
         return "attends in both directions (is_decoder is not set)"
     if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
@@ -295,6 +294,6 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _few(names: Iterable[str]) -> str:
-    """The first three of a list, and how many more there are."""
+    """Join the first three names of a list, and the number of the others."""
     listed = list(names)
     return ", ".join(listed[:3]) + (f", and {len(listed) - 3} more" if len(listed) > 3 else "")

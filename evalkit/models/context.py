@@ -1,7 +1,7 @@
-"""Longer contexts than a checkpoint was trained on, by other rotary frequencies: what is asked, planned and computed.
+"""Context extension: plan a longer context window and compute its rotary frequencies.
 
-In: a checkpoint's parsed config.json and a user's `ContextSettings`. Out: an `Extension`, and by it the frequencies
-that every rotary module has to have. Neither torch nor transformers is imported here; `stretch.py` applies it.
+In: a checkpoint's parsed config.json and a user's `ContextSettings`. Out: an `Extension`, and the frequencies that
+every rotary module must have under it. Neither torch nor transformers is imported here; `stretch.py` applies it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from evalkit.models.config_check import WINDOW_KEYS
 YARN, DYNAMIC_YARN, LINEAR, NTK, NONE = "yarn", "dynamic-yarn", "linear", "ntk", "none"
 METHODS = (YARN, DYNAMIC_YARN, LINEAR, NTK, NONE)
 BETA_FAST, BETA_SLOW = 32.0, 1.0
-"""Rotations within the original window from which a channel stays as it is, and up to which it is interpolated in full;
-arXiv 2309.00071, section 3.2 (β and α), for models of Llama's family."""
+"""Channels with at least BETA_FAST rotations within the original window stay unchanged; channels with at most BETA_SLOW
+are fully interpolated; arXiv 2309.00071, section 3.2 (β and α), for models of Llama's family."""
 
 MOST_TOKENS = 2**24
-"""Of a context: positions are computed in float32, which has no more whole numbers than these without a gap."""
+"""Longest context: positions are computed in float32, which represents integers exactly up to this one."""
 
 
 @dataclass(frozen=True)
 class ContextSettings:
-    """What a user says of the context; None where evalkit is to find out."""
+    """A user's settings of context extension; None: derived by evalkit."""
 
     target: int
-    """Tokens that the model is to take at once."""
+    """Context window to extend to, in tokens."""
     method: str = YARN
     """One of `METHODS`."""
     original: int | None = None
-    """Tokens of the window that the model was trained on. Given, it also replaces what the checkpoint says itself."""
+    """Context window of training, in tokens. If given, it also replaces the checkpoint's own setting."""
     factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
@@ -45,29 +45,29 @@ class ContextSettings:
 
 @dataclass(frozen=True)
 class Extension:
-    """A stretched context."""
+    """A planned context extension."""
 
     method: str
-    """One of `METHODS`; "none" takes the longer window with the frequencies as they are."""
+    """One of `METHODS`; "none" uses the longer window with unchanged frequencies."""
     target: int
-    """Tokens that the model takes at once."""
+    """Extended context window, in tokens."""
     original: int
-    """Tokens of the window that it was trained on: L."""
+    """Context window of training, in tokens: L."""
     factor: float
-    """s, which "dynamic-yarn" reaches at `target` tokens."""
+    """Scale factor s; "dynamic-yarn" reaches it at `target` tokens."""
     beta_fast: float | None = None
-    """Of YaRN's ramp; None for the other methods, as are the next two."""
+    """Start of YaRN's ramp, in rotations; None for other methods, as are the next two."""
     beta_slow: float | None = None
     attention_factor: float | None = None
-    """What cos and sin are multiplied by, √(1/t) of the paper; None under "dynamic-yarn": by its formula, by length."""
+    """Factor of cos and sin, √(1/t) in the paper; None under "dynamic-yarn", where it depends on the length."""
 
     @property
     def by_length(self) -> bool:
-        """Whether a sequence's frequencies depend on how long it is."""
+        """Whether the frequencies depend on the length of the sequence."""
         return self.method == DYNAMIC_YARN
 
     def describe(self) -> str:
-        """One line for the terminal."""
+        """Return one line for the terminal."""
         if self.target == self.original:
             return f"context window {self.target:,} tokens, as given"
         if self.method == NONE:
@@ -83,49 +83,49 @@ class Extension:
         )
 
     def specification(self) -> dict[str, Any]:
-        """What a run's identity depends on; `Extension(**specification)` is the extension again."""
+        """Return the fields that determine a run's id; `Extension(**specification)` is the inverse."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def plan_extension(
     config: Mapping[str, Any], settings: ContextSettings, say: Callable[[str], None] = lambda _: None
 ) -> Extension | None:
-    """How a checkpoint's context is stretched, or None where its window is long enough already and config.json's own.
+    """Plan a checkpoint's context extension; return None if config.json's own window is long enough.
 
     Args:
         config: the parsed config.json.
-        settings: what the user asks for; the original window is the config's where it is not given.
-        say: told the original window, and what is not as the user may think.
+        settings: of the user; without an original window, that of config.json is used.
+        say: called with the original window, and with warnings about settings without effect.
 
     Raises:
-        UnknownNameError: a method that does not exist.
-        UsageError: a setting that has no meaning for the method, or numbers that cannot be.
-        CheckpointError: config.json tells no window, or stretches it itself and no original window is given.
+        UnknownNameError: the method does not exist.
+        UsageError: a setting does not apply to the method, or a number is out of range.
+        CheckpointError: config.json has no context window, or extends it itself and no original window is given.
     """
     _check_settings(settings)
     text = _text_part(config)
     key, window = configured_window(config)
-    own = _own_stretching(text)
+    own = _configured_extension(text)
     original = settings.original or window
     if original is None:
         raise CheckpointError(
-            f"--context {settings.target}: config.json tells no window ({', '.join(WINDOW_KEYS[:3])}, …), "
-            "so there is nothing to stretch from; give it with --context-original"
+            f"--context {settings.target}: config.json has no context window ({', '.join(WINDOW_KEYS[:3])}, …); "
+            "give the window of training with --context-original"
         )
     if settings.target <= original:
-        by_itself = f", which it reaches by its own stretching ({own})" if own and not settings.original else ""
+        by_itself = f", by the stretching in config.json ({own})" if own and not settings.original else ""
         say(
             f"--context {settings.target}: the window is {original:,} tokens already{by_itself}; nothing is stretched, "
-            f"and documents up to {original:,} tokens are taken"
+            f"and documents of up to {original:,} tokens are processed"
         )
-        # Told otherwise than config.json has it, the window is the user's, and its own stretching goes
+        # A window other than config.json's comes from the user and replaces config.json's own stretching
         replaced = settings.original and (own or window != original)
         return Extension(NONE, original, original, 1.0) if replaced else None
     if own and not settings.original:
         raise CheckpointError(
             f"--context {settings.target}: config.json stretches the context itself ({own}), and frequencies cannot be "
-            "stretched twice; give --context none, or the window that it was trained on with --context-original "
-            "to replace its own stretching"
+            "stretched twice; give --context none, or replace its stretching by giving the window of training with "
+            "--context-original"
         )
     if own:
         say(f"config.json stretches the context itself ({own}); this is replaced")
@@ -135,7 +135,7 @@ def plan_extension(
     factor = 1.0 if settings.method == NONE else settings.factor or settings.target / original
     say(f"original context window {original:,} tokens ({source})")
     if settings.method != NONE and factor * original < settings.target:
-        say(f"factor {factor:g} makes {original:,} tokens {factor * original:,.0f}, not {settings.target:,}")
+        say(f"factor {factor:g} extends {original:,} tokens to {factor * original:,.0f}, not to {settings.target:,}")
     yarn = settings.method in (YARN, DYNAMIC_YARN)
     attention = settings.attention_factor
     if settings.method == YARN and attention is None:
@@ -154,28 +154,28 @@ def plan_extension(
 def rotary_frequencies(
     extension: Extension, size: int, theta: float, length: int | None = None
 ) -> tuple[NDArray[np.float64], float]:
-    """The frequencies of one head, and what its cos and sin are multiplied by.
+    """Rotary frequencies of one head, and the scaling of its cos and sin.
 
     Sources, with L the original window, s the factor, D = `size` and θ_i = theta^(−2i/D):
 
     - linear: θ_i / s (arXiv 2306.15595, equation 4).
-    - ntk: the base theta · s^(D/(D−2)) in place of theta (arXiv 2309.00071, section 3.1).
+    - ntk: the base theta · s^(D/(D−2)) instead of theta (arXiv 2309.00071, section 3.1).
     - yarn: (1 − γ_i) θ_i / s + γ_i θ_i (section 3.2), times 0.1 ln s + 1 (section 3.4). γ falls from 1 to 0 over the
-      channels i that turn between beta_fast and beta_slow times within L tokens. It is linear in i between the whole
-      channels around them, as in the authors' code; section 3.2 writes it linear in the number of turns.
+      channels i with beta_fast to beta_slow rotations within L tokens. It is linear in i between the integer
+      channels around them, as in the authors' code; section 3.2 defines it linear in the number of rotations.
     - dynamic-yarn: the same with s = max(1, l / L) of a sequence of l tokens (section 3.3).
 
     Args:
-        extension: what is stretched, and how.
-        size: channels of a head (or of a signal) that rotate; even.
+        extension: from `plan_extension`.
+        size: rotating channels of a head (or of a signal); even.
         theta: base of the unstretched frequencies.
         length: of the sequence in tokens, for "dynamic-yarn"; None: the target.
 
     Returns:
-        [size / 2] radians a token, the fastest channel first, and the attention scaling.
+        [size / 2] radians per token, fastest channel first, and the attention scaling.
 
     Raises:
-        CheckpointError: too few channels rotate for "ntk".
+        CheckpointError: too few rotating channels for "ntk".
     """
     plain = theta ** (-np.arange(0, size, 2) / size)
     if extension.method == NONE:
@@ -185,7 +185,7 @@ def rotary_frequencies(
         return plain / factor, 1.0
     if extension.method == NTK:
         if size <= 2:
-            raise CheckpointError("--context-method ntk needs heads of which more than two channels rotate; use yarn")
+            raise CheckpointError("--context-method ntk needs heads with more than two rotating channels; use yarn")
         return (theta * factor ** (size / (size - 2))) ** (-np.arange(0, size, 2) / size), 1.0
     if extension.by_length:
         factor = max(1.0, (length or extension.target) / extension.original)
@@ -198,64 +198,65 @@ def rotary_frequencies(
 
 
 def yarn_ramp(extension: Extension, size: int, theta: float) -> tuple[int, int]:
-    """The first and the last channel of YaRN's ramp; those before stay as they are, those after are interpolated.
+    """First and last channel of YaRN's ramp; channels before it stay unchanged, channels after it are interpolated.
 
-    Channel i turns L θ_i / 2π times within the original window; solved for i, rounded outwards, within the head.
+    Channel i makes L θ_i / 2π rotations within the original window; solved for i, rounded outwards, clipped to the
+    head.
     """
     if extension.beta_fast is None or extension.beta_slow is None:
         raise ValueError(f"method {extension.method} has no ramp")
 
-    def channel(turns: float) -> float:
-        return size * math.log(extension.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def channel(rotations: float) -> float:
+        return size * math.log(extension.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = math.floor(channel(extension.beta_fast)), math.ceil(channel(extension.beta_slow))
     return max(low, 0), min(high, size - 1)
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """√(1/t) = 0.1 ln s + 1, by which queries and keys are both multiplied; arXiv 2309.00071, section 3.4."""
+    """Attention factor √(1/t) = 0.1 ln s + 1, which multiplies queries and keys; arXiv 2309.00071, section 3.4."""
     return 0.1 * math.log(factor) + 1.0
 
 
 def refuse_generation(extension: Extension, what: str) -> None:
-    """Refuse to generate text under frequencies that change with every token.
+    """Raise if text is to be generated under frequencies that change with every token.
 
     Args:
         extension: of the model.
-        what: is to be generated, for the message.
+        what: the benchmark or task that generates, for the message.
 
     Raises:
         UsageError: the method is "dynamic-yarn".
     """
     if extension.by_length:
         raise UsageError(
-            f"{what} generates text, and under --context-method {extension.method} the frequencies of what is in the "
-            "cache would change with every token; use yarn, or tasks that are scored"
+            f"{what} generates text, and under --context-method {extension.method} the frequencies of cached keys "
+            "would change with every token; use yarn, or tasks without generation"
         )
 
 
 def configured_window(config: Mapping[str, Any]) -> tuple[str, int | None]:
-    """What a parsed config.json calls its window, and the window in tokens; ("", None) where it tells none."""
+    """Return the key of the context window in a parsed config.json and its value in tokens; ("", None) if absent."""
     text = _text_part(config)
     return next(((key, text[key]) for key in WINDOW_KEYS if (text.get(key) or 0) > 0), ("", None))
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a multi-part model the part that reads text."""
+    """Return the text part of a multi-part model's config, else the config."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) else config
 
 
-def _own_stretching(text: Mapping[str, Any]) -> str:
-    """What a config does to its rotary frequencies by itself, in words; empty where they are the plain ones.
+def _configured_extension(text: Mapping[str, Any]) -> str:
+    """Describe the context extension in a config; empty if its rotary frequencies are unscaled.
 
     Raises:
-        CheckpointError: it has several kinds of them.
+        CheckpointError: it has several kinds of rotary embeddings.
     """
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if rope and all(isinstance(value, dict) for value in rope.values()):
         raise CheckpointError(
-            f"config.json has rotary embeddings of several kinds ({', '.join(rope)}), some of which see a window only; "
+            f"config.json has rotary embeddings of several kinds ({', '.join(rope)}), some with a sliding window; "
             "evalkit does not know which of them to stretch: give --context none"
         )
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -274,7 +275,7 @@ def _check_settings(settings: ContextSettings) -> None:
         raise UnknownNameError("context method", method, METHODS)
     for flag, tokens in (("--context", settings.target), ("--context-original", settings.original)):
         if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
-            raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens, all that float32 tells apart")
+            raise UsageError(f"{flag} {tokens}: expected 1 to {MOST_TOKENS:,} tokens (exact in float32)")
     allowed = {
         YARN: ("factor", "beta_fast", "beta_slow", "attention_factor"),
         DYNAMIC_YARN: ("beta_fast", "beta_slow"),
@@ -288,7 +289,7 @@ def _check_settings(settings: ContextSettings) -> None:
             raise UsageError(f"{name} has no meaning for --context-method {method}; leave it out")
         least = 1.0 if name == "factor" else 0.0
         if not math.isfinite(value) or value < least or not value:
-            raise UsageError(f"{name} is {value:g}; it must be a number {'from 1' if least else 'above 0'}")
+            raise UsageError(f"{name} is {value:g}; expected a number {'from 1' if least else 'above 0'}")
     if (settings.beta_fast or BETA_FAST) <= (settings.beta_slow or BETA_SLOW):
         raise UsageError(
             f"beta_fast is {settings.beta_fast or BETA_FAST:g} and beta_slow {settings.beta_slow or BETA_SLOW:g}; "

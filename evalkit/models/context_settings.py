@@ -1,7 +1,7 @@
-"""What a user asks of the context, from flags and a YAML file, to the extension of one checkpoint.
+"""Read context settings from flags and a YAML file, and plan the extension of a checkpoint.
 
-In: the four values behind `--context`, `--context-method`, `--context-original` and `--context-config`. Out: the
-`ContextSettings`, and with a checkpoint its `Extension`.
+In: the values of `--context`, `--context-method`, `--context-original` and `--context-config`. Out: the
+`ContextSettings`, and for a checkpoint its `Extension`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from evalkit.models.locate import Checkpoint, Say, read_config, silent
 from evalkit.resources import resource
 
 UNSTRETCHED: Literal["none"] = "none"
-"""In place of a number of tokens: the checkpoint is taken as it is."""
+"""Value of `--context` that disables context extension."""
 
 
 class _ContextFile(FileSettings):
-    """What a file in `configs/context`, or a user's own, may say; None is as if it were not said."""
+    """Keys of a file in `configs/context` or of a user's file; None counts as absent."""
 
     context: Annotated[int, Field(ge=1)] | None = None
     original: Annotated[int, Field(ge=1)] | None = None
@@ -35,7 +35,7 @@ class _ContextFile(FileSettings):
 
 
 def context_names() -> list[str]:
-    """Names of the context files that evalkit ships."""
+    """Return the names of the context files shipped with evalkit."""
     return sorted(path.stem for path in resource("configs", "context").glob("*.yaml"))
 
 
@@ -46,18 +46,18 @@ def context_settings(
     config: str | Path | None = None,
     default: int | None = None,
 ) -> ContextSettings | None:
-    """The settings that flags and a file make together, or None where nothing is to be stretched.
+    """Merge flags and a file into settings; return None if the context is not to be extended.
 
     Args:
-        context: tokens that the model is to take at once, or "none": whatever a file says, nothing is stretched.
+        context: context window to extend to, in tokens, or "none": no extension, even if a file asks for one.
         method: one of `context.METHODS`; None: the file's, else "yarn".
-        original: tokens of the window that it was trained on; None: the file's, else the checkpoint's.
-        config: a name in `configs/context`, or a YAML file of the same form. What else is given comes before it.
-        default: the context where neither flag nor file gives one; None: the model's own.
+        original: context window of training, in tokens; None: the file's, else the checkpoint's.
+        config: a name in `configs/context`, or a YAML file of the same form. The other arguments take precedence.
+        default: the context if neither flag nor file gives one; None: the model's own.
 
     Raises:
-        UsageError: a file that does not exist or holds something else, no context to stretch to, or a flag beside
-            the context "none" that says how to stretch.
+        UsageError: the file does not exist or has the wrong form, no context is given, or another flag is combined
+            with the context "none".
     """
     if context == UNSTRETCHED:
         if flag := "--context-method" if method is not None else "--context-original" if original is not None else "":
@@ -74,15 +74,15 @@ def context_settings(
     if not found and target is None:
         return None
     if target is None:
-        raise UsageError("how long the context is to be is not said; give --context, e.g. --context 8192")
+        raise UsageError("the context to extend to is not given; give --context, e.g. --context 8192")
     return ContextSettings(target=target, **({"method": YARN} | found))
 
 
 def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: Say = silent) -> Extension | None:
-    """How a checkpoint is stretched, by its own config.
+    """Plan the extension of a checkpoint from its config.
 
     Raises:
-        UsageError, CheckpointError: see `plan_extension`; a GGUF file must be dequantised to have a config.
+        UsageError, CheckpointError: see `plan_extension`; a GGUF file cannot be dequantised, so its config is unknown.
     """
     if settings is None:
         return None
@@ -93,7 +93,7 @@ def extension_of(checkpoint: Checkpoint, settings: ContextSettings | None, say: 
 
 
 def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
-    """A checkpoint's parsed config.json, of a GGUF file that of its dequantised copy."""
+    """Return a checkpoint's parsed config.json; of a GGUF file, that of its dequantised copy."""
     if checkpoint.gguf is None:
         return checkpoint.config()
     from evalkit.models.gguf import dequantised
@@ -101,7 +101,7 @@ def config_of(checkpoint: Checkpoint, say: Say) -> dict[str, Any]:
     folder = dequantised(checkpoint.gguf, say)
     if folder is None:
         raise CheckpointError(
-            "a GGUF file can be stretched only where the cache folder has room for its dequantised copy"
+            "the context of a GGUF file can be stretched only if the cache folder has room for its dequantised copy"
         )
     return read_config(folder)
 

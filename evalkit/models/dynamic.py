@@ -1,8 +1,9 @@
-"""Rotary frequencies that a model adapts to the length of what it sees.
+"""Rotary frequencies that depend on sequence length.
 
-Under rope_type "dynamic", transformers keeps those of the longest sequence so far until one comes that is shorter than
-the window the model was trained on. What is computed next would depend on what came before. Under "longrope" they are
-others beyond that window, and some models' `generate` computes all keys anew there.
+In: a loaded model. Out: its rotary modules that keep state between sequences, and lengths at which it resets its cache.
+Under rope_type "dynamic", transformers keeps the frequencies of the longest sequence so far until a sequence is shorter
+than the window of training, so results would depend on earlier sequences. Under "longrope" the frequencies change
+beyond that window, and `generate` of some models recomputes all keys there.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ _ORIGINAL = "original_inv_freq"
 
 
 def dynamic_modules(model: Any) -> list[Any]:
-    """The rotary modules of a loaded model that remember the longest sequence."""
+    """Return the rotary modules of a loaded model that keep the length of the longest sequence."""
     return [module for module in model.modules() if "dynamic" in _types(module) and hasattr(module, "inv_freq")]
 
 
 def forget_lengths(modules: list[Any]) -> None:
-    """Have modules of `dynamic_modules` begin again, as after loading."""
+    """Reset modules from `dynamic_modules` to their state after loading."""
     for module in modules:
-        # One for each kind of layer, whose name stands before
+        # One per layer type, with the type as prefix
         for name in [name for name in dir(module) if name.endswith(_ORIGINAL)]:
-            kind = name.removesuffix(_ORIGINAL)
-            original = getattr(module, name).to(getattr(module, f"{kind}inv_freq").device)
-            module.register_buffer(f"{kind}inv_freq", original, persistent=False)
-            setattr(module, f"{kind}max_seq_len_cached", module.original_max_seq_len)
+            prefix = name.removesuffix(_ORIGINAL)
+            original = getattr(module, name).to(getattr(module, f"{prefix}inv_freq").device)
+            module.register_buffer(f"{prefix}inv_freq", original, persistent=False)
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
-def lengths_computed_anew(model: Any, trained: Sequence[int | None]) -> frozenset[int]:
-    """Tokens of a text at which transformers' `generate` drops its cache and computes all keys anew.
+def cache_reset_lengths(model: Any, trained: Sequence[int | None]) -> frozenset[int]:
+    """Return the sequence lengths at which transformers' `generate` drops its cache and recomputes all keys.
 
-    Phi-3's does so one past the window that it was trained on. Each model is asked: it prepares the inputs of its next
-    step by itself.
+    Phi-3 does so one token past the window of training. The lengths are found by calling the model's own
+    `prepare_inputs_for_generation`.
 
     Args:
         model: a causal language model.
-        trained: windows of those of its rotary embeddings that depend on the length.
+        trained: windows of training of its length-dependent rotary embeddings, in tokens.
     """
     import torch
 
@@ -49,7 +50,7 @@ def lengths_computed_anew(model: Any, trained: Sequence[int | None]) -> frozense
         ids = torch.zeros(1, length + 1, dtype=torch.long, device=model.device)
         step = model.prepare_inputs_for_generation(
             ids,
-            past_key_values=_Filled(length),
+            past_key_values=_FilledCache(length),
             attention_mask=torch.ones_like(ids),
             use_cache=True,
             next_sequence_length=1,
@@ -58,8 +59,8 @@ def lengths_computed_anew(model: Any, trained: Sequence[int | None]) -> frozense
     return frozenset(found)
 
 
-class _Filled:
-    """What a model may ask of a cache of so many tokens."""
+class _FilledCache:
+    """Stand-in for a cache with a given number of tokens."""
 
     is_compileable = False
 

@@ -1,7 +1,7 @@
-"""A checkpoint that loads where evalkit is not installed: the variants' modules beside its weights.
+"""Export a checkpoint that loads without evalkit: copy the variants' modules beside its weights.
 
-In: a checkpoint of one of evalkit's model types. Out: a folder that `from_pretrained(…, trust_remote_code=True)` takes
-with torch and transformers alone, and that evalkit itself loads without its code being run.
+In: a checkpoint of one of evalkit's model types. Out: a folder that `from_pretrained(…, trust_remote_code=True)` loads
+with torch and transformers alone, and that evalkit loads without running the copied code.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_head
 from evalkit.models.folder import new_folder
 from evalkit.models.locate import Checkpoint
 from evalkit.models.shapes import read_shape
-from evalkit.models.snapshot import Watch
+from evalkit.models.snapshot import ChangeDetector
 
 _MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
-"""What a model needs; they import torch, transformers and each other only."""
+"""Modules that a model needs; they import only torch, transformers and each other."""
 _CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
-_BESIDE = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
+_OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def export(checkpoint: Checkpoint, output: Path) -> None:
-    """Write the folder.
+    """Write a checkpoint with its model code to `output`.
 
     Raises:
-        UsageError: there is something at `output` already.
-        CheckpointError: not a checkpoint of evalkit's own types, with a config that cannot be or without weights, or
-            `output` cannot be written.
+        UsageError: `output` exists and is not empty.
+        CheckpointError: the model type is not one of evalkit's, the config is invalid, weights are missing, or `output`
+            cannot be written.
     """
     config = checkpoint.config()
     kind = str(config.get("model_type"))
     if kind not in _CLASSES:
         raise CheckpointError(
             f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
-            "it loads without evalkit as it is"
+            "it loads without evalkit and needs no export"
         )
     try:
         read_shape(config)
@@ -47,12 +47,12 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
     folder, weights = checkpoint.folder, checkpoint.weights()
     if all(path.suffix == ".safetensors" for path in weights):
         check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
-    beside = [folder / name for name in _BESIDE if (folder / name).is_file()]
-    files = [*weights, *tokenizer_files(folder), *beside]
-    watch = Watch(checkpoint.given, [folder / "config.json", *files])
+    optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
+    files = [*weights, *tokenizer_files(folder), *optional]
+    changes = ChangeDetector(checkpoint.given, [folder / "config.json", *files])
     name, code = _CLASSES[kind], Path(variants.__path__[0])
-    # Both from one module: transformers copies what each names to a place of its own, and a config from another copy
-    # has settings that the model does not recognise
+    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
+    # settings classes of a config from another copy
     classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
     with new_folder(output) as new:
         with doing(f"copying {checkpoint.given}"):
@@ -60,4 +60,4 @@ def export(checkpoint: Checkpoint, output: Path) -> None:
         copy_files([code / module for module in _MODULES], code, new)
         content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
         (new / "config.json").write_text(content + "\n", encoding="utf-8")
-        watch.check()
+        changes.check()

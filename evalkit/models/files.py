@@ -1,7 +1,7 @@
-"""The files of a checkpoint folder: which hold the weights, which the tokenizer, and whether they are whole.
+"""Files of a checkpoint folder: find and validate weights, tokenizer, code and JSON files.
 
-In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a broken
-checkpoint is found before seconds are spent on imports.
+In: a folder. Out: paths, parsed JSON, safetensors headers. Nothing here imports torch, so a damaged
+checkpoint is reported before seconds are spent on imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VOCABULARY_FILES = (
     "vocab.txt",
     "tekken.json",
 )
-"""Any one of these makes a tokenizer."""
+"""A tokenizer needs at least one of these."""
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -35,26 +35,26 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
 )
-"""Files that decide how text becomes token ids."""
+"""Files that determine how text becomes token ids."""
 
 CHAT_TEMPLATES = "additional_chat_templates"
-"""The folder of those that have a name."""
-_MORE_OF_TOKENIZERS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
-"""What transformers reads beside these where it is there: other SentencePiece models, tokenizer.json of a version."""
-TOKENIZER_PATTERNS = (*TOKENIZER_FILES, *_MORE_OF_TOKENIZERS)
+"""Folder of named chat templates."""
+_EXTRA_TOKENIZER_PATTERNS = ("*.model", "tokenizer.model.*", "tokenizer.[0-9]*.json", f"{CHAT_TEMPLATES}/*.jinja")
+"""Optional files that transformers reads too: other SentencePiece models, versioned tokenizer.json files."""
+TOKENIZER_PATTERNS = (*TOKENIZER_FILES, *_EXTRA_TOKENIZER_PATTERNS)
 
 GENERATION_CONFIG = "generation_config.json"
 _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-"""What a checkpoint's own Python code may read of its folder."""
+"""Files of its folder that a checkpoint's own Python code may read."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
-_LEFT_BY_TRAINERS = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
 _HEADER_LIMIT = 100_000_000
-"""The format's own bound on the header, in bytes; a larger length means that the file is something else."""
+"""The format's limit on the header, in bytes; a larger length means that the file has another format."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; `CheckpointError` names a file that is missing or is not one."""
+    """Read the object in a JSON file. Raises `CheckpointError` if the file is missing or holds no object."""
     content = reading.read_json(path, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
@@ -62,11 +62,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
-    """The files that the weights are read from: safetensors where there are any, else pickles if allowed.
+    """Return the files with the weights: safetensors if there are any, else pickles if allowed.
 
     Raises:
-        CheckpointError: no weights, only pickled ones that are not allowed, or a shard that the index
-            names and the folder lacks.
+        CheckpointError: there are no weights, only pickled ones that are not allowed, or a shard in the index is
+            missing from the folder.
     """
     safe, pickles = _WEIGHTS
     if found := _named_weights(folder, safe):
@@ -78,42 +78,42 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """The tokenizer's files in this folder, in a fixed order; empty if there is no vocabulary."""
+    """Return the tokenizer files of a folder in a fixed order; empty if there is no vocabulary."""
     if not any((folder / name).is_file() for name in VOCABULARY_FILES):
         return ()
     named = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    return (*named, *_matching(folder, _MORE_OF_TOKENIZERS, named))
+    return (*named, *_matching(folder, _EXTRA_TOKENIZER_PATTERNS, named))
 
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
-    """What an adapter (of the `peft` package) consists of; transformers applies one where that is installed."""
+    """Return the files of a `peft` adapter; transformers applies it if `peft` is installed."""
     return _matching(folder, ("adapter_config.json", "adapter_model.*"), ())
 
 
 def code_files(folder: Path) -> tuple[Path, ...]:
-    """A checkpoint's own Python code and what it may read, as far as it is none of the files that others count."""
+    """Return a checkpoint's Python code and the files it may read, without tokenizer, config and weight files."""
     counted = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG]
     counted += [folder / f"{name}.index.json" for name in _WEIGHTS]
     found = _matching(folder, _CODE, counted)
-    return tuple(path for path in found if not path.name.startswith(_LEFT_BY_TRAINERS))
+    return tuple(path for path in found if not path.name.startswith(_TRAINER_FILES))
 
 
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
-    """Copy files of a folder to the same places in another."""
+    """Copy files from one folder to another, at the same relative paths."""
     for path in paths:
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def generation_settings(folder: Path) -> dict[str, Any] | None:
-    """The parsed generation_config.json of a checkpoint's folder; None where there is none."""
+    """Return the parsed generation_config.json of a checkpoint folder; None if there is none."""
     path = folder / GENERATION_CONFIG
     return read_json(path) if path.is_file() else None
 
 
 def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Name → {dtype, shape, data_offsets} of every tensor in a safetensors file, without its data.
+    """Read the header of a safetensors file: name → {dtype, shape, data_offsets} of every tensor.
 
     Raises:
         CheckpointError: see `parse_safetensors`.
@@ -126,16 +126,16 @@ def safetensors_header(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_safetensors(path: Path, size: int, read: Callable[[int], bytes]) -> dict[str, dict[str, Any]]:
-    """The header of a safetensors file, as `safetensors_header` gives it.
+    """Parse the header of a safetensors file; see `safetensors_header`.
 
     Args:
         path: of the file, for messages.
         size: of the file, in bytes.
-        read: reads so many bytes; what it reads next after this are the tensors.
+        read: reads a number of bytes; the bytes after the header are the tensors.
 
     Raises:
-        CheckpointError: the header does not parse, or the file is shorter or longer than it says,
-            which is how an interrupted copy looks.
+        CheckpointError: the header does not parse, or the file is shorter or longer than the header describes,
+            for example after an interrupted copy.
     """
     try:
         (length,) = struct.unpack("<Q", read(8))
@@ -145,9 +145,9 @@ def parse_safetensors(path: Path, size: int, read: Callable[[int], bytes]) -> di
         header.pop("__metadata__", None)
         for name, tensor in header.items():
             start_and_end = tensor["data_offsets"]
-            known = isinstance(tensor["dtype"], str) and _are_sizes(tensor["shape"]) and _are_sizes(start_and_end)
-            if not known or len(start_and_end) != 2:
-                raise ValueError(f"its header misdescribes {name}")
+            valid = isinstance(tensor["dtype"], str) and _are_sizes(tensor["shape"]) and _are_sizes(start_and_end)
+            if not valid or len(start_and_end) != 2:
+                raise ValueError(f"its header has an invalid entry for {name}")
         described = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except (ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a safetensors file, or damaged ({error})") from error
@@ -161,13 +161,13 @@ def _are_sizes(values: object) -> bool:
 
 
 def _matching(folder: Path, patterns: Iterable[str], counted: Iterable[Path]) -> tuple[Path, ...]:
-    """Files by name patterns, in the order of their names, without those that are counted already."""
+    """Return the files that match name patterns, sorted by name, without those in `counted`."""
     found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
     return tuple(sorted(found.difference(counted)))
 
 
 def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
-    """The one file of this name, or the shards of its index; in the order in which transformers looks."""
+    """Return the file of this name, else the shards of its index; transformers uses the same order."""
     if (folder / name).is_file():
         return (folder / name,)
     index = folder / f"{name}.index.json"
@@ -180,26 +180,25 @@ def _named_weights(folder: Path, name: str) -> tuple[Path, ...]:
     suffix = Path(name).suffix
     for shard in names:
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(suffix):
-            raise CheckpointError(f"{index}: names {shard!r:.60} as a shard; expected *{suffix} files beside it")
+            raise CheckpointError(
+                f"{index}: lists {shard!r:.60} as a shard; expected *{suffix} files in the same folder"
+            )
     shards = tuple(folder / shard for shard in sorted(set(names)))
     for shard in shards:
         if not shard.is_file():
-            raise CheckpointError(f"{shard}: missing, though {index.name} names it; copy it again")
+            raise CheckpointError(f"{shard}: missing, but listed in {index.name}; copy it again")
     return shards
 
 
 def _why_no_weights(folder: Path) -> str:
-    """What a folder without usable weights holds instead, and what to do about it."""
+    """Explain what a folder without usable weights holds, and what to do."""
     if any(folder.glob("pytorch_model*.bin")):
-        return (
-            "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust "
-            "where they come from"
-        )
+        return "holds only pickled weights, and unpickling can run code; pass --allow-pickle if you trust their source"
     others = sorted(
         path.name
         for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
         for path in folder.glob(pattern)
-        if not path.name.startswith(_LEFT_BY_TRAINERS)
+        if not path.name.startswith(_TRAINER_FILES)
     )
     found = f" (found {', '.join(others[:3])})" if others else ""
     return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"

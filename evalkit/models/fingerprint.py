@@ -1,6 +1,6 @@
-"""What a checkpoint's numbers depend on, as hashes of content: the same files anywhere give the same digests.
+"""Checkpoint fingerprints: content hashes of everything that determines a checkpoint's scores.
 
-In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests.
+In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests. Equal files give equal digests, wherever they are.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from evalkit.models.files import read_json
 from evalkit.models.hashes import FileHashes, hash_file
 from evalkit.models.locate import Checkpoint
 
-_VOLATILE = {"_name_or_path", "name_or_path", "transformers_version"}
-"""Keys that say where a file was and who wrote it, not what the model computes."""
+_PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
+"""Keys of provenance, which do not change what the model computes."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """SHA-256 digests, in hexadecimal."""
+    """SHA-256 digests of a checkpoint, in hexadecimal."""
 
     weights: str
-    """Of the files that the weights are read from; of a live model of its tensors (`state.py`)."""
+    """Of the weight files; for a live model, of its tensors (`state.py`)."""
     config: str
-    """Of config.json, less what does not bear on the numbers, and of remote code if that is trusted."""
+    """Of config.json without provenance keys, and of remote code if it is trusted."""
     tokenizer: str
-    """Of the tokenizer's files."""
+    """Of the tokenizer files."""
 
     @property
     def combined(self) -> str:
-        """One digest of all three."""
+        """Return one digest of all three."""
         return _digest((("weights", self.weights), ("config", self.config), ("tokenizer", self.tokenizer)))
 
 
 def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
-    """Hash what determines a checkpoint's numbers.
+    """Hash everything that determines a checkpoint's scores.
 
-    File names count relative to the folder, never the folder's own. A GGUF file holds weights,
-    configuration and tokenizer at once, so its digest stands for all three, whatever it is called.
+    File names are hashed relative to the folder; the folder's name is not. A GGUF file holds weights, configuration and
+    tokenizer, so the digest of its content is used for all three; its name is not hashed.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -56,29 +56,29 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:
-    """The fingerprint of a checkpoint whose weights are hashed already.
+    """Compute the fingerprint of a checkpoint from the digests of its weight files.
 
     Args:
-        checkpoint: where its other files are.
-        weights: name and digest of each file of weights, in the order of `Checkpoint.weights`.
-        hash_of: the digest of a file.
+        checkpoint: provides the other files.
+        weights: name and digest of each weight file, in the order of `Checkpoint.weights`.
+        hash_of: computes the digest of a file.
     """
-    held = list(weights)
+    digests = list(weights)
     if checkpoint.gguf is not None:
-        whole = held[0][1]
+        whole = digests[0][1]
         own = whole if checkpoint.tokenizer is None else _tokenizer_digest(checkpoint, hash_of)
         return Fingerprint(weights=whole, config=whole, tokenizer=own)
     return Fingerprint(
-        weights=_digest(held),
+        weights=_digest(digests),
         config=_digest(_config_parts(checkpoint, hash_of)),
         tokenizer=_tokenizer_digest(checkpoint, hash_of),
     )
 
 
 def stable(value: Any) -> Any:
-    """Parsed JSON without the keys that do not bear on the numbers."""
+    """Return parsed JSON without provenance keys."""
     if isinstance(value, dict):
-        return {key: stable(item) for key, item in value.items() if key not in _VOLATILE}
+        return {key: stable(item) for key, item in value.items() if key not in _PROVENANCE}
     return [stable(item) for item in value] if isinstance(value, list) else value
 
 
@@ -99,11 +99,11 @@ def _tokenizer_digest(checkpoint: Checkpoint, hash_of: Callable[[Path], str]) ->
 
 
 def _json_digest(path: Path) -> str:
-    """Digest of a JSON object's content: neither the order of its keys nor volatile ones count."""
+    """Hash a JSON object's content, independent of key order and provenance keys."""
     canonical = json.dumps(stable(read_json(path)), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _digest(parts: Iterable[tuple[str, str]]) -> str:
-    """Digest of named digests; one line each, so that no two lists of parts read the same."""
+    """Hash named digests, one per line, so that different lists give different digests."""
     return hashlib.sha256("".join(f"{name}\t{digest}\n" for name, digest in parts).encode()).hexdigest()

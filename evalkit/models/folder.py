@@ -1,6 +1,6 @@
-"""A checkpoint's folder while it is being written: whole at the end, or not there.
+"""Atomic creation of a checkpoint folder: complete, or absent.
 
-In: where it should be. Out: a folder beside it to write into, which takes its place when all went well.
+In: the path of the folder. Out: a temporary folder beside it to write to, renamed to that path on success.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from evalkit.errors import CheckpointError, UsageError, first_line
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder to write into; rename it to `output` at the end, remove it if anything fails.
+    """Yield a folder to write to; rename it to `output` at the end, or remove it on failure.
 
     Raises:
-        UsageError: there is something at `output` already, or it is the working folder.
-        CheckpointError: it cannot be written there.
+        UsageError: `output` exists and is not empty, or is the working directory.
+        CheckpointError: the folder cannot be written.
     """
     if output.exists() and output.samefile(Path.cwd()):
-        # It would be replaced under the shell that stands in it
-        raise UsageError(f"--output {output}: is the folder that you are in; choose another, even one inside it")
+        # Replacing it would invalidate the shell's working directory
+        raise UsageError(
+            f"--output {output}: is the working directory; choose another folder, for example one inside it"
+        )
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(f"--output {output}: there is something already; choose another, or remove it first")
+        raise UsageError(f"--output {output}: already exists; choose another folder, or remove it first")
     part = output.with_name(f".{output.name}.partial")
     try:
-        # What a killed process left behind
+        # Left behind by a killed process
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         yield part
@@ -45,7 +47,7 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 
 def _of_safetensors(error: Exception) -> bool:
-    """Whether it is what safetensors raises for a full disk, among others."""
+    """Return whether safetensors raised the error, for example because the disk is full."""
     from safetensors import SafetensorError
 
     return isinstance(error, SafetensorError)

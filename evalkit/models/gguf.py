@@ -1,8 +1,8 @@
-"""GGUF files: dequantised once to float32, kept as a safetensors folder, read from there ever after.
+"""Dequantise GGUF files to float32 and cache them as safetensors folders.
 
 In: a `.gguf` file. Out: a folder with the same model and tokenizer. Reading a GGUF file of 135M parameters
 takes about ten seconds, most of it spent on parsing its vocabulary in Python; the folder loads in under one,
-to the same bits.
+with bit-identical weights.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.hashes import file_sha256, hash_file
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.models.quiet import quiet
-from evalkit.models.snapshot import Opened, snapshot
+from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.models.temporary import temporary_folder
 from evalkit.resources import cache_dir
 
 _RECORD = "fingerprint"
-"""Beside what `save_pretrained` writes; of no kind that is counted."""
+"""Stored beside the output of `save_pretrained`; its name matches none of the hashed files."""
 _ABANDONED = 24 * 3600
-"""Seconds after which what stands beside the finished folders was left by a process that was killed."""
+"""Seconds after which unfinished folders are assumed to be left by a killed process."""
 _GROWTH = 9
-"""Float32 takes at most about this many times the room of a GGUF file (4-bit blocks with their scales)."""
+"""Largest ratio, about, of float32 size to GGUF file size (4-bit blocks with their scales)."""
 
 
 def dequantised(gguf: Path, say: Say) -> Path | None:
-    """The folder with this file's model and tokenizer in float32, made now if it is not yet there.
+    """Return the cached folder with the file's model and tokenizer in float32; create it if missing.
 
-    The folder is named after the file's content and the transformers version, whose reading it is, and holds the
-    fingerprint that it was written with. It is written beside its place and renamed into it, so it is whole or absent.
+    The folder is named after the file's content and the version of transformers that read it, and stores its own
+    fingerprint. It is written to a temporary folder and renamed, so it is complete or absent.
 
     Returns:
-        None if the cache cannot hold it; the file itself must be read then.
+        None if the cache has no room for it; the file itself must be read then.
 
     Raises:
         CheckpointError: the file is damaged, or transformers cannot read its architecture.
     """
     root = cache_dir() / "gguf"
     folder = root / _folder_name(file_sha256(gguf))
-    if _whole(folder):
+    if _is_intact(folder):
         return folder
     _remove_abandoned(root)
     if not _has_room(root, gguf.stat().st_size * _GROWTH):
-        say(f"{gguf.name}: the cache folder cannot hold its dequantised copy, so each load takes as long")
+        say(f"{gguf.name}: the cache folder has no room for its dequantised copy, so every load takes this long")
         return None
     say(f"{gguf.name}: dequantising it once; later loads will be quick")
     with _private_copy(gguf, root) as (copy, digest), reading(gguf):
@@ -71,19 +71,19 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
             made = _folder_checkpoint(ready)
             record = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
             (ready / _RECORD).write_text(json.dumps(asdict(record)), encoding="utf-8")
-            _put(ready, folder)
+            _move_into_place(ready, folder)
     except Exception as error:  # a full disk comes as OSError or as safetensors' own error
-        say(f"{gguf.name}: its dequantised copy could not be kept ({first_line(error)})")
+        say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
         return None
     return folder
 
 
 @contextmanager
-def opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
-    """Read a GGUF checkpoint: its dequantised copy, or where the cache holds none, the file itself.
+def opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
+    """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room.
 
     Raises:
-        CheckpointError: see `dequantised`; or the copy in the cache is damaged.
+        CheckpointError: see `dequantised`; or the cached copy is damaged.
     """
     if checkpoint.gguf is None:
         raise ValueError(f"{checkpoint.given} is not a GGUF file")
@@ -92,8 +92,8 @@ def opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
         with _dequantised_in_memory(checkpoint, checkpoint.gguf) as found:
             yield found
         return
-    with snapshot(_as_folder(checkpoint, folder)) as held:
-        found, written = held.read(), _written_with(folder)
+    with snapshot(_as_folder(checkpoint, folder)) as copies:
+        found, written = copies.read(), _stored_fingerprint(folder)
         tokenizer = found.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
         if found.fingerprint != replace(written, tokenizer=tokenizer):
             raise CheckpointError(f"{folder}: the dequantised copy changed while it was read; run the command again")
@@ -101,21 +101,21 @@ def opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
 
 
 @contextmanager
-def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[Opened]:
+def _dequantised_in_memory(checkpoint: Checkpoint, gguf: Path) -> Iterator[LoadedFiles]:
     with _private_copy(gguf) as (copy, digest), reading(gguf):
         model, tokenizer = _read(copy)
     with temporary_folder() as folder:
         with quiet():
             for part in (model.config, model.generation_config, tokenizer):
                 part.save_pretrained(folder)
-        with snapshot(_as_folder(checkpoint, folder), weights=()) as held:
-            found = replace(held.read(), tensors=model.state_dict())
+        with snapshot(_as_folder(checkpoint, folder), weights=()) as copies:
+            found = replace(copies.read(), tensors=model.state_dict())
             del model
             yield replace(found, fingerprint=_fingerprint(checkpoint, found, digest))
 
 
-def _fingerprint(checkpoint: Checkpoint, found: Opened, digest: str) -> Fingerprint:
-    """Of a GGUF checkpoint whose file has this digest."""
+def _fingerprint(checkpoint: Checkpoint, found: LoadedFiles, digest: str) -> Fingerprint:
+    """Return the fingerprint of a GGUF checkpoint whose file has this digest."""
     return Fingerprint(digest, digest, found.fingerprint.tokenizer if checkpoint.tokenizer else digest)
 
 
@@ -123,24 +123,24 @@ def _as_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     return replace(checkpoint, kind="folder", folder=folder, gguf=None)
 
 
-def _written_with(folder: Path) -> Fingerprint:
-    """The fingerprint that a folder of `dequantised` was written with. Raises `CheckpointError` if it has none."""
+def _stored_fingerprint(folder: Path) -> Fingerprint:
+    """Read the fingerprint stored in a folder of `dequantised`. Raises `CheckpointError` if it has none."""
     try:
         return Fingerprint(**read_json(folder / _RECORD))
     except TypeError as error:
-        raise CheckpointError(f"{folder / _RECORD}: damaged") from error
+        raise CheckpointError(f"{folder / _RECORD}: damaged; run the command again") from error
 
 
 @contextmanager
 def _private_copy(gguf: Path, place: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """A copy of a GGUF file in a folder of this process, and its SHA-256: transformers maps what it reads.
+    """Copy a GGUF file to a temporary folder and yield the copy and its SHA-256; transformers memory-maps the file.
 
     Args:
         gguf: the file.
-        place: to put that folder into; None: where temporary ones are.
+        place: parent of the temporary folder; None: the system's folder for temporary files.
 
     Raises:
-        CheckpointError: it cannot be read, or there is no room for a copy.
+        CheckpointError: the file cannot be read, or there is no room for a copy.
     """
     with temporary_folder(place) as folder:
         copy = folder / gguf.name
@@ -152,11 +152,11 @@ def _private_copy(gguf: Path, place: Path | None = None) -> Iterator[tuple[Path,
 
 
 def _reading_options(gguf: Path) -> dict[str, Any]:
-    """Keyword arguments that make `from_pretrained` read a GGUF file into ordinary, unpacked weights."""
+    """Return arguments with which `from_pretrained` reads a GGUF file into unpacked weights."""
     import transformers
 
     options: dict[str, Any] = {"gguf_file": gguf.name}
-    # Later versions leave the weights packed where they find a kernel for it; then nothing could hook them.
+    # Later versions keep weights packed if a kernel supports it; then evalkit could not hook them
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     return options
@@ -164,12 +164,12 @@ def _reading_options(gguf: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(gguf: Path) -> Iterator[None]:
-    """Turn what a damaged GGUF file makes its readers raise into a `CheckpointError` that names it."""
+    """Turn errors in reading a damaged GGUF file into a `CheckpointError` that names the file."""
     try:
         yield
-    except Exception as error:  # the reader checks nothing: a damaged file can raise anything
+    except Exception as error:  # the reader validates nothing: a damaged file can raise any error
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{gguf}: damaged, or not a GGUF file that can be read ({lines[0]})") from error
+        raise CheckpointError(f"{gguf}: damaged, or not a readable GGUF file ({lines[0]})") from error
 
 
 def _read(gguf: Path) -> tuple[Any, Any]:
@@ -181,7 +181,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
             str(gguf.parent), dtype=torch.float32, local_files_only=True, **_reading_options(gguf)
         )
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
-    # The weights are plain float32 by now; these two only keep transformers from saving them.
+    # The weights are plain float32 now; these two would only prevent transformers from saving them
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -190,9 +190,9 @@ def _read(gguf: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Let transformers parse a file's vocabulary, and list a layout's tensor names, once and not each time.
+    """Cache the parsed GGUF file and the tensor names of its architecture.
 
-    It asks for the first three times and for the second once per module: half of the time that reading takes.
+    transformers parses the file three times and lists the names once per module, which is half of the reading time.
     """
     import gguf
 
@@ -211,12 +211,12 @@ def _folder_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(given=str(folder), kind="folder", folder=folder)
 
 
-def _whole(folder: Path) -> bool:
-    """Whether a folder in the cache still is what was written; a damaged one is removed."""
+def _is_intact(folder: Path) -> bool:
+    """Return whether a cached folder matches its stored fingerprint; remove it if not."""
     if not folder.is_dir():
         return False
     try:
-        if fingerprint(_folder_checkpoint(folder)) == _written_with(folder):
+        if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder):
             return True
     except CheckpointError:
         pass
@@ -232,7 +232,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def _has_room(folder: Path, size: int) -> bool:
-    """Whether a folder can be written to (it is made if need be) and its disk has `size` bytes to spare."""
+    """Return whether a folder is writable (created if missing) and its disk has more than `size` bytes free."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -241,10 +241,10 @@ def _has_room(folder: Path, size: int) -> bool:
         return False
 
 
-def _put(ready: Path, folder: Path) -> None:
-    """Rename a finished folder into its place; if another process was sooner, its folder is as good."""
-    record = _written_with(ready)
+def _move_into_place(ready: Path, folder: Path) -> None:
+    """Rename a finished folder to its final path; a folder written first by another process is equivalent."""
+    record = _stored_fingerprint(ready)
     with contextlib.suppress(OSError):
         ready.rename(folder)
-    if _written_with(folder) != record:
-        raise OSError(f"{folder} could not be put in place")
+    if _stored_fingerprint(folder) != record:
+        raise OSError(f"{ready} could not be renamed to {folder}")

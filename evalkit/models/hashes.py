@@ -1,8 +1,9 @@
-"""SHA-256 of files, remembered: hashing gigabytes takes seconds, and the same files are hashed again and again.
+"""Cached SHA-256 digests of files.
 
-In: a path, or the bytes that were read from it. Out: a digest. Two things find a remembered one: what the file system
-says of the file (size, times, inode), without reading it; or a quick digest of its content (xxh3, 128 bits), where its
-bytes are read anyway. The quick one is for accidents and not for malice, as is the cache itself.
+In: a path, or the bytes that were read from it. Out: a digest. Hashing gigabytes takes seconds, so digests are cached.
+A cached digest is looked up by the file's status (size, times, inode), without reading the file, or by a quick digest
+of its content (xxh3, 128 bits) if it is read anyway. The quick digest and the cache detect accidental changes, not
+malicious ones.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from evalkit.errors import CheckpointError
 from evalkit.resources import cache_dir, read_cached, write_cached
 
 State = list[int]
-"""Size in bytes, modification and change time in ns, inode: what the file system says of a file."""
+"""File status: size in bytes, modification and change time in ns, inode."""
 
 _CHUNK = 2**22
 _SETTLED = 2.0
-"""Seconds without a change after which another one would show: file systems keep times in steps of up to two."""
+"""Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of one file's content, remembered for as long as the file stays as it is."""
+    """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
     hashes = FileHashes()
     digest = hashes.of(path)
     hashes.save()
@@ -38,22 +39,22 @@ def file_sha256(path: Path) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of one file's content, read now and not remembered. Raises `OSError`."""
+    """Compute the SHA-256 of a file's content, without the cache. Raises `OSError`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def state_of(path: Path) -> State:
-    """What the file system says of a file now. Raises `OSError`."""
+    """Return the current status of a file. Raises `OSError`."""
     return _state(path.stat())
 
 
 class FileHashes:
-    """Digests of files; `save` keeps what was hashed for the next process.
+    """Digests of files, with a persistent cache; `save` writes it.
 
-    Best effort: a cache that is damaged or cannot be written only costs time. The change time is compared too, because
-    a copy that keeps modification times (rsync, `cp -p`) can put another checkpoint of the same size and time in the
-    same place. A file that was changed a moment ago is not remembered by its times, which may not show another change.
+    A cache that is damaged or cannot be written only costs time. The change time is compared too, because a copy that
+    preserves modification times (rsync, `cp -p`) can replace a file by another of equal size and modification time. The
+    status of a file changed within the last seconds is not cached, because its times may not show the next change.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class FileHashes:
         self._known = self._read()
 
     def of(self, path: Path) -> str:
-        """The digest of one file. Raises `CheckpointError` if it cannot be read."""
+        """Return the digest of a file. Raises `CheckpointError` if it cannot be read."""
         real = path.resolve()
         try:
             with real.open("rb") as file:
@@ -81,14 +82,14 @@ class FileHashes:
         return digest.hexdigest()
 
     def of_bytes(self, path: Path, before: State, started: float, quick: str, sha256: Callable[[], str]) -> str:
-        """The digest of what was read from a file.
+        """Return the digest of content that was read from a file.
 
         Args:
             path: of the file.
-            before: its state when it was opened.
-            started: when that was, in seconds of `time.time`.
+            before: the file's status when it was opened.
+            started: time of opening, in seconds of `time.time`.
             quick: xxh3 of its content.
-            sha256: hashes the content; called where no remembered digest has this `quick`.
+            sha256: hashes the content; called if no cached digest matches `quick`.
         """
         real = path.resolve()
         known = self._entry(real)
@@ -98,7 +99,7 @@ class FileHashes:
         return digest
 
     def save(self) -> None:
-        """Add what was hashed to the file, which another process may have rewritten meanwhile."""
+        """Add new digests to the cache file, which another process may have rewritten meanwhile."""
         if self._new:
             write_cached(self._file, self._read() | self._new)
 
@@ -107,9 +108,9 @@ class FileHashes:
         return known if isinstance(known, dict) and _is_digest(known.get("sha256")) else {}
 
     def _keep(self, real: Path, before: State, started: float, quick: str, digest: str) -> None:
-        # A file that is being written to has this digest now and not later
-        stays = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
-        entry = {"state": before if stays else None, "xxh3": quick, "sha256": digest}
+        # The digest of a file that is being written is soon outdated
+        settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
+        entry = {"state": before if settled else None, "xxh3": quick, "sha256": digest}
         if entry != self._known.get(str(real)):
             self._new[str(real)] = self._known[str(real)] = entry
 

@@ -1,6 +1,7 @@
-"""Checkpoints on the Hugging Face hub: ask once, briefly; fetch only what is needed; else the local cache.
+"""Download checkpoints from the Hugging Face hub, with the local cache as fallback.
 
-In: `name` or `org/name`, with or without `@revision`. Out: the folder of its snapshot and the commit.
+In: `name` or `org/name`, with or without `@revision`. Out: the folder of its snapshot and the commit. The hub is
+queried once, with a short timeout, and only the files needed are downloaded.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _ALWAYS = ("*.json", "*.model", "*.txt", "*.jinja")
 def fetch(
     given: str, *, pickles: bool, code: bool, weights: bool = True, say: Callable[[str], None]
 ) -> tuple[Path, str | None]:
-    """Bring a hub snapshot onto this machine.
+    """Download a hub snapshot, or find it in the local cache.
 
     Args:
         given: `name` or `org/name`, with or without `@revision` (a branch, tag or commit).
-        pickles: whether pickled weights may come, which they do only where there are no safetensors.
-        code: whether Python files may come.
+        pickles: whether pickled weights may be downloaded; they are only if there are no safetensors.
+        code: whether Python files may be downloaded.
         weights: False for the tokenizer alone.
-        say: told before a download starts.
+        say: called before a download starts.
 
     Raises:
-        CheckpointError: no such model or revision, no right to it, or the hub is out of reach and the
-            cache does not hold it.
+        CheckpointError: the model or revision does not exist or is not accessible, or the hub cannot be reached and
+            the model is not in the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -45,42 +46,44 @@ def fetch(
         info = HfApi().model_info(name, revision=revision or None, timeout=_REACH_SECONDS)
         listing = [file.rfilename for file in info.siblings or []]
     except HFValidationError as error:
-        raise CheckpointError(f"{given}: no such folder here, and no name that the hub allows") from error
+        raise CheckpointError(f"{given}: folder not found, and not a valid name on the hub") from error
     except GatedRepoError as error:
-        raise CheckpointError(f"{given}: the hub asks for its terms to be accepted, then `hf auth login`") from error
+        raise CheckpointError(f"{given}: gated on the hub; accept its terms there, then run `hf auth login`") from error
     except RevisionNotFoundError as error:
-        raise CheckpointError(f"{name}: the hub has no revision '{revision}' of it") from error
+        raise CheckpointError(f"{name}: revision '{revision}' not found on the hub") from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{given}: no such folder here, and no such model on the hub (or a private one: `hf auth login`)"
+            f"{given}: not found, neither as a folder nor on the hub (for a private model run `hf auth login`)"
         ) from error
-    except Exception as error:  # offline, timeout, proxy, server: whatever it is, the cache is what remains
+    except Exception as error:  # offline, timeout, proxy, server: the cache is the fallback for all
         return _cached(given, name, revision or None, error)
     if "config.json" not in listing and weights:
-        raise CheckpointError(f"{given}: on the hub, but without a config.json, so not a transformers checkpoint")
-    say(f"{given}: fetching from the hub what is not yet in its cache")
-    wanted = choose(listing, pickles=pickles, code=code, weights=weights)
+        raise CheckpointError(
+            f"{given}: found on the hub, but has no config.json, so it is not a transformers checkpoint"
+        )
+    say(f"{given}: downloading from the hub the files that are not cached")
+    needed = needed_files(listing, pickles=pickles, code=code, weights=weights)
     try:
-        return Path(snapshot_download(name, revision=info.sha, allow_patterns=wanted)), info.sha
+        return Path(snapshot_download(name, revision=info.sha, allow_patterns=needed)), info.sha
     except Exception as error:
-        raise CheckpointError(f"{given}: the download broke off ({first_line(error)}); try again") from error
+        raise CheckpointError(f"{given}: the download failed ({first_line(error)}); try again") from error
 
 
-def choose(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
-    """Of a repository's files, those that loading needs. Only its top folder counts, and that of its chat templates."""
-    near = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
+def needed_files(listing: Iterable[str], *, pickles: bool, code: bool, weights: bool) -> list[str]:
+    """Select the files of a repository that loading needs, in its top folder and its chat template folder."""
+    candidates = [name for name in listing if "/" not in name or name.rpartition("/")[0] == CHAT_TEMPLATES]
     patterns = ["config.json", *TOKENIZER_PATTERNS]
     if weights:
         patterns = [*_ALWAYS, "*.safetensors"]
-        if pickles and not any(name.endswith(".safetensors") for name in near):
+        if pickles and not any(name.endswith(".safetensors") for name in candidates):
             patterns.append("pytorch_model*.bin")
         if code:
             patterns.append("*.py")
-    return [name for name in near if any(fnmatch(name, pattern) for pattern in patterns)]
+    return [name for name in candidates if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _cached(given: str, name: str, revision: str | None, why: Exception) -> tuple[Path, str | None]:
-    """The snapshot in the hub's local cache, when the hub itself cannot be asked."""
+    """Return the snapshot in the hub's local cache; used if the hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -90,6 +93,6 @@ def _cached(given: str, name: str, revision: str | None, why: Exception) -> tupl
         offline = isinstance(why, OfflineModeIsEnabled)
         reason = "HF_HUB_OFFLINE is set" if offline else f"it cannot be reached ({type(why).__name__})"
         raise CheckpointError(
-            f"{given}: no such folder here; if the hub is meant: {reason} and its cache lacks this model"
+            f"{given}: folder not found; as a hub model: {reason} and the model is not in its cache"
         ) from error
     return folder, folder.name

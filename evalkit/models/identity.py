@@ -1,4 +1,4 @@
-"""Whether a loaded model is the one that a run's id was made of: files can change between the two.
+"""Check that a loaded model matches a run's id, because files can change after the id is computed.
 
 In: a run's specification and a `LoadedModel`. Out: nothing, or a `CheckpointError` that says what changed.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
-    """Refuse a model that was loaded from other files than its run's id says.
+    """Raise if a model was loaded from other files than its run's id was computed from.
 
     Args:
         given: the checkpoint's name for messages.
@@ -31,7 +31,7 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
         raise ValueError("a model without a fingerprint belongs to no run")
     extension = None if loaded.extension is None else loaded.extension.specification()
     found: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context": extension}
-    named: dict[str, Any] = {
+    recorded: dict[str, Any] = {
         **specification["checkpoint"],
         "dtype": specification["dtype"],
         "context": specification["context_extension"],
@@ -39,14 +39,14 @@ def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedM
     settings = stable(loaded.generation)
     if "end" in specification:
         found["generation_config.json"] = (settings or {}).get("eos_token_id")
-        named["generation_config.json"] = specification["end"]
+        recorded["generation_config.json"] = specification["end"]
     elif specification.get("generation"):
-        found["generation_config.json"], named["generation_config.json"] = (
+        found["generation_config.json"], recorded["generation_config.json"] = (
             settings,
             specification["generation"]["config"],
         )
-    if changed := [what for what, value in named.items() if found[what] != value]:
+    if changed := [what for what, value in recorded.items() if found[what] != value]:
         raise CheckpointError(
-            f"{given}: changed since this run was begun ({', '.join(changed)}), so its numbers would stand under "
+            f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "
             "another model's id; run the command again"
         )

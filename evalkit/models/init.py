@@ -1,7 +1,8 @@
-"""A named model with random weights, as a checkpoint's folder that evalkit and transformers load.
+"""Write a named model with random weights as a checkpoint folder that evalkit and transformers load.
 
-In: a `NamedModel`, a seed, and where its tokenizer comes from. Out: config.json, model.safetensors, the tokenizer's
-files and generation_config.json. The same seed gives the same weights, bit for bit; another dtype gives them rounded.
+In: a `NamedModel`, a seed, and the source of its tokenizer. Out: config.json, model.safetensors, the tokenizer's
+files and generation_config.json. The same seed gives bit-identical weights; another dtype gives the same weights,
+rounded.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ def write_random(
     """Write a checkpoint with random weights.
 
     Args:
-        model: what to build.
-        output: the folder, which must not exist or be empty.
+        model: the model to build.
+        output: the folder to write; must not exist or be empty.
         seed: of the weights.
-        dtype: what they are saved in.
-        tokenizer: a folder or a hub name to take the tokenizer's files from.
+        dtype: of the saved weights.
+        tokenizer: a folder or a hub name whose tokenizer files are copied.
         texts: files or folders to train a tokenizer on instead.
-        say: told what the user should know.
+        say: called with warnings.
 
     Raises:
-        UsageError: not one of the two ways to a tokenizer, `output` is taken, or transformers cannot build the model.
+        UsageError: not exactly one of `tokenizer` and `texts` is given, `output` exists and is not empty, or
+            transformers cannot build the model.
         CheckpointError: the tokenizer is larger than the model's vocabulary, or `output` cannot be written.
     """
     if dtype not in DTYPES:
@@ -50,30 +52,30 @@ def write_random(
         raise UsageError("a checkpoint needs a tokenizer: either --tokenizer FOLDER|HUB-NAME or --train-tokenizer TEXT")
     with new_folder(output) as folder:
         with doing("training a tokenizer" if texts else "reading the tokenizer", slow=imports("transformers")):
-            words = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
+            written = _write_tokenizer(folder, model.shape.vocabulary, tokenizer, texts, say)
         with doing(f"making the weights of {model.name}", slow=imports("torch")):
-            _write_model(folder, model, words, seed, dtype)
+            _write_model(folder, model, written, seed, dtype)
 
 
 def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts: Sequence[Path], say: Say) -> Any:
-    """The transformers tokenizer whose files are now in the folder."""
+    """Write the tokenizer files to the folder and return the loaded tokenizer."""
     from evalkit.models.tokenizer import load_tokenizer
 
     if tokenizer is not None:
         given = tokenizer_folder(tokenizer, say)
         copy_files(tokenizer_files(given), given, folder)
-        # Read where the user knows it, since errors name the folder
+        # Read from the user's folder, because errors name it
         return load_tokenizer(given, vocabulary)
     reached = train_tokenizer(texts, vocabulary, folder)
     if reached < vocabulary:
         say(
-            f"the text is enough for {reached:,} tokens only; the model's vocabulary stays at {vocabulary:,}, "
-            f"whose last {vocabulary - reached:,} rows no text reaches"
+            f"the text yields only {reached:,} tokens; the model's vocabulary stays at {vocabulary:,}, "
+            f"whose last {vocabulary - reached:,} rows are unused"
         )
     return load_tokenizer(folder, vocabulary)
 
 
-def _write_model(folder: Path, model: NamedModel, words: Any, seed: int, dtype: str) -> None:
+def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dtype: str) -> None:
     import torch
 
     from evalkit.models.quiet import quiet
@@ -83,13 +85,13 @@ def _write_model(folder: Path, model: NamedModel, words: Any, seed: int, dtype: 
         from transformers import AutoConfig, AutoModelForCausalLM
 
         register_models()
-        ids = {"bos_token_id": words.bos_token_id, "eos_token_id": words.eos_token_id, "pad_token_id": None}
+        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
                 config = AutoConfig.for_model(**model.config, **ids)
                 built: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-            except Exception as error:  # transformers raises what its parts raise; the model's keys are the cause
+            except Exception as error:  # transformers raises errors of any type; the model's keys are the cause
                 raise UsageError(
                     f"{model.source}: model '{model.name}' cannot be built ({first_line(error)})"
                 ) from error

@@ -1,9 +1,9 @@
-"""A model in memory, evaluated where it is: from a module and a tokenizer to what is asked of any checkpoint.
+"""Evaluate a model in memory, in place.
 
-In: a `transformers.PreTrainedModel`, as it is or in a wrapper that only calls it, and its tokenizer. Out: a `LiveSpec`,
-a `ModelSpec` whose checkpoint is a folder with everything but the weights, and whose fingerprint is of the module's own
-tensors. The module is used in place, without a copy, and is given back as it was; the tokenizer is read from the folder
-it was saved to.
+In: a `transformers.PreTrainedModel`, optionally in a wrapper that only calls it, and its tokenizer. Out: a `LiveSpec`,
+a `ModelSpec` whose checkpoint is a folder with everything but the weights, and whose fingerprint is computed from the
+module's tensors. The module is used without a copy and its state is restored afterwards; the tokenizer is saved to the
+folder and loaded from there.
 """
 
 from __future__ import annotations
@@ -28,51 +28,52 @@ from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, silent
 from evalkit.models.modules import check_module, is_stock, unwrapped
-from evalkit.models.preserved import computing_plainly, preserved
+from evalkit.models.preserved import preserved, without_grad_or_autocast
 from evalkit.models.quiet import quiet
 from evalkit.models.spec import ModelSpec
 from evalkit.models.state import state_digest
 from evalkit.models.temporary import temporary_folder
 from evalkit.models.tokenizer import load_tokenizer, probe_ids
 
-_OF_FILES = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
+_FILE_OPTIONS = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
              "trust_remote_code")  # fmt: skip
-"""Fields of `ModelSpec` that say how files are read, or what model is made of them."""
+"""Fields of `ModelSpec` that control how files are loaded."""
 
 
 @dataclass(frozen=True)
 class LiveSpec(ModelSpec):
-    """A model in memory; made by `live_model`."""
+    """A model in memory; created by `live_model`."""
 
     module: Any = field(default=None, repr=False)
     """The transformers model itself."""
     folder: Path = Path()
-    """Its config.json, generation_config.json and tokenizer."""
+    """Folder of its config.json, generation_config.json and tokenizer."""
     given_tokenizer: Any = field(default=None, repr=False)
-    """A copy of the user's."""
+    """A copy of the user's tokenizer."""
 
     def locate(self, say: Say = silent) -> Checkpoint:
-        """Return its checkpoint, with the digest of the weights as they are now."""
+        """Return its checkpoint, with the digest of the current weights."""
         found = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state_digest(self.module))
         check_causal(found, found.config())
         return found
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Make the module ready to score: evaluation mode and an attention that evalkit knows.
+        """Prepare the module for scoring: evaluation mode and a supported attention implementation.
 
         Raises:
-            CheckpointError: a weight is not a number, the tokenizer does not fit, or its attention cannot be replaced.
+            CheckpointError: a weight is not finite, the tokenizer does not fit the model, or the attention
+                implementation cannot be set.
         """
         module, name = self.module, self.model
-        _make_plain(module)
+        _set_evaluation_mode(module)
         _set_attention(name, module, self.attention)
         check_numbers(name, checkpoint.config(), module)
         tokenizer = load_tokenizer(self.folder, int(module.get_input_embeddings().weight.shape[0]), say=say)
         tokenizer.name_or_path = name
         if probe_ids(tokenizer) != probe_ids(self.given_tokenizer):
             raise CheckpointError(
-                f"{name}: its tokenizer splits text otherwise once it is saved and loaded again; give the one that "
-                "AutoTokenizer loads from its own files"
+                f"{name}: its tokenizer splits text differently after it is saved and loaded; pass the tokenizer that "
+                "AutoTokenizer loads from its files"
             )
         return LoadedModel(
             model=module,
@@ -96,47 +97,47 @@ class LiveSpec(ModelSpec):
 def live_model(
     model: torch.nn.Module, name: str | None, *, tokenizer: Any, device: str, dtype: str, attention: str, **others: Any
 ) -> Iterator[LiveSpec]:
-    """Borrow a model for an evaluation.
+    """Yield the `LiveSpec` of a model in memory; restore the model at the end.
 
     Args:
-        model: a `PreTrainedModel`; DDP, DataParallel and torch.compile's wrapper are taken off.
-        name: what it is called; None: its class.
+        model: a `PreTrainedModel`; the wrappers of DDP, DataParallel and torch.compile are removed.
+        name: the model's name; None: the name of its class.
         tokenizer: a `PreTrainedTokenizerBase`.
-        device, dtype: "auto", or what the model has.
+        device, dtype: "auto", or the model's own.
         attention: see `ModelSpec`.
         **others: the other fields of `ModelSpec`, which must have their defaults.
 
     Raises:
-        UsageError: an argument that a model in memory does not have.
-        CheckpointError: a model that cannot be evaluated where it is. Those that are raised inside call the folder of
-            its files by the model's name.
+        UsageError: an argument does not apply to a model in memory.
+        CheckpointError: the model cannot be evaluated in place. In errors raised inside the context, the name of the
+            temporary folder is replaced by the model's name.
     """
     module = unwrapped(model)
-    called = type(module).__name__ if name is None else values.text("name", name)
+    shown_name = type(module).__name__ if name is None else values.text("name", name)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise UsageError(
             f"tokenizer is {tokenizer!r:.60}; expected the tokenizer of the model in memory, as AutoTokenizer loads it"
         )
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    for argument in _OF_FILES:
+    for argument in _FILE_OPTIONS:
         if others[argument] not in (None, False) and (argument, others[argument]) != ("context", UNSTRETCHED):
             raise UsageError(
                 f"{argument}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )
-    check_module(called, module)
+    check_module(shown_name, module)
     place, kind = str(module.device), str(module.dtype).removeprefix("torch.")
-    for argument, asked, own in (("device", device, place), ("dtype", dtype, kind)):
-        if asked not in ("auto", own, own.partition(":")[0]):
+    for argument, requested, own in (("device", device, place), ("dtype", dtype, kind)):
+        if requested not in ("auto", own, own.partition(":")[0]):
             raise UsageError(
-                f"{argument} {asked}: the model is evaluated as it is, in {own}; leave {argument} out, or convert it"
+                f"{argument} {requested}: the model is evaluated in place, in {own}; omit {argument}, or convert it"
             )
-    with temporary_folder() as folder, preserved(module), computing_plainly(place):
+    with temporary_folder() as folder, preserved(module), without_grad_or_autocast(place):
         try:
-            own = _own_tokenizer(tokenizer)
-            _save_beside(called, module, own, folder)
+            own = _tokenizer_copy(tokenizer)
+            _save_config_and_tokenizer(shown_name, module, own, folder)
             yield LiveSpec(
-                model=called,
+                model=shown_name,
                 device=place,
                 dtype=kind,
                 attention=attention,
@@ -146,11 +147,11 @@ def live_model(
                 given_tokenizer=own,
             )
         except CheckpointError as error:
-            raise CheckpointError(str(error).replace(str(folder), called)) from error
+            raise CheckpointError(str(error).replace(str(folder), shown_name)) from error
 
 
-def _own_tokenizer(tokenizer: Any) -> Any:
-    """A copy, without the truncation and padding of the last call, which `save_pretrained` would keep."""
+def _tokenizer_copy(tokenizer: Any) -> Any:
+    """Copy a tokenizer without truncation and padding of its last call, which `save_pretrained` would store."""
     own = deepcopy(tokenizer)
     if backend := getattr(own, "backend_tokenizer", None):
         backend.no_truncation()
@@ -158,8 +159,8 @@ def _own_tokenizer(tokenizer: Any) -> Any:
     return own
 
 
-def _save_beside(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
-    """Write what `save_pretrained` would write, but for the weights."""
+def _save_config_and_tokenizer(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
+    """Write everything that `save_pretrained` writes, except the weights."""
     config = deepcopy(module.config)
     config.architectures = [type(module).__name__]
     config.dtype = str(module.dtype).removeprefix("torch.")
@@ -170,17 +171,17 @@ def _save_beside(name: str, module: Any, tokenizer: Any, folder: Path) -> None:
                 content = module.generation_config.to_json_string()
                 (folder / GENERATION_CONFIG).write_text(content, encoding="utf-8")
             tokenizer.save_pretrained(folder)
-    except Exception as error:  # whatever a config or a tokenizer of the user's own raises
+    except Exception as error:  # a user's config or tokenizer may raise any error
         raise CheckpointError(f"{name}: its config or tokenizer cannot be saved ({first_line(error)})") from error
 
 
-def _make_plain(module: Any) -> None:
-    """Put it into evaluation mode, and take off what compiles it or casts its inputs; `preserved` puts it back."""
+def _set_evaluation_mode(module: Any) -> None:
+    """Set evaluation mode and remove compiled calls and autocast wrappers; `preserved` restores them."""
     module.eval()
     for part in module.modules():
         own = vars(part)
         own.pop("_compiled_call_impl", None)
-        # accelerate's, which computes under autocast
+        # Set by accelerate, whose forward runs under autocast
         if original := own.pop("_original_forward", None):
             own["forward"] = original
             if getattr(original, "__func__", None) is type(part).forward:
@@ -188,10 +189,10 @@ def _make_plain(module: Any) -> None:
 
 
 def _set_attention(name: str, module: Any, attention: str) -> None:
-    """Have it attend as a checkpoint loaded from files would.
+    """Set the attention implementation that a checkpoint loaded from files would have.
 
     Raises:
-        CheckpointError: it cannot.
+        CheckpointError: the model does not support it.
     """
     accepted = ("sdpa", "eager") if attention == "auto" else (attention,)
     with quiet():

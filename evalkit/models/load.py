@@ -1,7 +1,7 @@
-"""A checkpoint's files become a model that scores: causal, whole, in the dtype and on the device asked for.
+"""Load a checkpoint's files as a causal language model, with the requested dtype and device.
 
-In: a `Checkpoint`. Out: a `LoadedModel`. Whatever would make the numbers wrong without a word (weights that
-are missing or of another shape, a tokenizer that does not fit) is an error here.
+In: a `Checkpoint`. Out: a `LoadedModel`. Everything that would silently make scores wrong (missing weights or wrong
+shapes, a tokenizer that does not fit) is an error here.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
-from evalkit.models.snapshot import Opened, snapshot
+from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.reporting.escape import printable
 
 _FALLBACK_WINDOW = 2048
-_SANE_WINDOW = 1_000_000
-"""A tokenizer without a limit reports 10³⁰; anything past this is not a window."""
+_LONGEST_TOKENIZER_WINDOW = 1_000_000
+"""A tokenizer without a limit reports 10³⁰; larger values are not windows."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to score, and what a run has to know about it."""
+    """A model ready for scoring, with the facts that a run needs."""
 
     model: Any
     """The transformers model: evaluation mode, no gradients."""
@@ -54,38 +54,37 @@ class LoadedModel:
     parameters: int
     """Number of parameters; tied ones count once."""
     dtype: str
-    """What the weights are in: "float32", "bfloat16" or "float16"."""
+    """Dtype of the weights: "float32", "bfloat16" or "float16"."""
     device: str
-    """Where the weights are, e.g. "cpu" or "cuda"."""
+    """Device of the weights, e.g. "cpu" or "cuda"."""
     window: int
     """Context window in tokens."""
     bos_id: int | None
-    """Id of the begin token; None if the tokenizer has none."""
+    """Id of the BOS token; None if the tokenizer has none."""
     eos_id: int | None
-    """Id of the end token; None if the tokenizer has none."""
+    """Id of the EOS token; None if the tokenizer has none."""
     attention: str
     """Attention implementation: "sdpa" or "eager"."""
     extension: Extension | None = None
-    """How its context was stretched, if it was; `window` is then the stretched one."""
+    """Context extension, if any; `window` is then the extended window."""
     fingerprint: Fingerprint | None = None
-    """Of the bytes that it was loaded from; None where something else than `load` made it."""
+    """Of the bytes that it was loaded from; None if it was not created by `load`."""
     generation: Mapping[str, Any] | None = None
-    """The checkpoint's generation_config.json, if it has one; a GGUF file is all in its fingerprint."""
+    """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
     stock: bool = True
-    """Whether it is what its class makes of its config, so that what the start-up check found of another model of that
-    class and config holds for it."""
+    """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
 
     def __repr__(self) -> str:
         return brief(self, *self.summary)
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """The most important of it in words: name, class, size, dtype and device."""
+        """Return name, class, size, and dtype with device, as strings."""
         size = f"{_scaled(self.parameters)} parameters"
         return self.name, self.architecture, size, f"{self.dtype} on {self.device}"
 
     def describe(self) -> str:
-        """Two lines for the terminal, and a third if the context is stretched."""
+        """Return two lines for the terminal, and a third if the context is extended."""
         stretched = "" if self.extension is None else f"\n{self.extension.describe()}"
         return (
             f"{printable(self.name)}: {self.architecture}, {_scaled(self.parameters)} parameters, "
@@ -95,7 +94,7 @@ class LoadedModel:
         )
 
     def facts(self) -> dict[str, Any]:
-        """The same for a run's manifest, and what the model is: its sizes and its attention with every setting."""
+        """Return the facts for a run's manifest, with the model's sizes and attention settings."""
         names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
@@ -119,26 +118,25 @@ def load(
     """Load model and tokenizer of a checkpoint.
 
     Args:
-        checkpoint: from `locate`, which also says where the tokenizer is and what is trusted.
-        device: "auto" (a CUDA device if there is one, else the processor) or a torch device.
+        checkpoint: from `locate`; also determines the tokenizer and what is trusted.
+        device: "auto" (CUDA if available, else the CPU) or a torch device.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
-        extension: of the context, from `context_settings.extension_of`; None to leave it as it is.
-        say: told what the user should know but need not correct.
+        extension: context extension from `context_settings.extension_of`; None: no extension.
+        say: called with warnings.
 
     Raises:
-        UsageError: a device, dtype or attention that does not exist.
-        CheckpointError: the checkpoint is not a whole causal language model with a fitting tokenizer, or its context
-            cannot be stretched.
+        UsageError: a device, dtype or attention implementation does not exist.
+        CheckpointError: the checkpoint is incomplete, not causal, has no matching tokenizer, or cannot be extended.
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    wanted, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
+    compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
     with _opened(checkpoint, say) as read:
-        if dtype == "auto" and (stored := _stored_otherwise(read, wanted)):
-            say(f"weights are stored in {stored} and rounded to {wanted}, as config.json has it; see --dtype")
+        if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
+            say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
-        model = _model(read, extension, wanted, attention, place, say)
+        model = _model(read, extension, compute_dtype, attention, place, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
     given = checkpoint.given
     window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
@@ -148,7 +146,7 @@ def load(
         name=checkpoint.name,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=wanted,
+        dtype=compute_dtype,
         device=place,
         window=window,
         bos_id=tokenizer.bos_token_id,
@@ -161,10 +159,10 @@ def load(
 
 
 def resolve_device(device: str) -> str:
-    """The torch device that a flag's value stands for.
+    """Return the torch device for a value of `--device`.
 
     Raises:
-        UsageError: not a device, or one that this machine lacks.
+        UsageError: the value is no device, or this machine does not have the device.
     """
     import torch
 
@@ -182,69 +180,69 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def _only_told(config: Mapping[str, Any], extension: Extension) -> bool:
-    """Whether an extension only tells the window of a model whose config tells nothing of positions (ALiBi, Mamba)."""
+def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
+    """Return whether an extension only sets the window, for a config without positions (ALiBi, Mamba)."""
     if extension.target > extension.original:
         return False
     return configured_window(config)[1] is None and not config.get("rope_parameters") and not config.get("rope_scaling")
 
 
 def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
-    """Tokens that the model takes at once: from its configuration, else the tokenizer, else 2048.
+    """Return the context window in tokens: from the config, else the tokenizer, else 2048.
 
     Args:
         given: the checkpoint's name for messages.
         config: the model's transformers configuration.
-        tokenizer: asked for `model_max_length` if the configuration is silent.
-        say: told when neither knows.
+        tokenizer: its `model_max_length` is used if the config has no window.
+        say: called if neither has one.
 
     Raises:
-        CheckpointError: the configuration's is past `MOST_TOKENS`.
+        CheckpointError: the config's window exceeds `MOST_TOKENS`.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in WINDOW_KEYS:
         value = getattr(text, key, None)
         if isinstance(value, int) and value > MOST_TOKENS:
             raise CheckpointError(
-                f"{given}: its config has {key} {value:,}, past the {MOST_TOKENS:,} tokens that float32 tells apart; "
-                "give the real window as --context and --context-original"
+                f"{given}: its config has {key} {value:,}, more than the {MOST_TOKENS:,} positions that float32 "
+                "represents exactly; give the real window as --context and --context-original"
             )
         if isinstance(value, int) and value > 0:
             return value
-    if 0 < tokenizer.model_max_length < _SANE_WINDOW:
+    if 0 < tokenizer.model_max_length < _LONGEST_TOKENIZER_WINDOW:
         return int(tokenizer.model_max_length)
-    say(f"neither config.json nor the tokenizer tells the context window; {_FALLBACK_WINDOW} is assumed")
+    say(f"neither config.json nor the tokenizer has a context window; {_FALLBACK_WINDOW} is assumed")
     return _FALLBACK_WINDOW
 
 
 @contextmanager
-def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[Opened]:
+def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
     if checkpoint.gguf is not None:
         from evalkit.models import gguf
 
         with gguf.opened(checkpoint, say) as read:
             yield read
         return
-    with snapshot(checkpoint) as held:
-        config = held.checkpoint.config()
+    with snapshot(checkpoint) as copies:
+        config = copies.checkpoint.config()
         check_trust(checkpoint, config)
         check_causal(checkpoint, config)
         check_quantization(checkpoint, config)
         check_weights_name(checkpoint, config)
-        yield held.read()
+        yield copies.read()
 
 
-def _model(read: Opened, extension: Extension | None, dtype: str, attention: str, device: str, say: Say) -> Any:
-    """The model, on its device, in evaluation mode."""
+def _model(read: LoadedFiles, extension: Extension | None, dtype: str, attention: str, device: str, say: Say) -> Any:
+    """Build the model in evaluation mode on its device."""
     from evalkit.models.build import build_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_sizes(given, config, len(read.tensors))
     check_stored(given, config, read.tensors)
-    # Code that transformers has itself is preferred to the checkpoint's, trusted or not
+    # transformers' own code takes precedence over the checkpoint's, trusted or not
     remote = read.checkpoint.trust_remote_code and not natively_known(config)
     stretched = None
-    if extension is not None and not _only_told(config, extension):
+    if extension is not None and not _sets_window_only(config, extension):
         from evalkit.models.stretch import finish, stretched_config
 
         stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
@@ -258,8 +256,8 @@ def _model(read: Opened, extension: Extension | None, dtype: str, attention: str
     return model
 
 
-def _stored_otherwise(read: Opened, dtype: str) -> str | None:
-    """The dtype that most of the weights are stored in, where another one cannot hold it."""
+def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
+    """Return the dtype in which most weights are stored if `dtype` rounds them, else None."""
     if dtype == "float32":
         return None
     numbers: Counter[str] = Counter()
@@ -270,7 +268,7 @@ def _stored_otherwise(read: Opened, dtype: str) -> str | None:
     return most if most in DTYPES and most != dtype else None
 
 
-def _tokenizer(checkpoint: Checkpoint, read: Opened, model: Any, say: Say) -> Any:
+def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) -> Any:
     from evalkit.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(
@@ -279,7 +277,7 @@ def _tokenizer(checkpoint: Checkpoint, read: Opened, model: Any, say: Say) -> An
         trust_remote_code=checkpoint.trust_remote_code,
         say=say,
     )
-    # Not the folders of this process that they were read from
+    # Not the temporary folders that they were read from
     model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
     tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
     return tokenizer
@@ -295,7 +293,7 @@ def _move(given: str, model: Any, device: str) -> Any:
 
 
 def _scaled(count: int) -> str:
-    """A count as 134.5M, 1.20B."""
+    """Format a count as 134.5M or 1.20B."""
     for size, letter, digits in ((10**9, "B", 2), (10**6, "M", 1), (10**3, "K", 1)):
         if count >= size:
             return f"{count / size:.{digits}f}{letter}"

@@ -1,7 +1,7 @@
-"""From what `--model` says to the files of one checkpoint.
+"""Locate the checkpoint that `--model` names.
 
 In: a folder, a `.gguf` file, a name on the Hugging Face hub (`org/name`, `org/name@revision`) or `demo`.
-Out: a `Checkpoint`, whose files are on this machine. Neither torch nor transformers is imported here.
+Out: a `Checkpoint` with local files. Neither torch nor transformers is imported here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalkit.errors import CheckpointError, UnknownNameError
-from evalkit.models.config_check import check_kinds
+from evalkit.models.config_check import check_types
 from evalkit.models.files import (
     adapter_files,
     code_files,
@@ -23,44 +23,44 @@ from evalkit.models.files import (
 )
 
 Say = Callable[[str], None]
-"""Where one line of news for the user goes."""
+"""Callback that receives one line of information for the user."""
 
 ATTENTION = ("auto", "sdpa", "eager")
-"""Attention implementations: auto is sdpa, or eager for an architecture that has no other."""
+"""Attention implementations: auto is sdpa, or eager for architectures without sdpa."""
 DTYPES = ("float32", "bfloat16", "float16")
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of the dtypes in a safetensors header."""
 
 
 def silent(_: str) -> None:
-    """A `Say` that drops its line."""
+    """Discard a line; the default `Say`."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint, found on this machine, and what its owner trusts it with."""
+    """A checkpoint with local files, and what the user trusts it to do."""
 
     given: str
-    """What the user wrote."""
+    """The value of `--model`."""
     kind: Literal["folder", "gguf", "hub", "demo", "live"]
     folder: Path
-    """Where its files lie; of a live model what stands beside the weights."""
+    """Folder of its files; for a live model, of everything but the weights."""
     gguf: Path | None = None
-    """The one file of a GGUF checkpoint, inside `folder`."""
+    """The file of a GGUF checkpoint, inside `folder`."""
     revision: str | None = None
-    """The commit on the hub, where it is known."""
+    """The commit on the hub, if known."""
     tokenizer: Path | None = None
-    """Another folder to take the tokenizer from."""
+    """Folder of a tokenizer that replaces the checkpoint's own."""
     allow_pickle: bool = False
-    """Whether pickled weights may be read where there are no safetensors."""
+    """Whether pickled weights may be read if there are no safetensors."""
     trust_remote_code: bool = False
-    """Whether Python files of the checkpoint may run where transformers does not know its model type."""
+    """Whether Python files of the checkpoint may run if transformers does not know its model type."""
     state: str | None = None
-    """Of a live model, whose weights are in no file: their digest."""
+    """Digest of the weights of a live model, which are in no file."""
 
     @property
     def name(self) -> str:
-        """A short name for tables: the last part of the path or of the hub name."""
+        """Short name for tables: the last part of the path or of the hub name."""
         if self.kind == "demo":
             return "demo"
         if self.gguf is not None:
@@ -70,25 +70,25 @@ class Checkpoint:
         return self.given.rpartition("/")[2] if self.kind == "hub" else self.folder.resolve().name
 
     def config(self) -> dict[str, Any]:
-        """The parsed config.json; empty for a GGUF file, which holds its own.
+        """Read config.json; empty for a GGUF file, which has none.
 
         Raises:
-            CheckpointError: it cannot be read, or a value of it is of a wrong kind.
+            CheckpointError: the file cannot be read, or a value has the wrong type.
         """
         return {} if self.gguf is not None else read_config(self.folder)
 
     def weights(self) -> tuple[Path, ...]:
-        """The files that the weights are read from. Raises `CheckpointError` where there are none."""
+        """Return the weight files. Raises `CheckpointError` if there are none."""
         if self.gguf is not None:
             return (self.gguf,)
         return weight_files(self.folder, allow_pickle=self.allow_pickle)
 
     def trusted_code(self) -> tuple[Path, ...]:
-        """The files that its own Python code may read, where that is trusted to run."""
+        """Return the checkpoint's Python code and the files it may read; empty if the code is not trusted."""
         return code_files(self.folder) if self.trust_remote_code else ()
 
     def tokenizer_files(self) -> tuple[Path, ...]:
-        """The files that its tokenizer is made from; of another folder with what chooses its class."""
+        """Return the tokenizer files; for another folder, with its config.json and code, which select the class."""
         if self.tokenizer is None:
             return tokenizer_files(self.folder)
         config = tuple(path for path in (self.tokenizer / "config.json",) if path.is_file())
@@ -107,16 +107,16 @@ def locate(
     trust_remote_code: bool = False,
     say: Say = silent,
 ) -> Checkpoint:
-    """Find a checkpoint, downloading it from the hub if it must be.
+    """Find a checkpoint; download it from the hub if necessary.
 
     Args:
         model: a folder, a `.gguf` file, a hub name with or without `@revision`, or "demo".
-        tokenizer: a folder or a hub name to take the tokenizer from instead.
-        allow_pickle, trust_remote_code: see `Checkpoint`; from the hub, such files are only fetched if so.
-        say: told before anything is downloaded.
+        tokenizer: a folder or a hub name of a tokenizer that replaces the checkpoint's own.
+        allow_pickle, trust_remote_code: see `Checkpoint`; such files are downloaded from the hub only if true.
+        say: called before a download starts.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or its folder does not hold one.
+        CheckpointError: the checkpoint is not found, or the folder does not contain one.
     """
     found = replace(
         _find(model, allow_pickle, trust_remote_code, say),
@@ -127,22 +127,22 @@ def locate(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint's folder. Raises as `Checkpoint.config`."""
+    """Read the config.json of a checkpoint folder. Raises as `Checkpoint.config`."""
     path = folder / "config.json"
     config = read_json(path)
-    check_kinds(path, config)
+    check_types(path, config)
     return config
 
 
 def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
-    """The dtype to compute in: the requested one, or for "auto" the one the checkpoint was saved in.
+    """Return the dtype to compute in: the requested one, or for "auto" that of the checkpoint.
 
-    config.json says which (`dtype`, formerly `torch_dtype`), else the first weights file does. A GGUF
-    file is float32: it is dequantised to that.
+    It is read from config.json (`dtype`, formerly `torch_dtype`), else from the first weight file. A GGUF file is
+    dequantised to float32.
 
     Raises:
-        UnknownNameError: not a dtype that evalkit computes in.
-        CheckpointError: "auto", and the checkpoint's own is none of these or cannot be told.
+        UnknownNameError: evalkit does not compute in the requested dtype.
+        CheckpointError: "auto", and the checkpoint's dtype is not supported or unknown.
     """
     if requested != "auto":
         if requested not in DTYPES:
@@ -153,24 +153,25 @@ def resolve_dtype(checkpoint: Checkpoint, requested: str) -> str:
     own = _configured_dtype(checkpoint.config()) or _stored_dtype(checkpoint)
     if own not in DTYPES:
         raise CheckpointError(
-            f"{checkpoint.given}: its own dtype is {own or 'not told by any file'}; "
-            f"choose one with --dtype {'|'.join(DTYPES)}"
+            f"{checkpoint.given}: its dtype is {own or 'given in no file'}; choose one with --dtype {'|'.join(DTYPES)}"
         )
     return own
 
 
 def tokenizer_folder(given: str, say: Say) -> Path:
-    """The folder that `--tokenizer` names, which needs no weights and no config.json.
+    """Return the folder that `--tokenizer` names; it needs no weights and no config.json.
 
     Raises:
-        CheckpointError: there is none, or no tokenizer in it.
+        CheckpointError: the folder is not found, or holds no tokenizer.
     """
     folder = _path(given)
     if given == "demo" or folder.suffix == ".gguf":
-        raise CheckpointError(f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder or a hub name")
+        raise CheckpointError(
+            f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder or a hub name"
+        )
     if not folder.is_dir():
         if folder.exists() or looks_like_path(given):
-            raise CheckpointError(f"{given}: no such tokenizer folder")
+            raise CheckpointError(f"--tokenizer {given}: folder not found")
         from evalkit.models.hub import fetch
 
         folder, _ = fetch(given, pickles=False, code=False, weights=False, say=say)
@@ -193,7 +194,7 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
     if path.is_file():
         return _gguf(model, path, "gguf")
     if looks_like_path(model):
-        raise CheckpointError(f"{model}: no such file or folder")
+        raise CheckpointError(f"{model}: file or folder not found")
     from evalkit.models.hub import fetch
 
     folder, revision = fetch(model, pickles=allow_pickle, code=trust_remote_code, say=say)
@@ -202,17 +203,17 @@ def _find(model: str, allow_pickle: bool, trust_remote_code: bool, say: Say) -> 
 
 
 def _path(given: str) -> Path:
-    """What was given, as a path that the file system takes and that may be looked at."""
+    """Return the given text as a path; raise if the file system rejects it or it may not be accessed."""
     try:
         path = Path(given).expanduser()
         path.is_dir()
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{given[:200]}: cannot be looked up ({error})") from error
+        raise CheckpointError(f"{given[:200]}: cannot be accessed ({error})") from error
     return path
 
 
 def looks_like_path(text: str) -> bool:
-    """Whether a string can only have been meant as a path, never as a hub name."""
+    """Return whether a string can only be a path, not a hub name."""
     return text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
 
 
@@ -226,12 +227,12 @@ def _gguf(given: str, path: Path, kind: Literal["gguf", "demo"]) -> Checkpoint:
 
 
 def _require_config(folder: Path) -> None:
-    """A checkpoint folder has a config.json and is all of the model; say what is there instead."""
+    """Raise unless a folder has a config.json and no adapter; the message says what it contains instead."""
     if (folder / "config.json").is_file():
         if adapters := adapter_files(folder):
             raise CheckpointError(
-                f"{folder}: holds an adapter ({adapters[0].name}) beside whole weights; merge it into them, "
-                "or move it away to evaluate the weights as they are"
+                f"{folder}: holds an adapter ({adapters[0].name}) beside complete weights; merge it into them, "
+                "or remove it to evaluate the weights without it"
             )
         return
     names = sorted(path.name for path in folder.iterdir())
@@ -242,14 +243,14 @@ def _require_config(folder: Path) -> None:
         raise CheckpointError(f"{folder}: an adapter without its base model; merge it first and save the result")
     ggufs = [name for name in names if name.endswith(".gguf")]
     if ggufs:
-        raise CheckpointError(f"{folder}: has no config.json but {ggufs[0]}; give the path of that file")
+        raise CheckpointError(f"{folder}: has no config.json, but has {ggufs[0]}; give the path of that file")
     inner = [name for name in names if (folder / name / "config.json").is_file()]
     hint = f"; did you mean {folder / inner[-1]}?" if inner else ""
     raise CheckpointError(f"{folder}: has no config.json; {expected}{hint}")
 
 
 def _configured_dtype(config: dict[str, Any]) -> str | None:
-    """What config.json says, also inside the text part of a multi-part model."""
+    """Return the dtype in config.json, also in the text part of a multi-part model."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
         for key in ("dtype", "torch_dtype"):
@@ -259,7 +260,7 @@ def _configured_dtype(config: dict[str, Any]) -> str | None:
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> str | None:
-    """The dtype of the first floating-point tensor in the first weights file."""
+    """Return the dtype of the first floating-point tensor in the first weight file."""
     first = checkpoint.weights()[0]
     if first.suffix != ".safetensors":
         return None

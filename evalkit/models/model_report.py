@@ -1,6 +1,6 @@
-"""Models → a `Report`: the table of names, and everything about one.
+"""Reports on models: the table of named models, and the details of one model.
 
-In: named models, or a checkpoint's folder. Neither torch nor transformers is imported.
+In: named models, or a checkpoint folder. Out: a `Report`. Neither torch nor transformers is imported.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ _HEADERS = ("name", "backbone", "attention", "layers", "of the paper's", "heads 
 
 
 def models_report() -> Report:
-    """The models that evalkit ships, one a line."""
+    """Report on the models shipped with evalkit, one row each."""
     records = [_record(model) for model in models()]
     table = simple_table("models", _HEADERS, [_row(record) for record in records], texts=5)
     return Report((table,), content=records, records=[one | {"layers": layer_ranges(one["layers"])} for one in records])
 
 
 def model_report(given: str) -> Report:
-    """Shapes, sizes and open readings of a named model, of one in a user's file, or of a checkpoint's folder.
+    """Report shapes, sizes and attention settings of a named model, a model in a user's file, or a checkpoint folder.
 
     Raises:
-        UsageError: no such model, or one that cannot be.
-        CheckpointError: the folder's config.json is of another architecture, or describes what cannot be.
+        UsageError: the model is not found, or its description is invalid.
+        CheckpointError: the folder's config.json is for another architecture, or invalid.
     """
     folder = values.path("model", given).expanduser()
     if looks_like_path(given) and not given.partition(":")[0].endswith(SUFFIXES):
-        return _of_folder(given, folder)
+        return _folder_report(given, folder)
     try:
         model = named_model(given)
     except UnknownNameError:
         if not folder.is_dir():
             raise
-        return _of_folder(given, folder)
+        return _folder_report(given, folder)
     return Report(_facts(model.config, model.shape), (f"{model.name}: {model.description}", str(model.source)))
 
 
@@ -76,9 +76,9 @@ def _row(one: dict[str, Any]) -> list[str]:
     return [*about, layers, one["description"], heads, f"{one['parameters']:,}"]
 
 
-def _of_folder(given: str, folder: Path) -> Report:
+def _folder_report(given: str, folder: Path) -> Report:
     if not folder.is_dir():
-        raise CheckpointError(f"{given}: no such folder")
+        raise CheckpointError(f"{given}: folder not found")
     config = read_config(folder)
     try:
         return Report(_facts(config, read_shape(config)), (given,))
@@ -113,7 +113,7 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
 
 
 def _heads(shape: ModelShape) -> str:
-    """What a head is made of, in this attention."""
+    """Describe the heads of the model's attention."""
     attention, settings = shape.attention, shape.variant.settings
     text = f"{attention.heads} of {attention.head_size} channels"
     if attention.kv_heads != attention.heads:

@@ -1,7 +1,6 @@
-"""What can be evaluated where it is in memory, of all that users hold as a model.
+"""Validate modules for evaluation in memory.
 
-In: a module. Out: the transformers model in it, or an error that says what to do; whether it is what its class makes of
-its config.
+In: a module. Out: the transformers model in it, or an error that says what to do; whether the model is unmodified.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from evalkit.models.quiet import quiet
 
 _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-"""Names of classes of modules and parameters of which each process has a part."""
+"""Class names of modules and parameters that are sharded over processes."""
 _ADAPTED = "peft."
-"""Package of adapters' modules, whose settings are not among their tensors."""
+"""Package of adapter modules; some of their settings are not in their tensors."""
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside of wrappers that only call it: DDP, DataParallel, torch.compile's.
+    """Return the transformers model inside the wrappers of DDP, DataParallel and torch.compile.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no transformers model.
     """
     found = model
     while True:
@@ -53,27 +52,29 @@ def unwrapped(model: Any) -> Any:
 
 
 def check_module(name: str, module: Any) -> None:
-    """Refuse a model that is not whole on one device, in floating-point numbers of one process.
+    """Raise unless a model is complete on one device, in one process, in a floating-point dtype.
 
     Raises:
-        CheckpointError: says what it is instead.
+        CheckpointError: says what the model is instead.
     """
     parts = {type(part).__name__ for part in module.modules()} | {type(one).__name__ for one in module.parameters()}
     if sharded := [kind for kind in _SHARDED if kind in parts] or [
         "DeepSpeed ZeRO-3" for parameter in module.parameters() if hasattr(parameter, "ds_id")
     ]:
         raise CheckpointError(
-            f"{name}: is sharded over processes ({sharded[0]}); save the whole model and evaluate its folder"
+            f"{name}: is sharded over processes ({sharded[0]}); save the complete model and evaluate its folder"
         )
     if any(type(part).__module__.startswith(_ADAPTED) for part in module.modules()):
         raise CheckpointError(f"{name}: has adapters (peft); evaluate a copy in which they are merged into the weights")
     if getattr(module, "is_quantized", False) or getattr(module.config, "quantization_config", None):
-        raise CheckpointError(f"{name}: is quantised, which is evaluated from a checkpoint's files; give its folder")
+        raise CheckpointError(
+            f"{name}: is quantised; quantised models are evaluated from files only; give the checkpoint folder"
+        )
     tensors = [*module.parameters(), *module.buffers()]
     if not tensors or any(tensor.is_meta for tensor in tensors):
-        raise CheckpointError(f"{name}: has weights without numbers (device meta); load them first")
+        raise CheckpointError(f"{name}: has weights without data (device meta); load them first")
     if len(devices := sorted({str(tensor.device) for tensor in tensors})) > 1:
-        raise CheckpointError(f"{name}: lies on several devices ({', '.join(devices)}); move it to one of them")
+        raise CheckpointError(f"{name}: is spread over several devices ({', '.join(devices)}); move it to one device")
     if module.device.type not in _DEVICES:
         raise CheckpointError(f"{name}: is on {module.device}; expected {', '.join(_DEVICES)}")
     if str(module.dtype).removeprefix("torch.") not in DTYPES:
@@ -83,7 +84,7 @@ def check_module(name: str, module: Any) -> None:
 
 
 def is_stock(module: Any) -> bool:
-    """Whether a model is what its class makes of its config: the same modules, without hooks."""
+    """Return whether a model has exactly the modules that its class builds from its config, without hooks."""
     try:
         with quiet(), torch.device("meta"):
             built = type(module)(deepcopy(module.config))

@@ -1,4 +1,7 @@
-"""The parts of a loaded transformers model that evalkit runs by themselves."""
+"""Parts of a loaded transformers model that evalkit runs separately.
+
+In: a causal language model. Out: its base model.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from typing import Any
 
 
 def base_of(model: Any) -> Any:
-    """Return the part of a causal language model that gives hidden states: all but its output head.
+    """Return the base model of a causal language model, which computes hidden states: all but the output head.
 
-    It is what transformers calls the base model, but where a class names none (Llama 4's text model is its own base
-    model) the submodule that holds the input embedding.
+    For a class that is its own base model (Llama 4's text model), return the submodule with the input embedding.
     """
     base = model.base_model
     if base is not model:

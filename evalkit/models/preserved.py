@@ -1,8 +1,8 @@
-"""A model of somebody else's during an evaluation, and as it was after it.
+"""Restore the state of a user's model after an evaluation.
 
-In: a model that somebody else goes on with, such as a trainer. While the context lasts it may be put into evaluation
-mode, run, and given another attention implementation; at the end all of its modules, its configs and the generators of
-random numbers are in the state that they were in.
+In: a model that is used afterwards, for example by a trainer. Within the context it may be set to evaluation mode, run,
+and given another attention implementation. Out: at the end, its modules, its configs and all random number generators
+have their earlier state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
 
 @contextmanager
 def preserved(model: Any) -> Iterator[None]:
-    """Restore a model, and every generator of random numbers, at the end.
+    """Restore a model and every random number generator at the end.
 
     Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
     a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
@@ -33,7 +33,7 @@ def preserved(model: Any) -> Iterator[None]:
     """
     containers = [(one, copy(one)) for one in _containers(model)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with _same_random_numbers():
+    with _preserved_random_state():
         try:
             yield
         finally:
@@ -46,8 +46,8 @@ def preserved(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def computing_plainly(device: str) -> Iterator[None]:
-    """Compute without gradients and in the dtype of the weights, whatever the caller's context."""
+def without_grad_or_autocast(device: str) -> Iterator[None]:
+    """Disable gradients and autocast, whatever the caller's context."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         for kind in {"cpu", torch.device(device).type}:
@@ -57,7 +57,7 @@ def computing_plainly(device: str) -> Iterator[None]:
 
 
 def _containers(model: Any) -> Iterator[_Container]:
-    """All dicts, lists and sets that a model's state consists of, each once."""
+    """Yield all dicts, lists and sets of a model's state, each once."""
     seen: set[int] = set()
     todo: list[Any] = [vars(module) for module in model.modules()]
     while todo:
@@ -74,7 +74,7 @@ def _containers(model: Any) -> Iterator[_Container]:
 
 
 def _restore(container: Any, before: Any) -> None:
-    """Give a container its content back; itself, since handles of hooks refer to it."""
+    """Restore a container's content in place, because handles of hooks refer to the container."""
     container.clear()
     if isinstance(container, list):
         container.extend(before)
@@ -83,8 +83,8 @@ def _restore(container: Any, before: Any) -> None:
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Have Python, NumPy and torch go on with the random numbers that they would have drawn."""
+def _preserved_random_state() -> Iterator[None]:
+    """Restore the random number generators of Python, NumPy and torch at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

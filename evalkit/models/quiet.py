@@ -1,6 +1,6 @@
-"""Silence around calls into transformers, whose progress bars and warnings are not evalkit's to show.
+"""Suppress progress bars, log lines and warnings of transformers.
 
-What matters among them (missing weights, for one) is asked for explicitly and becomes an error.
+Warnings that matter, such as missing weights, are requested explicitly and become errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evalkit.compatibility.transformers import without_gguf_bar
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bars, log lines below errors, or Python warnings from transformers inside; all as before after."""
+    """Suppress transformers' progress bars, log lines below errors and Python warnings; restore them at the end."""
     with warnings.catch_warnings(), ExitStack() as after:
         warnings.simplefilter("ignore")
         from transformers.utils import logging

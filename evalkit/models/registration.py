@@ -1,7 +1,7 @@
-"""evalkit's model types in transformers' tables, without importing transformers.
+"""Register evalkit's model types with transformers on first use, without importing transformers.
 
-`import evalkit` has to be quick, and transformers takes seconds. Nor can the classes be registered while it is
-being imported, since they need it whole. So the first use of its auto classes registers them, whoever makes it.
+`import evalkit` must be fast, and importing transformers takes seconds. The classes cannot be registered while it is
+being imported either, because they need it complete. So the first use of its auto classes, by any code, registers them.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 
 
 def register_when_used() -> None:
-    """Have AutoConfig and AutoModelForCausalLM know evalkit's model types from their first use on."""
+    """Register evalkit's model types at the first use of AutoConfig or AutoModelForCausalLM."""
     if "transformers" in sys.modules:
-        _watch()
+        _install_hooks()
     elif not any(isinstance(finder, _AtFirstImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AtFirstImport())
 
 
 class _AtFirstImport:
-    """Finds nothing; sees transformers being imported."""
+    """Import finder that finds nothing and detects the import of transformers."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> None:
-        """Watch transformers' modules from then on, and let the others find it."""
+        """Install the hooks when transformers is imported; other finders load it."""
         if name == "transformers":
             sys.meta_path.remove(self)
-            _watch()
+            _install_hooks()
 
 
-def _watch() -> None:
-    # Which takes a while to import itself
+def _install_hooks() -> None:
+    # Slow to import
     import wrapt
 
-    wrapt.register_post_import_hook(_watch_configs, "transformers.models.auto.configuration_auto")
-    wrapt.register_post_import_hook(_watch_classes, "transformers.models.auto.modeling_auto")
+    wrapt.register_post_import_hook(_hook_configs, "transformers.models.auto.configuration_auto")
+    wrapt.register_post_import_hook(_hook_models, "transformers.models.auto.modeling_auto")
 
 
 @cache
 def register_models() -> None:
-    """Enter the model types into transformers' tables."""
+    """Register the model types with transformers' auto classes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from evalkit.models.variants.modeling import CLASSES
@@ -51,20 +51,20 @@ def register_models() -> None:
         AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
 
 
-def _watch_configs(auto: ModuleType) -> None:
+def _hook_configs(auto: ModuleType) -> None:
     import wrapt
 
-    wrapt.wrap_function_wrapper(auto, "AutoConfig.from_pretrained", _registering)
-    wrapt.wrap_function_wrapper(auto, "AutoConfig.for_model", _registering)
+    wrapt.wrap_function_wrapper(auto, "AutoConfig.from_pretrained", _register_first)
+    wrapt.wrap_function_wrapper(auto, "AutoConfig.for_model", _register_first)
 
 
-def _watch_classes(auto: ModuleType) -> None:
+def _hook_models(auto: ModuleType) -> None:
     import wrapt
 
-    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _registering)
-    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _registering)
+    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _register_first)
+    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _register_first)
 
 
-def _registering(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+def _register_first(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
     register_models()
     return wrapped(*args, **settings)

@@ -1,4 +1,4 @@
-"""How large a model is, and what it costs, from its config alone.
+"""Model size and cost, computed from the config alone.
 
 In: the keys of a config.json. Out: a `ModelShape`, and from it parameters, floating-point operations and bytes. Neither
 torch nor transformers is imported.
@@ -15,17 +15,17 @@ from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape,
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
 BACKBONES: tuple[str, ...] = get_args(Backbone)
 _PREFIX = "evalkit_"
-"""Of the model types that have another attention than the backbone's own."""
+"""Prefix of model types whose attention differs from the backbone's."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST_LAYERS = 10_000
-"""Of any model; lists of as many are made where an attention is described."""
+"""Limit on layers, because lists of this length are created."""
 _NEOX_ROTARY_SHARE = 0.25
-"""What transformers assumes where a GPT-NeoX config says nothing."""
+"""Default of transformers for GPT-NeoX."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides a model's size."""
+    """Dimensions that determine a model's size."""
 
     backbone: str
     """"llama", "qwen2" or "gpt_neox"."""
@@ -34,9 +34,9 @@ class ModelShape:
     hidden: int
     intermediate: int
     window: int
-    """Tokens."""
+    """Context window in tokens."""
     tied: bool
-    """Whether the output head is the embedding."""
+    """Whether the output head is tied to the embedding."""
     attention_bias: bool
     mlp_bias: bool
     attention: Shape
@@ -44,53 +44,54 @@ class ModelShape:
 
 
 class Parameters(NamedTuple):
-    """Counts of numbers; tied ones once."""
+    """Parameter counts; tied parameters count once."""
 
     embedding: int
-    """The embedding, and the output head where it is one of its own."""
+    """The embedding, and the output head if it is untied."""
     rest: int
 
     @property
     def total(self) -> int:
-        """All."""
+        """Return the number of all parameters."""
         return self.embedding + self.rest
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a config.json describes; a key that it lacks is what transformers takes it for.
+    """Read the shape from a config.json; missing keys have transformers' defaults.
 
     Raises:
-        ValueError: another architecture, a key that is missing or no whole number, or an attention that cannot be.
+        ValueError: the architecture is another one, a required key is missing or no integer, or the attention is
+            invalid.
     """
     kind = str(config.get("model_type"))
     backbone = kind.removeprefix(_PREFIX)
     if backbone not in BACKBONES:
         raise ValueError(
-            f"model_type is '{kind}'; sizes are known of {', '.join(BACKBONES)}, and of the same with {_PREFIX} before"
+            f"model_type is '{kind}'; expected {', '.join(BACKBONES)}, or one of these with prefix {_PREFIX}"
         )
-    hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
+    hidden, heads = positive_integer(config, "hidden_size"), positive_integer(config, "num_attention_heads")
     own = backbone != "gpt_neox" and config.get("head_dim") is not None
     if not own and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is not divisible by num_attention_heads {heads}")
     kv_heads = heads
     if backbone != "gpt_neox" and config.get("num_key_value_heads") is not None:
-        kv_heads = whole(config, "num_key_value_heads")
+        kv_heads = positive_integer(config, "num_key_value_heads")
     if heads % kv_heads:
         raise ValueError(f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}")
     attention = Shape(
         layers=layer_count(config),
         heads=heads,
         kv_heads=kv_heads,
-        head_size=whole(config, "head_dim") if own else hidden // heads,
+        head_size=positive_integer(config, "head_dim") if own else hidden // heads,
         rotary_share=_rotary_share(config, backbone),
     )
     stock = {"attention_variant": VANILLA, "variant_layers": []}
     return ModelShape(
         backbone=backbone,
-        vocabulary=whole(config, "vocab_size"),
+        vocabulary=positive_integer(config, "vocab_size"),
         hidden=hidden,
-        intermediate=whole(config, "intermediate_size"),
-        window=whole(config, "max_position_embeddings"),
+        intermediate=positive_integer(config, "intermediate_size"),
+        window=positive_integer(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", backbone == "gpt_neox")),
         mlp_bias=bool(config.get("mlp_bias", False)) if backbone == "llama" else backbone == "gpt_neox",
@@ -100,10 +101,10 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A model's backbone, sizes and attention as a run's manifest keeps them: in JSON, under config.json's own keys.
+    """Return a model's backbone, sizes and attention for a run's manifest: JSON values under config.json's keys.
 
-    Two models of equal facts are the same but for their weights, their window and what bears on training or rotation
-    only (`rope_theta`, norms' epsilon). None where the config is of another architecture.
+    Two models with equal facts differ only in weights, window and settings of training or rotation (`rope_theta`, the
+    norms' epsilon). None if the config is for another architecture.
     """
     try:
         shape = read_shape(config)
@@ -130,16 +131,16 @@ def shape_facts(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parameters(shape: ModelShape) -> Parameters:
-    """How many numbers the model has."""
+    """Count the parameters of a model."""
     layers, hidden = shape.attention.layers, shape.hidden
-    # Llama and Qwen2 have two norms of a weight each and one behind the last layer; GPT-NeoX's have biases too
+    # Two norms per layer and one after the last layer: a weight each, in GPT-NeoX also a bias
     norm = 2 * hidden if shape.backbone == "gpt_neox" else hidden
     layer = _matrices(shape) + _biases(shape) + 2 * norm
     rest = layers * layer + norm
     settings = shape.variant.settings
     if isinstance(settings, Differential):
         size = settings.size(shape.attention.head_size)
-        # Four vectors that make λ, and the norm's weight over a pair
+        # The four vectors of λ, and the weight of the norm over a pair
         rest += len(shape.variant.layers) * (4 * size + (2 * size if settings.subln == "affine" else 0))
     return Parameters(shape.vocabulary * hidden * (1 if shape.tied else 2), rest)
 
@@ -148,8 +149,9 @@ def flops_per_token(shape: ModelShape, length: int) -> int:
     """Floating-point operations of a forward pass, per token of a sequence of `length` tokens.
 
     2 (layers × matrices of a layer + vocabulary × hidden) + 2 × layers × heads × head size × (length + 1): each
-    parameter of a matrix multiplies and adds once; queries meet keys, and shares meet values, of (length + 1) / 2
-    tokens on average. All four attentions cost the same so counted; what an implementation computes twice is not in it.
+    matrix parameter is used in one multiplication and one addition; queries are multiplied with keys, and attention
+    weights with values, of (length + 1) / 2 tokens on average. All four attentions have the same count; operations that
+    an implementation repeats are not included.
     """
     attention = shape.attention
     products = attention.layers * _matrices(shape) + shape.vocabulary * shape.hidden
@@ -157,13 +159,13 @@ def flops_per_token(shape: ModelShape, length: int) -> int:
 
 
 def cache_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """Bytes that a token's keys and values take: 2 × layers × key-value heads × head size × bytes of the dtype."""
+    """Bytes of the KV cache per token: 2 × layers × key-value heads × head size × bytes of the dtype."""
     attention = shape.attention
     return 2 * attention.layers * attention.kv_heads * attention.head_size * BYTES[dtype]
 
 
 def _matrices(shape: ModelShape) -> int:
-    """Numbers in the matrices of one layer: queries, keys, values, output; the feed-forward network's."""
+    """Count the matrix parameters of one layer: queries, keys, values, output, feed-forward network."""
     attention = shape.attention
     projections = 2 * shape.hidden * attention.head_size * (attention.heads + attention.kv_heads)
     feed_forward = shape.hidden * shape.intermediate * (2 if shape.backbone == "gpt_neox" else 3)
@@ -171,12 +173,12 @@ def _matrices(shape: ModelShape) -> int:
 
 
 def _biases(shape: ModelShape) -> int:
-    """Numbers in the biases of one layer."""
+    """Count the bias parameters of one layer."""
     attention = shape.attention
     inner = attention.head_size * (attention.heads + 2 * attention.kv_heads)
     count = 0
     if shape.backbone == "qwen2":
-        count += inner  # not behind the output
+        count += inner  # none on the output projection
     elif shape.attention_bias:
         count += inner + shape.hidden
     if shape.mlp_bias:
@@ -189,12 +191,12 @@ def _rotary_share(config: Mapping[str, Any], backbone: str) -> float:
     usual = config.get("rotary_pct", _NEOX_ROTARY_SHARE) if backbone == "gpt_neox" else 1.0
     share = inner.get("partial_rotary_factor", usual) if isinstance(inner, Mapping) else usual
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        raise ValueError(f"partial_rotary_factor is {share!r}; expected a share from 0 to 1")
+        raise ValueError(f"partial_rotary_factor is {share!r}; expected a number above 0, at most 1")
     return float(share)
 
 
 def layer_ranges(layers: Sequence[int]) -> str:
-    """Layers as ranges: 0, 10–19."""
+    """Format layers as ranges: 0, 10–19."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and runs[-1][-1] == layer - 1:
@@ -205,15 +207,15 @@ def layer_ranges(layers: Sequence[int]) -> str:
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
-    """The number of layers; raises `ValueError` where it is missing, no whole number, or too large."""
-    layers = whole(config, "num_hidden_layers")
+    """Read the number of layers; raises `ValueError` if it is missing, no integer, or too large."""
+    layers = positive_integer(config, "num_hidden_layers")
     if layers > _MOST_LAYERS:
         raise ValueError(f"num_hidden_layers is {layers:,}; expected at most {_MOST_LAYERS:,}")
     return layers
 
 
-def whole(config: Mapping[str, Any], key: str) -> int:
-    """A whole number from 1 in a config; raises `ValueError` where it is missing or something else."""
+def positive_integer(config: Mapping[str, Any], key: str) -> int:
+    """Read a positive integer from a config; raises `ValueError` if it is missing or something else."""
     value = config.get(key)
     if value is None:
         raise ValueError(f"'{key}' is missing")

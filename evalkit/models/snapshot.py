@@ -1,7 +1,7 @@
-"""A checkpoint as it is at one moment: what is hashed is what is loaded, whatever happens to its files meanwhile.
+"""Consistent snapshot of a checkpoint: the loaded bytes are the hashed bytes, even if files change meanwhile.
 
-In: a `Checkpoint`. Out: the same with copies of its small files in a folder of this process, its weights in memory, and
-the `Fingerprint` of exactly these. Only files that count are copied, so transformers finds no other.
+In: a `Checkpoint`. Out: the same checkpoint with copies of its small files in a temporary folder, its weights in
+memory, and the `Fingerprint` of exactly these. Only hashed files are copied, so transformers finds no others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     import torch
 
 
-class Watch:
-    """Finds out whether files have changed since it was made.
+class ChangeDetector:
+    """Detector of changes to files since its creation.
 
     Args:
         given: the checkpoint's name for messages.
-        files: all that are read of it.
+        files: all files that are read.
 
     Raises:
-        CheckpointError: one of them is not there.
+        CheckpointError: a file is missing.
     """
 
     def __init__(self, given: str, files: Iterable[Path]) -> None:
@@ -39,11 +39,11 @@ class Watch:
         self._states = {path: self._state(path) for path in files}
 
     def check(self) -> None:
-        """Raises `CheckpointError` if a file is not what it was; names it."""
+        """Raise `CheckpointError` with the file's name if a file has changed."""
         for path, before in self._states.items():
             if self._state(path) != before:
                 raise CheckpointError(
-                    f"{self._given}: {path.name} changed while it was read; run the command again when it is written"
+                    f"{self._given}: {path.name} changed while it was read; run the command again once it is complete"
                 )
 
     def _state(self, path: Path) -> State:
@@ -54,11 +54,11 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A checkpoint that has been read."""
+class LoadedFiles:
+    """The files of a checkpoint, read into memory."""
 
     checkpoint: Checkpoint
-    """With folders of this process in place of its own; its weights are not there."""
+    """The checkpoint with temporary folders instead of its own; they contain no weights."""
     tensors: dict[str, torch.Tensor]
     """All weights, by name."""
     fingerprint: Fingerprint
@@ -66,12 +66,12 @@ class Opened:
 
 
 class Snapshot:
-    """Use `snapshot`.
+    """Copies of a checkpoint's small files; created by `snapshot`.
 
     Args:
-        checkpoint: of a folder; not a GGUF file.
-        weights: its files of weights.
-        place: an empty folder.
+        checkpoint: a folder; not a GGUF file.
+        weights: its weight files.
+        place: an empty folder for the copies.
     """
 
     def __init__(self, checkpoint: Checkpoint, weights: Sequence[Path], place: Path) -> None:
@@ -79,7 +79,7 @@ class Snapshot:
         generation = [path for path in (folder / GENERATION_CONFIG,) if path.is_file()]
         own, tokenizer = [folder / "config.json", *generation, *checkpoint.trusted_code()], checkpoint.tokenizer_files()
         self._weights = weights
-        self._watch = Watch(checkpoint.given, (*own, *tokenizer, *weights))
+        self._changes = ChangeDetector(checkpoint.given, (*own, *tokenizer, *weights))
         copies = place / "checkpoint", place / ("checkpoint" if elsewhere is None else "tokenizer")
         self._folders = tuple(zip(copies, (folder, elsewhere or folder), strict=True))
         try:
@@ -88,22 +88,22 @@ class Snapshot:
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
         self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=elsewhere and copies[1])
-        """See `Opened`."""
+        """See `LoadedFiles`."""
 
-    def read(self) -> Opened:
+    def read(self) -> LoadedFiles:
         """Read the weights.
 
         Raises:
-            CheckpointError: a file is damaged, or any of the checkpoint's changed since the snapshot was begun.
+            CheckpointError: a file is damaged, or has changed since the snapshot was created.
         """
         from evalkit.models.weights import read_weights
 
         weights = read_weights(self._weights)
-        self._watch.check()
-        return Opened(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, hash_file))
+        self._changes.check()
+        return LoadedFiles(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, hash_file))
 
-    def with_own_names(self, text: str) -> str:
-        """A message with the checkpoint's own folders in place of the copies'."""
+    def with_original_paths(self, text: str) -> str:
+        """Replace the paths of the copies in a message by the checkpoint's own."""
         for copy, own in self._folders:
             text = text.replace(str(copy), str(own))
         return text
@@ -111,19 +111,19 @@ class Snapshot:
 
 @contextmanager
 def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> Iterator[Snapshot]:
-    """Copy a checkpoint's small files; the copies last as long as the context does.
+    """Copy a checkpoint's small files; the copies are removed when the context ends.
 
     Args:
-        checkpoint: of a folder; not a GGUF file.
-        weights: its files of weights; None: those that transformers would read.
+        checkpoint: a folder; not a GGUF file.
+        weights: its weight files; None: those that transformers would read.
 
     Raises:
-        CheckpointError: a file is missing or cannot be read. Those that are raised inside name the checkpoint's own
-            folders in place of the copies'.
+        CheckpointError: a file is missing or cannot be read. Errors raised inside the context name the checkpoint's own
+            paths instead of the copies'.
     """
     with temporary_folder() as place:
-        held = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, place)
+        copies = Snapshot(checkpoint, checkpoint.weights() if weights is None else weights, place)
         try:
-            yield held
+            yield copies
         except CheckpointError as error:
-            raise CheckpointError(held.with_own_names(str(error))) from error
+            raise CheckpointError(copies.with_original_paths(str(error))) from error

@@ -1,4 +1,8 @@
-"""Which model, and how it is loaded: what is asked of whatever takes a checkpoint. No torch before it is loaded."""
+"""Model specification: which model, and how it is loaded.
+
+In: the options of commands and functions that take a checkpoint. Out: a `ModelSpec`, which locates and loads it. torch
+is imported only for loading.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +27,29 @@ _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, as a user names it and wants it loaded; see `model_spec`."""
+    """A model and the settings to load it with; created by `model_spec`."""
 
     model: str
     """A checkpoint folder, a hub name, a GGUF file, or "demo"."""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = None
-    """Another folder or hub name to take the tokenizer from."""
+    """Folder or hub name of a tokenizer that replaces the model's own."""
     device: str = "auto"
-    """"auto" (a CUDA device if there is one, else the processor), "cpu", "cuda", "cuda:1", …"""
+    """"auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:1", …"""
     dtype: str = "auto"
     """"auto" (the checkpoint's own), "float32", "bfloat16" or "float16"."""
     attention: str = "auto"
     """"auto", "sdpa" or "eager"."""
     context: int | Literal["none"] | None = field(default=None, metadata={WORD: UNSTRETCHED})
-    """Tokens that the model is to take at once, by stretching its context; "none": as many as it was trained on; None:
-    the same, but for LongBench the paper's 8,192 where it was trained on fewer."""
+    """Context window to extend to, in tokens; "none": the window of training; None: the same, except that LongBench
+    extends shorter windows to the paper's 8,192."""
     context_method: str | None = None
-    """How: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none"."""
+    """Extension method: "yarn" (None), "dynamic-yarn", "linear", "ntk" or "none"."""
     context_original: int | None = None
-    """Tokens of the window that it was trained on; None: what the checkpoint says."""
+    """Context window of training, in tokens; None: the checkpoint's."""
     context_config: str | None = None
-    """All of this and more in a YAML file, or the name of one in `configs/context`."""
+    """YAML file with these and further context settings, or the name of one in `configs/context`."""
     allow_pickle: bool = False
     """Whether pickled weights are read, which can run code."""
     trust_remote_code: bool = False
@@ -53,7 +57,7 @@ class ModelSpec:
 
     @property
     def named(self) -> str:
-        """The checkpoint with the revision that is asked for."""
+        """Return the model's name with the requested revision."""
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
     def locate(self, say: Say = silent) -> Checkpoint:
@@ -67,16 +71,16 @@ class ModelSpec:
         )
 
     def extension(self, checkpoint: Checkpoint, say: Say = silent) -> Extension | None:
-        """How the context of the checkpoint is stretched, if it is.
+        """Plan the context extension of the checkpoint; return None if there is none.
 
         Raises:
-            UsageError, CheckpointError: it cannot be.
+            UsageError, CheckpointError: the context cannot be extended.
         """
         settings = context_settings(self.context, self.context_method, self.context_original, self.context_config)
         return extension_of(checkpoint, settings, say)
 
     def load(self, checkpoint: Checkpoint, say: Say) -> LoadedModel:
-        """Load model and tokenizer of the checkpoint that `locate` has found. Raises as `models.load.load` does."""
+        """Load model and tokenizer of a checkpoint from `locate`. Raises as `models.load.load`."""
         with doing(f"loading {self.named}", slow=imports("torch")):
             from evalkit.models.load import load
 
@@ -91,18 +95,18 @@ class ModelSpec:
 
 
 def model_spec(model: str | Path, **options: Any) -> ModelSpec:
-    """A model from keyword arguments, with paths and numbers in the forms in which people write them.
+    """Build a `ModelSpec` from keyword arguments; paths and numbers may be given as strings.
 
     Args:
         model: see `ModelSpec`.
-        **options: its other fields; None stands for the default.
+        **options: the other fields of `ModelSpec`; None: the default.
 
     Raises:
-        UsageError: an option that does not exist, or a value that it cannot have.
+        UsageError: an option does not exist, or its value is invalid.
     """
     check_field_names(options, ModelSpec)
     spec = ModelSpec(name_or_path("--model", model), **fitted(ModelSpec, options))
-    # Whether this machine has the device is known when the model is loaded
+    # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
     if spec.attention not in ATTENTION:

@@ -1,6 +1,7 @@
-"""The tokenizer of a checkpoint: the one that its files describe, with offsets, within the embedding.
+"""Load and validate the tokenizer of a checkpoint.
 
-In: a folder and the number of embedding rows. Out: a transformers tokenizer, or a `CheckpointError`.
+In: a folder and the number of embedding rows. Out: a transformers tokenizer with character offsets, as its files
+describe it, whose ids fit the embedding; or a `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -18,46 +19,47 @@ _PROBE = (
     "It's 1234 o'clock;  two spaces, CamelCase_words and 3.14%.\n\n\tÜber naïve 東京 नदी привет 🌊 e\u0301 \n"
     " He said: “we’ll DON'T”… (x+1)*y == 0"
 )
-"""Text on which tokenizers part ways: digits, runs of space, apostrophes, scripts, a combining accent."""
+"""Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
 
 
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
-    """Load a tokenizer and see to it that it is the one its files describe.
+    """Load a tokenizer and check that it is the one its files describe.
 
     Args:
-        folder: holds the tokenizer's files.
-        rows: rows of the model's embedding; an id at or past it could not be looked up.
+        folder: contains the tokenizer's files.
+        rows: rows of the model's embedding; all ids must be smaller.
         trust_remote_code: whether the tokenizer may be Python code of the checkpoint.
-        say: told if tokenizer.json is taken at its word against transformers' class.
+        say: called if tokenizer.json takes precedence over transformers' class.
 
     Raises:
-        CheckpointError: none there, unreadable, without offsets, with ids past the embedding, or one that loses text.
+        CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, or loses
+            text.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
-            f"{folder}: holds no tokenizer; put its files there (tokenizer.json, tokenizer_config.json) "
+            f"{folder}: holds no tokenizer; copy its files there (tokenizer.json, tokenizer_config.json) "
             "or pass --tokenizer FOLDER|HUB-NAME"
         )
     try:
         with quiet():
-            tokenizer = _as_transformers_reads_it(folder, trust_remote_code)
+            tokenizer = _auto_tokenizer(folder, trust_remote_code)
             if (folder / "tokenizer.json").is_file():
-                tokenizer = _as_written(folder, tokenizer, rows, say)
+                tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
             _check(folder, tokenizer, rows)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever it is, the files are the cause and all a user can correct
+    except Exception as error:  # any error is caused by the files
         if "trust_remote_code" in str(error):
             raise CheckpointError(
                 f"{folder}: its tokenizer is Python code of the checkpoint; pass --trust-remote-code to run it "
-                "if you trust where it comes from"
+                "if you trust its source"
             ) from error
         raise CheckpointError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
     return tokenizer
 
 
-def _as_transformers_reads_it(folder: Path, trust_remote_code: bool) -> Any:
-    """What `AutoTokenizer` makes of the folder; the checkpoint's own code is a last resort, if trusted."""
+def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    """Load with `AutoTokenizer`; the checkpoint's own code is used only as a fallback and if trusted."""
     from transformers import AutoTokenizer
 
     try:
@@ -71,31 +73,30 @@ def _as_transformers_reads_it(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _check(folder: Path, tokenizer: Any, rows: int) -> None:
-    """Refuse a tokenizer that does not fit the model or that no scores could be had with."""
+    """Raise if a tokenizer does not fit the model or cannot be used for scoring."""
     if not tokenizer.is_fast:
         raise CheckpointError(
-            f"{folder}: {type(tokenizer).__name__} gives no character offsets; save it as tokenizer.json"
+            f"{folder}: {type(tokenizer).__name__} has no character offsets; save it as tokenizer.json"
         )
     highest = _highest_id(tokenizer)
     if highest >= rows:
         raise CheckpointError(
-            f"{folder}: the tokenizer has ids up to {highest}, but the model embeds only {rows}; "
-            "they do not belong together (see --tokenizer)"
+            f"{folder}: the tokenizer has ids up to {highest}, but the model's embedding has {rows} rows; "
+            "the tokenizer belongs to another model (see --tokenizer)"
         )
     ids = probe_ids(tokenizer)
     if not set(ids).difference({tokenizer.unk_token_id}):
-        what = f"{tokenizer.unk_token}, its token for what it does not know" if ids else "no tokens"
+        what = f"its unknown token {tokenizer.unk_token}" if ids else "no tokens"
         raise CheckpointError(
             f"{folder}: the tokenizer turns any text into {what}; its files are damaged (see --tokenizer)"
         )
 
 
-def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
-    """The tokenizer exactly as tokenizer.json describes it, where transformers' class departs from it.
+def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
+    """Return the tokenizer of tokenizer.json if transformers' class differs from it, else `tokenizer`.
 
-    For some model types (Qwen2 among them) transformers 5 rebuilds its own pre-tokenizer around the
-    vocabulary, and adds tokens of its own. A model trained with another one would be scored on
-    token sequences that it has never seen.
+    For some model types (Qwen2 among them) transformers 5 builds its own pre-tokenizer around the vocabulary and adds
+    tokens. A model trained with the tokenizer of the file would be scored on token sequences that it has never seen.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -106,7 +107,7 @@ def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
     if not same:
         say(f"tokenizer.json is used as written; transformers' {type(tokenizer).__name__} would split text differently")
     vocabulary = written.get_vocab()
-    for role in ("bos_token", "eos_token"):  # old files leave these to the class
+    for role in ("bos_token", "eos_token"):  # in old files, the class defines these
         token = getattr(tokenizer, role)
         if getattr(written, role) is None and token in vocabulary:
             setattr(written, role, token)
@@ -114,7 +115,7 @@ def _as_written(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
 
 
 def probe_ids(tokenizer: Any) -> list[int]:
-    """Ids of a text that tokenizers split in many ways, without special tokens."""
+    """Return the ids, without special tokens, of a text that tokenizers split differently."""
     return _ids(tokenizer, _PROBE)
 
 

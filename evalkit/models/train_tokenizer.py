@@ -1,8 +1,8 @@
-"""A tokenizer in Llama 2's and Mixtral's manner, trained on a user's text.
+"""Train a BPE tokenizer like Llama 2's and Mixtral's on a user's text.
 
 In: files or folders of text, and the number of tokens. Out: tokenizer.json and tokenizer_config.json. Words begin with
-▁, digits stand alone, and characters that the vocabulary lacks are spelled in bytes, so that no text is lost. As in
-theirs, ids 0, 1 and 2 are <unk>, <s> and </s>, 256 bytes follow, and <s> comes before every text.
+▁, digits are split, and characters outside the vocabulary are encoded as bytes, so that no text is lost. As in these
+tokenizers, ids 0, 1 and 2 are <unk>, <s> and </s>, 256 bytes follow, and <s> precedes every text.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ _SPACE = "▁"
 _SPECIAL = ("<unk>", "<s>", "</s>")
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FEWEST = len(_SPECIAL) + len(_BYTES)
-"""Of a vocabulary that can spell any text."""
-# Spaces before a word's own; letters with their space; single digits; the rest; lines' ends
+"""Smallest vocabulary that can encode any text."""
+# Repeated spaces; letters with a leading space; single digits; line ends; other characters
 _WORDS = rf"{_SPACE}+(?={_SPACE})|{_SPACE}?[\p{{L}}\p{{M}}]+|\p{{N}}|\n+|{_SPACE}?[^{_SPACE}\p{{L}}\p{{M}}\p{{N}}\n]+"
 _RUN = re.compile(r"\S+|\s+")
 _LONGEST = 1000
-"""Characters of a word, or of a space between words, that are learnt from at once: the trainer's time grows with the
-square of a word's length."""
+"""Longest word, or space between words, in training, in characters: the trainer's time is quadratic in the length of a
+word."""
 _ALPHABET_SHARE = 4
-"""One in so many tokens may be a single character; rarer characters are spelled in bytes."""
+"""At most one in this many tokens is a single character; rarer characters are encoded as bytes."""
 
 
 def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
-    """Train on texts and write the tokenizer's files.
+    """Train a tokenizer on texts and write its files.
 
     Args:
-        texts: files, or folders whose files are all taken. Of `.jsonl` files each line's "text" is read.
-        size: most tokens.
-        folder: that the files are written to.
+        texts: files, or folders, of which all files are used. In `.jsonl` files, the "text" of each line is used.
+        size: largest vocabulary.
+        folder: output folder.
 
     Returns:
-        How many tokens there are: fewer than `size` where the text is too small for it.
+        Size of the vocabulary; smaller than `size` if there is too little text.
 
     Raises:
         DataError: a text cannot be read.
-        UsageError: a vocabulary too small for the bytes, or no text.
+        UsageError: the vocabulary is too small for the bytes, or there is no text.
     """
     if size < FEWEST:
-        raise UsageError(f"a vocabulary of {size} cannot hold {FEWEST - 256} special tokens and 256 bytes")
+        raise UsageError(
+            f"a vocabulary of {size} is too small for {FEWEST - 256} special tokens and 256 bytes; use {FEWEST} or more"
+        )
     from tokenizers import Tokenizer, models, trainers
 
     files = _files(texts)
-    # The trainer's own choice among characters that are equally frequent differs from run to run
+    # The trainer's choice among equally frequent characters is not deterministic
     alphabet = _alphabet(_lines(files), (size - FEWEST) // _ALPHABET_SHARE)
     if not alphabet:
         raise UsageError(f"--train-tokenizer {', '.join(str(text) for text in texts)}: there is no text to train on")
@@ -64,10 +66,10 @@ def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    learner = _around(Tokenizer(models.BPE()))
+    learner = _with_pipeline(Tokenizer(models.BPE()))
     learner.train_from_iterator((piece for line in _lines(files) for piece in _without_long_words(line)), trainer)
     learned = json.loads(learner.to_str())["model"]
-    tokenizer = _finished(learned["vocab"], learned["merges"])
+    tokenizer = _with_byte_fallback(learned["vocab"], learned["merges"])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -81,14 +83,14 @@ def train_tokenizer(texts: Sequence[Path], size: int, folder: Path) -> int:
     return int(tokenizer.get_vocab_size())
 
 
-def _finished(vocabulary: dict[str, int], merges: Iterable[Sequence[str]]) -> Any:
-    """The tokenizer that spells in bytes what it does not know, and in whose texts no byte token is a word."""
+def _with_byte_fallback(vocabulary: dict[str, int], merges: Iterable[Sequence[str]]) -> Any:
+    """Build the tokenizer with byte fallback, and without merges that produce byte tokens from text."""
     from tokenizers import AddedToken, Tokenizer, models, processors
 
-    # A text full of "<0x0A>" would teach this very word, which is the byte's
+    # A text with many "<0x0A>" would train merges to this string, which is the token of the byte
     kept = [(left, right) for left, right in merges if not {left, right, left + right} & set(_BYTES)]
     model = models.BPE(vocabulary, kept, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
-    tokenizer = _around(Tokenizer(model))
+    tokenizer = _with_pipeline(Tokenizer(model))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
@@ -96,8 +98,8 @@ def _finished(vocabulary: dict[str, int], merges: Iterable[Sequence[str]]) -> An
     return tokenizer
 
 
-def _around(tokenizer: Any) -> Any:
-    """With what surrounds the model: spaces to ▁, words apart, and the way back."""
+def _with_pipeline(tokenizer: Any) -> Any:
+    """Set normalizer (spaces to ▁), pre-tokenizer (words) and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
@@ -109,7 +111,7 @@ def _around(tokenizer: Any) -> Any:
 
 
 def _alphabet(lines: Iterable[str], most: int) -> list[str]:
-    """The most frequent characters, of equally frequent ones the first in Unicode, and ▁; none of no text."""
+    """Return ▁ and the most frequent characters, ties in Unicode order; empty if there is no text."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
@@ -127,7 +129,9 @@ def _files(texts: Sequence[Path]) -> list[Path]:
         if text.is_dir():
             inside = sorted(path for path in text.rglob("*") if path.is_file() and not path.name.startswith("."))
             if not inside:
-                raise UsageError(f"--train-tokenizer {text}: the folder holds no files")
+                raise UsageError(
+                    f"--train-tokenizer {text}: the folder holds no files; give files or folders with text"
+                )
             found += inside
         else:
             found.append(text)
@@ -147,9 +151,9 @@ def _lines(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _without_long_words(line: str) -> Iterator[str]:
-    """A line, cut inside of words that are longer than any of a language: base64, or a file of one character."""
+    """Split a line within overlong words, such as base64 or a repeated character."""
     start = 0
-    # Runs are found whole and then cut: a pattern of a thousand characters is tried again at every character
+    # Runs are matched completely and then split: a pattern with a length limit would be retried at every character
     for run in _RUN.finditer(line):
         for end in range(run.start() + _LONGEST, run.end() + 1, _LONGEST):
             yield line[start:end]

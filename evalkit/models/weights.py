@@ -1,7 +1,8 @@
-"""Weights, read once into memory of this process: the bytes that are hashed are the bytes that are loaded.
+"""Read weight files once into memory, so that the hashed bytes are the loaded bytes.
 
-In: the files that hold them. Out: tensors and the files' digests. Nothing is mapped, so a file that is overwritten,
-replaced or cut short afterwards changes no model (and ends no process, as a mapped file that shrinks does).
+In: weight files. Out: tensors and the files' digests. Files are not memory-mapped, so overwriting, replacing or
+truncating a file afterwards does not change the model (and does not kill the process, as truncating a mapped file
+does).
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from evalkit.models.hashes import FileHashes, state_of
 
 _CHUNK, _LARGE = 2**22, 2**18
 _DIGITS = 9
-"""Of the longest number in a weight's name, such as a layer's."""
+"""Most digits of a number in a weight's name, such as a layer's."""
 _PRIVATE: Any = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-"""Anonymous memory of this process alone; not of a file, and not where other systems have no such choice."""
+"""Flags for anonymous private memory; empty on systems without them."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -51,7 +52,7 @@ _DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-"""Of the format's names, those whose numbers are whole bytes."""
+"""safetensors names of dtypes whose elements have a whole number of bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Weights:
 
 
 def read_weights(paths: Iterable[Path]) -> Weights:
-    """Read and hash files of weights; where two hold a tensor of one name, the later one counts.
+    """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
 
     Raises:
         CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
@@ -75,28 +76,30 @@ def read_weights(paths: Iterable[Path]) -> Weights:
     for path in paths:
         try:
             with path.open("rb", buffering=0) as file:
-                read = _Read(path, file)
+                read = _HashingReader(path, file)
                 found = _reader(path)(read)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         except (MemoryError, RuntimeError) as error:  # the latter is what torch's allocator raises
             raise CheckpointError(f"{path}: does not fit into memory ({first_line(error)})") from error
-        _check_numbers(path, found)
+        _check_names(path, found)
         tensors |= found
         digests.append((path.name, read.digest(hashes)))
     hashes.save()
     return Weights(tensors, tuple(digests))
 
 
-def _check_numbers(path: Path, names: Iterable[str]) -> None:
-    """Refuse a number in a name that is not written in a few digits: transformers sorts by them, as by layers'."""
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Raise for numbers in names with non-ASCII or too many digits, because transformers sorts names by them."""
     for name in names:
         if any(part.isdigit() and not (part.isascii() and len(part) <= _DIGITS) for part in name.split(".")):
-            raise CheckpointError(f"{path}: the weight {name!r:.60} has a number in its name that no layer can have")
+            raise CheckpointError(
+                f"{path}: the weight {name!r:.60} has an invalid number in its name; expected at most {_DIGITS} digits"
+            )
 
 
-class _Read:
-    """A file that is read from its beginning to its end, and hashed meanwhile."""
+class _HashingReader:
+    """A file that is read sequentially and hashed at the same time."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -107,16 +110,16 @@ class _Read:
         self._parts: list[memoryview] = []
 
     def take(self, count: int) -> bytes:
-        """The next bytes of the file, or all that are left of it. Raises as `tensor`."""
+        """Read the next bytes of the file, at most all remaining ones. Raises as `tensor`."""
         found = bytearray(min(count, self.left))
         self._fill(memoryview(found))
         return bytes(found)
 
     def tensor(self, count: int) -> torch.Tensor:
-        """The next bytes of the file as a tensor [count] of uint8, in memory of its own.
+        """Read the next bytes of the file as a new tensor [count] of uint8.
 
         Raises:
-            CheckpointError: it became shorter since it was opened.
+            CheckpointError: the file was truncated after it was opened.
         """
         found = _memory(count)
         self._fill(memoryview(found.numpy()))  # type: ignore[arg-type]
@@ -124,11 +127,11 @@ class _Read:
 
     @property
     def left(self) -> int:
-        """Bytes that are not read yet."""
+        """Return the number of unread bytes."""
         return self.size - self._file.tell()
 
     def rest(self) -> io.BytesIO:
-        """All that is left of the file. Raises as `tensor`."""
+        """Read the remaining file. Raises as `tensor`."""
         found, piece = io.BytesIO(), memoryview(bytearray(_CHUNK))
         while self.left:
             part = piece[: min(self.left, _CHUNK)]
@@ -139,18 +142,18 @@ class _Read:
         return found
 
     def digest(self, hashes: FileHashes) -> str:
-        """SHA-256 of all that was read."""
+        """Return the SHA-256 of all bytes read."""
 
-        def whole() -> str:
+        def sha256() -> str:
             digest = hashlib.sha256()
             for part in self._parts:
                 digest.update(part)
             return digest.hexdigest()
 
-        return hashes.of_bytes(self.path, self._before, self._started, self._quick.hexdigest(), whole)
+        return hashes.of_bytes(self.path, self._before, self._started, self._quick.hexdigest(), sha256)
 
     def _fill(self, view: memoryview) -> None:
-        # Piece by piece, so that what is hashed is still in the processor's cache
+        # In chunks, so that the bytes to hash are still in the CPU cache
         for start in range(0, len(view), _CHUNK):
             self._read(view[start : start + _CHUNK])
         self._parts.append(view)
@@ -160,28 +163,28 @@ class _Read:
         while done < len(piece):
             count = self._file.readinto(piece[done:])  # type: ignore[attr-defined]
             if not count:
-                raise CheckpointError(f"{self.path}: became shorter while it was read; copy it again")
+                raise CheckpointError(f"{self.path}: was truncated while it was read; copy it again")
             done += count
         self._quick.update(piece)
 
 
 def _memory(count: int) -> torch.Tensor:
-    """Uninitialised bytes, [count]; large ones go back to the system when they go, which malloc keeps for others."""
+    """Allocate [count] uninitialised bytes; mmap returns large blocks to the system when freed, malloc does not."""
     if count >= _LARGE:
-        with contextlib.suppress(OSError):  # past 65,530 of them, on Linux
+        with contextlib.suppress(OSError):  # Linux limits a process to 65,530 mappings
             return torch.frombuffer(mmap.mmap(-1, count, **_PRIVATE), dtype=torch.uint8)
     return torch.empty(count, dtype=torch.uint8)
 
 
-def _reader(path: Path) -> Callable[[_Read], dict[str, torch.Tensor]]:
-    """By the file's suffix; never a pickle for want of another."""
+def _reader(path: Path) -> Callable[[_HashingReader], dict[str, torch.Tensor]]:
+    """Select the reader by the file's suffix; only *.bin is unpickled."""
     readers = {".safetensors": _safetensors, ".bin": _pickled}
     if path.suffix not in readers:
         raise CheckpointError(f"{path}: expected weights in a *.safetensors or *.bin file")
     return readers[path.suffix]
 
 
-def _safetensors(read: _Read) -> dict[str, torch.Tensor]:
+def _safetensors(read: _HashingReader) -> dict[str, torch.Tensor]:
     header = parse_safetensors(read.path, read.size, read.take)
     tensors = {}
     end = 0
@@ -191,17 +194,17 @@ def _safetensors(read: _Read) -> dict[str, torch.Tensor]:
         if dtype is None:
             raise CheckpointError(f"{read.path}: {name} is stored as {entry['dtype']}, which evalkit does not read")
         if start != end or stop - start != prod(shape) * dtype.itemsize:
-            raise CheckpointError(f"{read.path}: damaged: its header misplaces {name}; copy it again")
+            raise CheckpointError(f"{read.path}: damaged: its header has wrong offsets for {name}; copy it again")
         tensors[name] = read.tensor(stop - start).view(dtype).reshape(shape)
         end = stop
     return tensors
 
 
-def _pickled(read: _Read) -> dict[str, torch.Tensor]:
+def _pickled(read: _HashingReader) -> dict[str, torch.Tensor]:
     content = read.rest()
     try:
         found = torch.load(content, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling raises whatever the bytes make it raise
+    except Exception as error:  # unpickling can raise any error
         raise CheckpointError(f"{read.path}: cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{read.path}: holds a {type(found).__name__}; expected tensors by name")

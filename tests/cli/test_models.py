@@ -66,7 +66,7 @@ def test_a_made_model_is_one_that_run_accepts(
     made = evalkit("models", "init", source, "--output", "ckpt", "--seed", 7, "--train-tokenizer", "text.txt")
     assert made.code == 0
     assert made.out == f"{attention}, random weights of seed 7, float32: ckpt\n"
-    assert "tokens only; the model's vocabulary stays at 512" in made.err
+    assert "tokens; the model's vocabulary stays at 512" in made.err
     outcome = evalkit("run", "--model", "ckpt", "--data-dir", documents, "--allow-unofficial-data", "--tasks", "piqa",
                       "--limit", 5, "--output", "runs")  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -80,7 +80,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
     exported = evalkit("models", "export", "./own", "--output", "exported")
     assert exported.code == 0
     assert "from_pretrained('exported', trust_remote_code=True)" in exported.out
-    complains(evalkit("models", "export", "./own", "--output", "exported"), 2, "--output exported", "something already")
+    complains(evalkit("models", "export", "./own", "--output", "exported"), 2, "--output exported", "already exists")
     torch.manual_seed(0)
     DiffLlamaForCausalLM(
         DiffLlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -89,7 +89,7 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
     assert converted.code == 0
     assert "holds no tokenizer" in converted.err
     assert "differential in layers 0–1" in evalkit("models", "show", "./converted").out
-    complains(evalkit("models", "convert", "./own", "-o", "x"), 1, "./own", "evalkit's own already")
+    complains(evalkit("models", "convert", "./own", "-o", "x"), 1, "./own", "already in evalkit's format")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ def test_export_and_convert(evalkit: Command, tmp_path: Path) -> None:
         (["show", "own.yaml"], ["own.yaml cannot be read"]),
         (["init", "llama-125m-intg"], ["Missing option '--output'"]),
         (["init", "llama-125m-intg", "-o", "x"], ["needs a tokenizer", "--train-tokenizer TEXT"]),
-        (["init", "llama-125m-intg", "-o", "text.txt", "--train-tokenizer", "text.txt"], ["something already"]),
+        (["init", "llama-125m-intg", "-o", "text.txt", "--train-tokenizer", "text.txt"], ["already exists"]),
         (["init", "llama-125m-intg", "-o", "x", "--dtype", "fp32", "--tokenizer", "y"], ["unknown dtype 'fp32'"]),
         (
             ["init", "llama-125m-intg", "-o", ".", "--train-tokenizer", "text.txt"],
-            ["--output .", "folder that you are in"],
+            ["--output .", "is the working directory"],
         ),
         (["init", "llama-125m-intg", "-o", "x", "--seed", str(2**63), "--train-tokenizer", "text.txt"], ["--seed"]),
         (["show", "nowhere"], ["unknown model 'nowhere'"]),
@@ -116,8 +116,8 @@ def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[st
     assert sorted(path.name for path in Path().iterdir()) == ["text.txt"]
 
 
-def test_invalid_checkpoints(evalkit: Command) -> None:
-    complains(evalkit("models", "show", "./nowhere"), 1, "nowhere: no such folder")
+def test_checkpoints_that_cannot_be(evalkit: Command) -> None:
+    complains(evalkit("models", "show", "./nowhere"), 1, "nowhere: folder not found")
     tiny_checkpoint(Path("stock"))
     complains(evalkit("models", "export", "./stock", "-o", "x"), 1, "model type 'llama' is none of evalkit's")
     complains(evalkit("models", "convert", "./stock", "-o", "x"), 1, "neither transformers' DiffLlama")

@@ -266,7 +266,7 @@ def _empty(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (shutil.rmtree, ["broken", "no such file or folder"]),
+        (shutil.rmtree, ["broken", "file or folder not found"]),
         (_empty, ["broken", "the folder is empty", "config.json"]),
         (lambda folder: _cut(folder / "model.safetensors"), ["model.safetensors"]),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"garbage" * 99), ["model.safetensors"]),

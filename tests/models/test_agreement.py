@@ -1,4 +1,4 @@
-"""A config.json, weights, a tokenizer and an adapter that do not match are rejected with a one-line error."""
+"""A config.json, weights, a tokenizer and an adapter that do not match are rejected, each in one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def edit_tokenizer(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Non
 
 def test_layers_that_the_config_does_not_count(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1)
-    refused(folder, r"layers that config\.json does not count: model\.layers\.1\..*number of layers")
+    refused(folder, r"more layers than config\.json has: model\.layers\.1\..*number of layers")
 
 
 def test_no_layers(folder: Path) -> None:
@@ -46,7 +46,7 @@ def test_no_layers(folder: Path) -> None:
 def test_layers_of_another_family(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "gpt_neox", layers=3)
     edit_config(folder, num_hidden_layers=2)
-    refused(folder, r"does not count: gpt_neox\.layers\.2\.")
+    refused(folder, r"more layers than config\.json has: gpt_neox\.layers\.2\.")
 
 
 def test_a_layer_past_the_last_that_transformers_knows_of_is_as_it_should_be(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_layer_past_the_last_that_transformers_knows_of_is_as_it_should_be(tmp
 def test_parts_of_a_module_that_the_model_has_without_them(folder: Path, part: str) -> None:
     name = f"model.layers.0.self_attn.q_proj.{part}"
     rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
-    refused(folder, rf"{part} would be left out of modules that the model has; .*quantization_config")
+    refused(folder, rf"{part} would be left out of modules of the model; .*quantization_config")
 
 
 def without_base(stored: Tensors, base: str) -> None:
@@ -82,7 +82,7 @@ def without_base(stored: Tensors, base: str) -> None:
 @pytest.mark.parametrize("place", ["", "base_model.model.", "base_model.model.model."])
 def test_parts_of_a_module_under_another_form_of_its_name(folder: Path, place: str, part: str) -> None:
     rewrite(folder, lambda stored: stored.update({f"{place}layers.0.self_attn.q_proj.{part}": torch.ones(64)}))
-    refused(folder, rf"q_proj\.{part} would be left out of modules that the model has")
+    refused(folder, rf"q_proj\.{part} would be left out of modules of the model")
 
 
 def test_two_tensors_for_one_weight(folder: Path) -> None:
@@ -96,13 +96,13 @@ def test_names_without_the_base_models(folder: Path) -> None:
     load_folder(folder, say=said.append)
     assert said == []
     edit_config(folder, num_hidden_layers=1)
-    refused(folder, r"layers that config\.json does not count: layers\.1\.")
+    refused(folder, r"more layers than config\.json has: layers\.1\.")
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "layers.1.mlp.extra", "layers.-1.a"])
 def test_weights_of_a_layer_without_a_place_in_it(folder: Path, name: str) -> None:
     rewrite(folder, lambda stored: stored.update({name: torch.ones(64)}))
-    refused(folder, f"{name} would be left out of modules that the model has; .*another architecture")
+    refused(folder, f"{name} would be left out of modules of the model; .*another architecture")
 
 
 def gpt2(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def test_masks_of_gpt2_stay(tmp_path: Path) -> None:
 
 def test_layers_of_gpt2_that_the_config_does_not_count(tmp_path: Path) -> None:
     edit_config(gpt2(tmp_path), n_layer=1)
-    refused(tmp_path, r"layers that config\.json does not count: h\.1\.")
+    refused(tmp_path, r"more layers than config\.json has: h\.1\.")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -133,7 +133,7 @@ def test_quantised_weights_without_their_scales(folder: Path, dtype: torch.dtype
         stored[name] = (stored[name] * 100).to(dtype)
 
     rewrite(folder, quantise)
-    refused(folder, r"up_proj\.weight are stored as integers or in 8 bits, and config\.json has no quantization_config")
+    refused(folder, r"up_proj\.weight are stored as integers or in 8 bits, but config\.json has no quantization_config")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -151,12 +151,12 @@ def test_quantised_weights_of_a_named_method_without_their_scales(
 
     rewrite(folder, quantise)
     edit_config(folder, quantization_config={"quant_method": method})
-    refused(folder, r": model\.layers\.1\.mlp\.up_proj\.weight are stored .*, and the files lack their scales$")
+    refused(folder, r": model\.layers\.1\.mlp\.up_proj\.weight are stored .*, but the files lack their scales$")
 
 
 def test_a_named_quantisation_of_plain_weights(folder: Path) -> None:
     edit_config(folder, quantization_config={"quant_method": "fp8"})
-    refused(folder, "has a quantization_config, and no weight is stored as integers or in 8 bits")
+    refused(folder, "has a quantization_config, but no weight is stored as integers or in 8 bits")
 
 
 def test_a_gguf_files_method_in_a_folder(folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_weights_too_large_for_the_dtype(folder: Path) -> None:
 
 def test_a_head_of_its_own_that_the_config_says_is_tied(folder: Path) -> None:
     edit_config(folder, tie_word_embeddings=True)
-    refused(folder, r"its output head is not its embedding, though config\.json says tie_word_embeddings")
+    refused(folder, r"its output head differs from its embedding, but config\.json sets tie_word_embeddings")
 
 
 def test_a_tied_head_that_is_stored_as_well(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def _only_unknown(content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(_no_word, "into no tokens"), (_only_unknown, "into <unk>, its token for what it does not know")],
+    [(_no_word, "into no tokens"), (_only_unknown, "into its unknown token <unk>")],
 )
 def test_a_tokenizer_that_loses_all_text(folder: Path, change: Any, words: str) -> None:
     edit_tokenizer(folder, change)
@@ -241,7 +241,7 @@ class TestAdapters:
     @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
     def test_beside_whole_weights(self, folder: Path, name: str) -> None:
         (folder / name).write_text("{}")
-        with pytest.raises(CheckpointError, match=rf"holds an adapter \({name}\) beside whole weights; merge it"):
+        with pytest.raises(CheckpointError, match=rf"holds an adapter \({name}\) beside complete weights; merge it"):
             locate(str(folder))
 
     def test_by_itself(self, folder: Path) -> None:
@@ -257,7 +257,7 @@ class TestSizes:
     @pytest.mark.parametrize("layers", [22, 200_000, 10**15])
     def test_more_layers_than_weights(self, folder: Path, layers: int) -> None:
         edit_config(folder, num_hidden_layers=layers)
-        refused(folder, rf"config\.json has num_hidden_layers {layers:,}, where the files hold 21 weights in all")
+        refused(folder, rf"config\.json has num_hidden_layers {layers:,}, but the files hold 21 weights in total")
 
     def test_layers_that_are_missing_are_named(self, folder: Path) -> None:
         edit_config(folder, num_hidden_layers=3)

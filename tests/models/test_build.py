@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalkit.models.build import Handed
+from evalkit.models.build import ReadOnceTensor
 from evalkit.models.quiet import quiet
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
@@ -128,7 +128,7 @@ def test_unintended_rounding_is_reported(folder: Path) -> None:
     edit_config(folder, dtype="bfloat16")
     said: list[str] = []
     load_folder(folder, say=said.append)
-    assert said == ["weights are stored in float32 and rounded to bfloat16, as config.json has it; see --dtype"]
+    assert said == ["weights are stored in float32 and rounded to bfloat16, the dtype in config.json; see --dtype"]
     said.clear()
     load_folder(folder, dtype="float16", say=said.append)
     load_folder(folder, dtype="float32", say=said.append)
@@ -136,7 +136,7 @@ def test_unintended_rounding_is_reported(folder: Path) -> None:
 
 
 def test_a_tensor_is_handed_over_once() -> None:
-    handed = Handed(torch.ones(3))
-    assert not handed.taken
-    tensor = handed[...]
-    assert tensor is not None and handed.taken and handed._tensor is None
+    lazy = ReadOnceTensor(torch.ones(3))
+    assert not lazy.was_read
+    tensor = lazy[...]
+    assert tensor is not None and lazy.was_read and lazy._tensor is None

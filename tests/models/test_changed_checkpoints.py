@@ -140,7 +140,9 @@ def at(moment: str, change: Callable[[], None], monkeypatch: pytest.MonkeyPatch)
     if moment == MOMENTS[0]:
         _before(monkeypatch, loading, "load", change)
     elif moment == MOMENTS[1]:
-        _before(monkeypatch, reading._Read, "digest", change)  # of the first shard: the others are still to come
+        _before(
+            monkeypatch, reading._HashingReader, "digest", change
+        )  # of the first shard: the others are still to come
     elif moment == MOMENTS[2]:
         from transformers import AutoConfig
 
@@ -349,7 +351,7 @@ def test_after_a_refusal_the_same_command_scores_the_new_weights(
     with monkeypatch.context() as once:
         at(MOMENTS[0], lambda: _replace_all(model, other), once)
         with pytest.raises(
-            CheckpointError, match=r"changed since this run was begun \(weights\).*run the command again"
+            CheckpointError, match=r"changed since this run was started \(weights\).*run the command again"
         ):
             commands["run"](model, tmp_path / "runs")
     assert commands["run"](model, tmp_path / "runs") == new

@@ -38,7 +38,7 @@ def test_an_index_of_safetensors_names_nothing_else(folder: Path, tmp_path: Path
         torch.save(stored, folder / name)
     (folder / "model.safetensors").rename(folder / "inner/model.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(stored, shard)}))
-    refused(folder, r"index\.json: names .* as a shard; expected \*\.safetensors files beside it")
+    refused(folder, r"index\.json: lists .* as a shard; expected \*\.safetensors files in the same folder")
 
 
 def test_pickled_weights_if_allowed(folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_missing_shard(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, max_shard_size="100KB")
     lost = sorted(path.glob("*.safetensors"))[1]
     lost.unlink()
-    refused(path, rf"{lost.name}: missing, though model\.safetensors\.index\.json names it")
+    refused(path, rf"{lost.name}: missing, but listed in model\.safetensors\.index\.json")
 
 
 OWN_CODE = """

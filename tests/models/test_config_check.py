@@ -25,7 +25,7 @@ from tests.tiny import tiny_checkpoint
 
 OBJECTS = ("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters")
 WRONG: list[tuple[str, Any, str]] = [
-    *((key, value, "a text") for key in ("model_type", "dtype", "torch_dtype") for value in ([], {}, 3)),
+    *((key, value, "a string") for key in ("model_type", "dtype", "torch_dtype") for value in ([], {}, 3)),
     *(
         (key, value, "a whole number")
         for key in ("num_hidden_layers", "max_position_embeddings", "n_positions", "num_labels")
@@ -33,9 +33,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ),
     *((key, value, "true or false") for key in ("is_decoder", "tie_word_embeddings") for value in ("false", 0, [])),
     *((key, value, "an object") for key in OBJECTS for value in ("x", [1], 3)),
-    *(("architectures", value, "a list of texts") for value in ({}, "LlamaForCausalLM", [3], [[]])),
+    *(("architectures", value, "a list of strings") for value in ({}, "LlamaForCausalLM", [3], [[]])),
     *(("rope_parameters", {key: "x"}, "a number") for key in ("factor", "rope_theta")),
-    ("rope_parameters", {"rope_type": []}, "a text"),
+    ("rope_parameters", {"rope_type": []}, "a string"),
     *(("rope_parameters", {"partial_rotary_factor": value}, "a number above 0, at most 1") for value in (0, 1.5, "x")),
     ("rotary_pct", -0.25, "a number above 0, at most 1"),
 ]
@@ -63,7 +63,7 @@ def test_code_of_another_repository(folder: Path) -> None:
     """It would be run without being in the fingerprint."""
     names = {"AutoConfig": "owner/name--modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
     edit_config(folder, model_type="evalkit_own", auto_map=names)
-    refused(folder, r"takes code from another repository \('owner/name--modeling\.Config'\)", trust_remote_code=True)
+    refused(folder, r"refers to code in another repository \('owner/name--modeling\.Config'\)", trust_remote_code=True)
 
 
 @pytest.mark.parametrize("auto_map", [{"AutoTokenizer": ["owner/name--tok.Own", None]}, ["owner/name--tok.Own", None]])
@@ -71,7 +71,7 @@ def test_a_tokenizers_code_of_another_repository(folder: Path, auto_map: Any) ->
     (folder / "tokenizer.json").write_text("{}")
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({"auto_map": auto_map, "tokenizer_class": "Own"}))
-    refused(folder, "takes code from another repository", trust_remote_code=True)
+    refused(folder, "refers to code in another repository", trust_remote_code=True)
 
 
 def test_weights_that_the_config_names(folder: Path) -> None:
@@ -86,7 +86,9 @@ def test_a_window_beyond_float32_positions(folder: Path) -> None:
     edit_config(folder, max_position_embeddings=10**12)
     with pytest.raises(UsageError, match="a context window of 1,000,000,000,000 tokens, above the 16,777,216"):
         context_of(ModelSpec(str(folder)), locate(str(folder)), "evalkit needle")
-    refused(folder, "has max_position_embeddings 1,000,000,000,000, past the 16,777,216 tokens .*--context-original")
+    refused(
+        folder, "has max_position_embeddings 1,000,000,000,000, more than the 16,777,216 positions .*--context-original"
+    )
     settings = ContextSettings(256, original=256)
     assert load_folder(folder, extension=extension_of(locate(str(folder)), settings)).window == 256
 

@@ -91,7 +91,7 @@ def test_ntk_changes_the_base_so_that_the_slowest_channel_is_interpolated_in_ful
     assert (found[0], scaling) == (1.0, 1.0)
     assert found[-1] == pytest.approx(plain[-1] / 4, rel=1e-12)
     assert np.all(np.diff(found) < 0)
-    with pytest.raises(CheckpointError, match="more than two channels"):
+    with pytest.raises(CheckpointError, match="more than two rotating channels"):
         rotary_frequencies(planned(method="ntk"), 2, 1e4)
 
 
@@ -126,7 +126,7 @@ def test_a_context_within_the_window_is_not_stretched(target: int) -> None:
     assert plan_extension(PLAIN, ContextSettings(target), said.append) is None
     assert said == [
         f"--context {target}: the window is 2,048 tokens already; nothing is stretched, "
-        "and documents up to 2,048 tokens are taken"
+        "and documents of up to 2,048 tokens are processed"
     ]
 
 
@@ -140,10 +140,10 @@ def test_the_original_window_is_reported_and_may_be_given() -> None:
     assert (extension.original, extension.factor) == (1024, 4.0)
     assert said == [
         "original context window 1,024 tokens (--context-original; config.json has max_position_embeddings 2,048)",
-        "factor 4 makes 1,024 tokens 4,096, not 8,192",
+        "factor 4 extends 1,024 tokens to 4,096, not to 8,192",
     ]
     assert planned({"text_config": PLAIN}).original == 2048
-    with pytest.raises(CheckpointError, match=r"tells no window .* --context-original"):
+    with pytest.raises(CheckpointError, match=r"has no context window .* --context-original"):
         planned({})
 
 
@@ -162,7 +162,7 @@ def test_what_is_stretched_already_is_not_stretched_twice(kind: str) -> None:
 def test_a_stretched_checkpoint_within_its_own_reach_is_left_alone() -> None:
     said: list[str] = []
     assert plan_extension(YARNED, ContextSettings(8192), said.append) is None
-    assert "by its own stretching (rope_type yarn, from 2,048 tokens, factor 4)" in said[0]
+    assert "by the stretching in config.json (rope_type yarn, from 2,048 tokens, factor 4)" in said[0]
 
 
 @pytest.mark.parametrize("target", [1024, 4096])
@@ -186,11 +186,11 @@ def test_several_kinds_of_rotary_embeddings_are_refused() -> None:
     ("settings", "words"),
     [
         ({"method": "yarm"}, "did you mean 'yarn'"),
-        ({"factor": 0.5}, "factor is 0.5; it must be a number from 1"),
+        ({"factor": 0.5}, "factor is 0.5; expected a number from 1"),
         ({"method": "dynamic-yarn", "factor": 4.0}, "factor has no meaning for --context-method dynamic-yarn"),
         ({"method": "linear", "beta_fast": 32.0}, "beta_fast has no meaning for --context-method linear"),
         ({"beta_fast": 1.0}, "the fast one must be the larger"),
-        ({"attention_factor": math.nan}, "attention_factor is nan; it must be a number above 0"),
+        ({"attention_factor": math.nan}, "attention_factor is nan; expected a number above 0"),
     ],
 )
 def test_invalid_settings(settings: dict[str, Any], words: str) -> None:
@@ -207,8 +207,8 @@ def test_invalid_settings(settings: dict[str, Any], words: str) -> None:
         (ContextSettings(8192, original=10**12), "--context-original 1000000000000"),
     ],
 )
-def test_more_tokens_than_float32_positions(settings: ContextSettings, flag: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{flag}: expected 1 to 16,777,216 tokens, all that float32 tells apart$"):
+def test_more_tokens_than_float32_tells_apart(settings: ContextSettings, flag: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{flag}: expected 1 to 16,777,216 tokens \(exact in float32\)$"):
         plan_extension(PLAIN, settings)
     assert planned(PLAIN, target=2**24).target == 2**24
 

@@ -79,7 +79,7 @@ def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: 
         found = load_file(folder / "logits")
         assert torch.equal(found["logits"], expected)
         assert torch.equal(found["again"], expected)
-        # And evalkit, which runs no checkpoint's code without --trust-remote-code
+        # And evalkit, which trusts no code by default
         loaded = load_folder(folder)
         assert type(loaded.model).__module__ == "evalkit.models.variants.modeling"
         assert torch.equal(loaded.model(ids).logits, expected)
@@ -101,7 +101,7 @@ def test_runs_that_are_not_exportable(tmp_path: Path, words: str) -> None:
         export(locate(str(tiny_checkpoint(tmp_path / "llama"))), tmp_path / "out")
     own = tmp_path / "own"
     write_random(small(tmp_path, "integral"), own, seed=0, tokenizer=words)
-    with pytest.raises(UsageError, match="there is something already"):
+    with pytest.raises(UsageError, match="already exists; choose another folder"):
         export(locate(str(own)), own)
     lacking, config = tmp_path / "lacking", json.loads((own / "config.json").read_text())
     shutil.copytree(own, lacking)
@@ -136,6 +136,6 @@ def test_more_layers_than_there_are_weights(tmp_path: Path, words: str) -> None:
     folder = tmp_path / "own"
     write_random(small(tmp_path, "differential"), folder, seed=0, tokenizer=words)
     edit_config(folder, num_hidden_layers=2000)
-    with pytest.raises(CheckpointError, match="num_hidden_layers 2,000, where the files hold"):
+    with pytest.raises(CheckpointError, match="num_hidden_layers 2,000, but the files hold"):
         export(locate(str(folder)), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -186,7 +186,7 @@ def test_second_time_reads_only_what_changed(folder: Path, read: list[str]) -> N
 def test_another_file_of_the_same_size_and_times_is_seen(
     folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system with coarse times: only the inode changes."""
+    """As on a file system whose times are too coarse: only the inode differs."""
     coarse = hashes._state
     monkeypatch.setattr(hashes, "_state", lambda status: [coarse(status)[0], 0, 0, *coarse(status)[3:]])
     before = of(folder)

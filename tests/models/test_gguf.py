@@ -170,10 +170,10 @@ def test_writing_that_breaks_off_leaves_nothing(
 
     said: list[str] = []
     with monkeypatch.context() as during:
-        during.setattr(module, "_put", full)
+        during.setattr(module, "_move_into_place", full)
         expected = logits(opened(file, say=said.append))
     assert list((cache / "gguf").iterdir()) == []
-    assert any("could not be kept" in line and "No space left" in line for line in said)
+    assert any("could not be cached" in line and "No space left" in line for line in said)
     assert torch.equal(logits(opened(file)), expected)
 
 
@@ -195,7 +195,7 @@ def test_unwritable_cache(file: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "a file" / "cache"))
     said: list[str] = []
     assert torch.equal(logits(opened(file, say=said.append)), expected)
-    assert any("cannot hold" in line for line in said)
+    assert any("has no room for its dequantised copy" in line for line in said)
 
 
 @pytest.mark.parametrize("keep", [8, 200, 20_000, -1000])

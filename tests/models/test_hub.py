@@ -1,4 +1,4 @@
-"""The hub, mocked: the files that are requested, and the error for each failure."""
+"""The hub, without one: which files are needed, and the message for each of its errors."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ NEEDED = {
 
 
 def test_only_needed_files_are_fetched() -> None:
-    plain = set(hub.choose(LISTING, pickles=False, code=False, weights=True))
+    plain = set(hub.needed_files(LISTING, pickles=False, code=False, weights=True))
     assert plain == NEEDED | {"model.safetensors"}
 
 
 def test_pickles_come_only_if_allowed_and_there_is_nothing_better() -> None:
     without = [name for name in LISTING if name != "model.safetensors"]
-    assert set(hub.choose(LISTING, pickles=True, code=False, weights=True)) == NEEDED | {"model.safetensors"}
-    assert set(hub.choose(without, pickles=True, code=False, weights=True)) == NEEDED | {"pytorch_model.bin"}
-    assert set(hub.choose(without, pickles=False, code=False, weights=True)) == NEEDED
+    assert set(hub.needed_files(LISTING, pickles=True, code=False, weights=True)) == NEEDED | {"model.safetensors"}
+    assert set(hub.needed_files(without, pickles=True, code=False, weights=True)) == NEEDED | {"pytorch_model.bin"}
+    assert set(hub.needed_files(without, pickles=False, code=False, weights=True)) == NEEDED
 
 
 def test_code_comes_only_if_trusted() -> None:
-    assert "modeling_own.py" in hub.choose(LISTING, pickles=False, code=True, weights=True)
+    assert "modeling_own.py" in hub.needed_files(LISTING, pickles=False, code=True, weights=True)
 
 
 def test_tokenizer_alone_brings_no_weights() -> None:
-    assert set(hub.choose(LISTING, pickles=True, code=True, weights=False)) == NEEDED - {"generation_config.json"}
+    assert set(hub.needed_files(LISTING, pickles=True, code=True, weights=False)) == NEEDED - {"generation_config.json"}
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, outcome: object, local: Path | None = None) -> list[dict[str, Any]]:
@@ -92,12 +92,12 @@ def refusal(kind: type[errors.HfHubHTTPError]) -> Exception:
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (refusal(errors.RepositoryNotFoundError), r"no such folder here, and no such model on the hub"),
-        (refusal(errors.RevisionNotFoundError), r"the hub has no revision 'step7' of it"),
-        (refusal(errors.GatedRepoError), r"terms to be accepted"),
-        (TimeoutError("slow"), r"if the hub is meant: it cannot be reached \(TimeoutError\)"),
-        (errors.OfflineModeIsEnabled("off"), r"HF_HUB_OFFLINE is set and its cache lacks this model"),
-        (SimpleNamespace(siblings=[], sha="1"), r"without a config\.json"),
+        (refusal(errors.RepositoryNotFoundError), r"not found, neither as a folder nor on the hub"),
+        (refusal(errors.RevisionNotFoundError), r"revision 'step7' not found on the hub"),
+        (refusal(errors.GatedRepoError), r"gated on the hub; accept its terms"),
+        (TimeoutError("slow"), r"as a hub model: it cannot be reached \(TimeoutError\)"),
+        (errors.OfflineModeIsEnabled("off"), r"HF_HUB_OFFLINE is set and the model is not in its cache"),
+        (SimpleNamespace(siblings=[], sha="1"), r"has no config\.json"),
     ],
 )
 def test_refusals(monkeypatch: pytest.MonkeyPatch, outcome: object, words: str) -> None:

@@ -37,7 +37,7 @@ def test_every_attention_loads(tmp_path: Path, text: Path, attention: str, backb
     loaded = load_folder(tmp_path / "out", say=said.append)
     assert loaded.parameters == parameters(model.shape).total
     assert (loaded.bos_id, loaded.eos_id, loaded.window) == (1, 2, 256)
-    assert len(said) == 1 and "tokens only; the model's vocabulary stays at 512" in said[0]
+    assert len(said) == 1 and "tokens; the model's vocabulary stays at 512" in said[0]
     written = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert {key: written[key] for key in model.config} == model.config
     assert set(KEYS[attention]) <= set(written)
@@ -78,7 +78,7 @@ def test_a_tokenizer_larger_than_the_vocabulary(tmp_path: Path) -> None:
     content["model"]["vocab"]["<far>"] = 600
     (words / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(
-        CheckpointError, match="the tokenizer has ids up to 600, but the model embeds only 512"
+        CheckpointError, match="the tokenizer has ids up to 600, but the model's embedding has 512 rows"
     ) as caught:
         write_random(small(tmp_path, "vanilla"), tmp_path / "out", seed=0, tokenizer=str(words))
     assert str(words) in str(caught.value)
@@ -109,7 +109,7 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path, text: Path) -> None:
     write_random(model, output, seed=0, texts=[text])
     before = (output / "model.safetensors").read_bytes()
     for taken in (output, text):
-        with pytest.raises(UsageError, match=r"there is something already"):
+        with pytest.raises(UsageError, match=r"already exists; choose another folder"):
             write_random(model, taken, seed=1, texts=[text])
     assert (output / "model.safetensors").read_bytes() == before
 

@@ -282,7 +282,7 @@ def test_a_tokenizer_that_is_read_back_as_another_is_refused(
 ) -> None:
     monkeypatch.setattr(type(tokenizer), "save_pretrained", lambda _, folder: tiny_tokenizer(folder, adds_bos=False))
     tokenizer.backend_tokenizer.normalizer = Lowercase()
-    with pytest.raises(CheckpointError, match=r"^mine: its tokenizer splits text otherwise once it is saved"):
+    with pytest.raises(CheckpointError, match=r"^mine: its tokenizer splits text differently after it is saved"):
         evalkit.evaluate(model, tokenizer=tokenizer, name="mine", **asked)
 
 
@@ -292,8 +292,8 @@ def test_a_tokenizer_that_is_read_back_as_another_is_refused(
         ({"context": 4096}, "context: does not apply to a model in memory"),
         ({"revision": "main"}, "revision: does not apply"),
         ({"allow_pickle": True}, "allow_pickle: does not apply"),
-        ({"device": "cuda"}, "device cuda: the model is evaluated as it is, in cpu"),
-        ({"dtype": "bfloat16"}, "dtype bfloat16: the model is evaluated as it is, in float32"),
+        ({"device": "cuda"}, "device cuda: the model is evaluated in place, in cpu"),
+        ({"dtype": "bfloat16"}, "dtype bfloat16: the model is evaluated in place, in float32"),
         ({"name": ""}, "name is empty"),
         ({"tokenizer": "CKPT"}, "tokenizer is 'CKPT'; expected the tokenizer of the model in memory"),
         ({"tokenizer": None}, "tokenizer is None; expected"),

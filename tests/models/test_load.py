@@ -1,4 +1,4 @@
-"""From files to a loaded model: its numbers, messages, and weights that do not match."""
+"""From files to a model that scores: its numbers, its description, and weights that do not fit it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_tokenizer_larger_than_the_embedding(folder: Path, tmp_path: Path) -> No
     content["added_tokens"].append(dict(content["added_tokens"][0], id=VOCABULARY + 8, content="<far>"))
     content["model"]["vocab"]["<far>"] = VOCABULARY + 8
     (other / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    refused(folder, r"ids up to 520, but the model embeds only 512", tokenizer=str(other))
+    refused(folder, r"ids up to 520, but the model's embedding has 512 rows", tokenizer=str(other))
 
 
 def test_damaged_tokenizer(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_damaged_tokenizer(folder: Path) -> None:
 def test_tokenizer_without_offsets(folder: Path) -> None:
     (folder / "tokenizer.json").rename(folder / "vocab.json")
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
-    refused(folder, "gives no character offsets")
+    refused(folder, "has no character offsets")
 
 
 def test_device() -> None:

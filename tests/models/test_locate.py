@@ -39,7 +39,7 @@ def test_folder_named_by_a_dot_has_the_folders_name(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("given", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere", "nowhere.gguf", "a/b/c"])
 def test_path_that_does_not_exist(given: str) -> None:
-    with pytest.raises(CheckpointError, match=r"no such file or folder") as caught:
+    with pytest.raises(CheckpointError, match=r"file or folder not found") as caught:
         locate(given)
     assert given in str(caught.value)
 
@@ -103,15 +103,17 @@ def test_tokenizer_from_another_folder(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", config={})
     other = tiny_tokenizer(tmp_path / "tokenizer")
     assert locate(str(path), tokenizer=str(other)).tokenizer == other
-    with pytest.raises(CheckpointError, match="no such tokenizer folder"):
+    with pytest.raises(CheckpointError, match=r"--tokenizer .*: folder not found"):
         locate(str(path), tokenizer=str(tmp_path / "absent"))
     with pytest.raises(CheckpointError, match="holds no tokenizer"):
         locate(str(path), tokenizer=str(path))
 
 
 @pytest.mark.parametrize("given", ["demo", "other.gguf"])
-def test_a_tokenizer_inside_a_gguf_file_is_rejected(tmp_path: Path, given: str) -> None:
-    with pytest.raises(CheckpointError, match=f"--tokenizer {given}: a tokenizer inside a GGUF file; give a folder"):
+def test_a_tokenizer_inside_a_gguf_file_cannot_be_taken(tmp_path: Path, given: str) -> None:
+    with pytest.raises(
+        CheckpointError, match=f"--tokenizer {given}: a tokenizer inside a GGUF file is not supported; give a folder"
+    ):
         locate(str(tiny_checkpoint(tmp_path / "tiny")), tokenizer=given)
 
 
@@ -166,12 +168,12 @@ def test_a_bare_name_reports_both_readings(monkeypatch: pytest.MonkeyPatch) -> N
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match=r"no such folder here; if the hub is meant: HF_HUB_OFFLINE is set"):
+    with pytest.raises(CheckpointError, match=r"folder not found; as a hub model: HF_HUB_OFFLINE is set"):
         locate("evalkit-test-model-that-is-nowhere")
 
 
 def test_name_that_the_hub_does_not_allow() -> None:
-    with pytest.raises(CheckpointError, match="no such folder here, and no name that the hub allows"):
+    with pytest.raises(CheckpointError, match="folder not found, and not a valid name on the hub"):
         locate("my model")
 
 

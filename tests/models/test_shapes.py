@@ -115,7 +115,7 @@ def test_cache() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (config_of("gpt2"), "model_type is 'gpt2'; sizes are known of llama, qwen2, gpt_neox"),
+        (config_of("gpt2"), "model_type is 'gpt2'; expected llama, qwen2, gpt_neox"),
         ({}, "model_type is 'None'"),
         (config_of("llama", hidden_size=None), "'hidden_size' is missing"),
         (config_of("llama", vocab_size=True), "vocab_size is True; expected a whole number"),

@@ -1,4 +1,4 @@
-"""Extended models: every rotary module has the formula's frequencies, or the checkpoint is rejected with the reason."""
+"""Stretched models: every rotary module has the formula's frequencies, or the checkpoint is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_dynamic_yarn_does_not_generate_past_the_window(tmp_path: Path) -> None:
     assert model.generate(torch.arange(8)[None], max_new_tokens=8, do_sample=False).shape == (1, 16)
     with pytest.raises(ScoringError, match=r"--context-method dynamic-yarn is for scoring.*past 32 tokens"):
         model.generate(torch.arange(28)[None], max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    with pytest.raises(ScoringError, match="one whole sequence at a time"):
+    with pytest.raises(ScoringError, match="one complete sequence at a time"):
         model(torch.arange(80).view(2, 40))
 
 
@@ -229,7 +229,7 @@ def test_an_attention_factor_that_is_normalised_away_is_refused(tmp_path: Path, 
     """NanoChat normalises queries and keys after it has rotated them."""
     folder = saved(NanoChatConfig(**SHAPE, num_key_value_heads=2), tmp_path / "model")
     for method in ("yarn", "dynamic-yarn"):
-        with pytest.raises(CheckpointError, match="NanoChatForCausalLM loses yarn's attention factor"):
+        with pytest.raises(CheckpointError, match="NanoChatForCausalLM cancels yarn's attention factor"):
             stretched(folder, 8192, method, dtype)
     assert stretched(folder, 8192, "ntk", dtype).window == 8192
 
@@ -276,7 +276,7 @@ def test_traps_after_loading_are_found(tmp_path: Path) -> None:
     folder = saved(LlamaConfig(**SHAPE), tmp_path / "llama")
     model, expected = built(folder)
     finish("model", model, expected)
-    with pytest.raises(CheckpointError, match="frequencies are bfloat16, which rounds them"):
+    with pytest.raises(CheckpointError, match="frequencies are bfloat16, which is too imprecise"):
         finish("model", model.to(torch.bfloat16), expected)
     # Set after loading
     plain = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -320,9 +320,9 @@ def test_a_single_deviating_layer_is_detected(tmp_path: Path, layers: list[int],
         rotary.attention_scaling = 1.0
         return args, settings | {"position_embeddings": rotary(args[0], settings["position_ids"])}
 
-    for own_way, words in ((unstretched, f"in its layers {', '.join(map(str, layers))} "), (unscaled, None)):
+    for own_way, words in ((unstretched, f"in layers {', '.join(map(str, layers))} "), (unscaled, None)):
         hooks = [model.model.layers[n].register_forward_pre_hook(own_way, with_kwargs=True) for n in layers]
-        with pytest.raises(CheckpointError, match=words or "loses yarn's attention factor"):
+        with pytest.raises(CheckpointError, match=words or "cancels yarn's attention factor"):
             finish("model", model, expected)
         for hook in hooks:
             hook.remove()
@@ -342,7 +342,7 @@ def test_a_lost_share_of_partial_rotary_embeddings_is_found(tmp_path: Path) -> N
     _, expected = built(folder)
     parameters = {k: v for k, v in expected.config.rope_parameters.items() if k != "partial_rotary_factor"}
     model, _ = built(folder, rope_parameters=parameters)
-    with pytest.raises(CheckpointError, match=r"rotates 64 channels of a head, where config\.json gives 16"):
+    with pytest.raises(CheckpointError, match=r"rotates 64 channels of a head, but config\.json gives 16"):
         finish("model", model, expected)
 
 

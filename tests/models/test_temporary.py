@@ -57,7 +57,7 @@ def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
         assert made(tmp_path) == [folder.parent]
 
 
-def test_the_folder_of_a_running_process_is_kept(tmp_path: Path) -> None:
+def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
     process, locked = holder(tmp_path)
     with process:
         try:
@@ -96,6 +96,6 @@ def test_new_folders_and_folders_without_a_lock_are_kept(tmp_path: Path) -> None
 
 
 def test_nowhere_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no temporary folder can be made .*; set TMPDIR"), \
+    with pytest.raises(CheckpointError, match=r"no temporary folder can be created in .*; set TMPDIR"), \
             temporary_folder(tmp_path / "absent"):  # fmt: skip
         pass

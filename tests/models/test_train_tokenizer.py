@@ -140,7 +140,9 @@ def test_invalid_texts(tmp_path: Path) -> None:
     refused(DataError, r"lines\.jsonl line 2: expected an object with a string under 'text'", lines)
     lines.write_text('{"text": "a"\n', encoding="utf-8")
     refused(DataError, r"lines\.jsonl line 1: not valid JSON", lines)
-    refused(UsageError, "a vocabulary of 258 cannot hold 3 special tokens and 256 bytes", lines, 258)
+    refused(
+        UsageError, "a vocabulary of 258 is too small for 3 special tokens and 256 bytes; use 259 or more", lines, 258
+    )
 
 
 def test_a_long_line_of_long_words_takes_seconds(tmp_path: Path) -> None:

@@ -110,15 +110,15 @@ def test_what_happens_to_the_file_afterwards_changes_nothing(tmp_path: Path) -> 
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100_000), "two": torch.ones(100_000)}, path)
-    tensor = weights._Read.tensor
+    tensor = weights._HashingReader.tensor
 
     def cutting(self: Any, count: int) -> torch.Tensor:
         found = tensor(self, count)
         path.write_bytes(b"")
         return found
 
-    monkeypatch.setattr(weights._Read, "tensor", cutting)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: became shorter while it was read"):
+    monkeypatch.setattr(weights._HashingReader, "tensor", cutting)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: was truncated while it was read"):
         read_weights([path])
 
 
@@ -135,14 +135,14 @@ def entry(start: int, end: int, shape: list[int], dtype: str = "F32") -> dict[st
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, "its header misplaces b"),
-        ({"a": entry(4, 12, [2])}, "its header misplaces a"),
-        ({"a": entry(0, 12, [2])}, "its header misplaces a"),
+        ({"a": entry(0, 8, [2]), "b": entry(4, 12, [2])}, "its header has wrong offsets for b"),
+        ({"a": entry(4, 12, [2])}, "its header has wrong offsets for a"),
+        ({"a": entry(0, 12, [2])}, "its header has wrong offsets for a"),
         ({"a": entry(0, 12, [3], "F4")}, "a is stored as F4, which evalkit does not read"),
-        ({"a": entry(0, 12, [3], 3)}, "its header misdescribes a"),  # type: ignore[arg-type]
-        ({"a": entry(-4, 12, [4])}, "its header misdescribes a"),
-        ({"a": entry(0, 12, [True, 3])}, "its header misdescribes a"),
-        ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4, 12]}}, "its header misdescribes a"),
+        ({"a": entry(0, 12, [3], 3)}, "its header has an invalid entry for a"),  # type: ignore[arg-type]
+        ({"a": entry(-4, 12, [4])}, "its header has an invalid entry for a"),
+        ({"a": entry(0, 12, [True, 3])}, "its header has an invalid entry for a"),
+        ({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4, 12]}}, "its header has an invalid entry for a"),
         ({"a": {"dtype": "F32", "shape": [3]}}, "not a safetensors file, or damaged"),
         ({"a": []}, "not a safetensors file, or damaged"),
     ],

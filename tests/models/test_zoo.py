@@ -196,7 +196,7 @@ def changed(**keys: object) -> dict[str, Any]:
         (changed(num_signals=32), "model 'mine': a signal .* has 3 channels"),
         (changed(num_signals=None), "model 'mine': .*num_signals"),
         (changed(variant_layers="top 33%"), "model 'mine': .*6.6; list the layers"),
-        (changed(variant_layers=[20]), "model 'mine': variant_layers holds 20"),
+        (changed(variant_layers=[20]), "model 'mine': variant_layers contains 20"),
         (changed(variant_layers=7), "model 'mine': variant_layers '7': expected all, none"),
         (changed(hidden_size="big"), "model 'mine': hidden_size is 'big'"),
         (changed(hidden_size=None), "model 'mine': 'hidden_size' is missing"),

@@ -1,11 +1,11 @@
-"""The three attentions that are not the backbone's, over queries, keys and values that are still to be rotated.
+"""Cog, differential and integral attention over queries, keys and values before rotation.
 
-In: what a backbone's projections give. Out: [batch, tokens, heads × size], and where the implementation shows it, the
-effective map [batch, heads, queries, keys]. Integral and differential attention are calls of whatever implementation
-transformers has been told to use (sdpa, eager, flash, evalkit's tree); cog attention has its own, `signed.py`.
+In: the outputs of a backbone's projections. Out: [batch, tokens, heads × size], and if the implementation returns it,
+the effective map [batch, heads, queries, keys]. Integral and differential attention call the implementation that is set
+in transformers (sdpa, eager, flash, evalkit's tree); cog attention has its own, `signed.py`.
 
-Keys are cached rotated and values as projected, as many numbers as the backbone's; heads may stand in another order,
-and be twice as many of half the size.
+The cache stores rotated keys and unchanged values, with as many numbers as the backbone's; heads may be in another
+order, or twice as many of half the size.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """A backbone's `apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim)`."""
 
 LAMBDA_STD = 0.1
-"""Of the normal distribution that λ's vectors begin with; arXiv 2410.05258's code."""
+"""Standard deviation of the initial λ vectors; code of arXiv 2410.05258."""
 
 
 class VariantAttention(nn.Module):
-    """Mixed into a backbone's attention module, whose projections it keeps.
+    """Mixin for a backbone's attention module, which provides the projections.
 
     Args:
         config: of the model, with its `variant()`.
@@ -49,7 +49,7 @@ class VariantAttention(nn.Module):
     lambda_k2: nn.Parameter
 
     def _set_variant(self, config: Any, layer_idx: int, rotary: type[nn.Module], rotate: Rotate) -> None:
-        # Not config.variant(): loaded as remote code, the config is of another copy of these modules
+        # Not config.variant(): as remote code, the config may come from another copy of these modules
         self.variant: Variant = read_variant(vars(config), config.shape())
         self.head_size: int = config.shape().head_size
         self.num_key_value_groups = config.shape().heads // config.shape().kv_heads
@@ -69,7 +69,7 @@ class VariantAttention(nn.Module):
             self.rotary_emb = rotary(_with_head_size(config, self._rotated_size()))
 
     def init_lambda(self) -> None:
-        """Begin with λ's vectors as the authors' code does."""
+        """Initialise the λ vectors as in the authors' code."""
         if isinstance(self.variant.settings, Differential):
             for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
                 initialization.normal_(vector, mean=0.0, std=LAMBDA_STD)
@@ -82,14 +82,14 @@ class VariantAttention(nn.Module):
         cache: Any,
         **passed: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotate, cache, attend.
+        """Apply rotary embeddings, update the cache, and compute attention.
 
         Args:
             states: queries, [batch, tokens, heads, size]; keys and values, [batch, tokens, key-value heads, size].
             positions: the backbone's cos and sin, [batch, tokens, rotating channels], and the ids, [batch, tokens].
-            mask: as the attention implementation has it.
+            mask: in the format of the attention implementation.
             cache: a transformers cache, or None.
-            passed: on to the implementation.
+            passed: further arguments for the implementation.
 
         Returns:
             [batch, tokens, heads × size], and the effective map or None.
@@ -97,11 +97,11 @@ class VariantAttention(nn.Module):
         settings = self.variant.settings
         if isinstance(settings, Differential):
             states = [part.flatten(2).unflatten(2, (-1, settings.size(self.head_size))) for part in states]
-        # Rotated before the heads are brought to the front, where rows lie whole in memory
-        turned = (*self._rotated(states[0], states[1], positions), states[2])
-        query, key, value = (part.transpose(1, 2) for part in turned)
+        # Rotated before the transposition, where rows are contiguous in memory
+        rotated = (*self._rotated(states[0], states[1], positions), states[2])
+        query, key, value = (part.transpose(1, 2) for part in rotated)
         if isinstance(settings, Differential) and settings.pairing == "adjacent":
-            query, key, value = (_firsts_then_seconds(part) for part in (query, key, value))
+            query, key, value = (_group_pairs(part) for part in (query, key, value))
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         if isinstance(settings, Integral):
@@ -111,11 +111,11 @@ class VariantAttention(nn.Module):
         elif isinstance(settings, Cog):
             out, seen = self._cog(query, key, value, mask, passed)
         else:
-            raise TypeError(f"{type(settings).__name__} is none of this module's settings")
+            raise TypeError(f"{type(settings).__name__} is not a settings class of this module")
         return out.flatten(2), seen
 
     def _rotated_size(self) -> int:
-        """Channels of what rotates as a head of its own."""
+        """Return the size of the head or signal that rotates as a unit."""
         settings = self.variant.settings
         if isinstance(settings, Integral) and settings.rope == "per_signal":
             return settings.size(self.head_size)
@@ -124,10 +124,10 @@ class VariantAttention(nn.Module):
     def _integral(
         self, integral: Integral, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, heads, tokens, size] → [batch, tokens, heads, size] and the map; so the other two."""
+        """Map [batch, heads, tokens, size] to [batch, tokens, heads, size] and the map; likewise the other two."""
         if integral.domain == "logits":
             return self._softmax(query, key, value, mask, integral.mean_factor(self.head_size), passed)
-        # Signals become heads of their own, filled up with zeros to the values' width, which fused kernels ask for
+        # Each signal becomes a head, zero-padded to the width of the values, which fused kernels require
         query, key = (self._signal_heads(part, integral) for part in (query, key))
         value = value.repeat(1, integral.signals, 1, 1)
         out, seen = self._softmax(query, key, value, mask, integral.factor(self.head_size), passed)
@@ -137,7 +137,7 @@ class VariantAttention(nn.Module):
     def _differential(
         self, differential: Differential, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        # A pair's values are two heads wide. One half at a time: fused kernels want them as wide as the keys
+        # A pair's values are two heads wide; split, because fused kernels require the width of the keys
         halves = [half.repeat(1, 2, 1, 1) for half in value.chunk(2, dim=1)]
         scale = differential.size(self.head_size) ** -0.5
         found = [self._softmax(query, key, half, mask, scale, passed) for half in halves]
@@ -161,10 +161,10 @@ class VariantAttention(nn.Module):
         if getattr(interface, "takes_product", False):
             out, _ = interface(self, query, key, value, mask, scaling=scale, product=signed_attention, **passed)
             return out, None
-        mask = _mask_of_keys(mask, query.shape[2], key.shape[2])
+        mask = _four_dimensional_mask(mask, query.shape[2], key.shape[2])
         if implementation != "eager":
             if mask is None and implementation == "sdpa" and query.shape[2] > 1:
-                # As torch's kernel, whose first query stands beside the first key: later ones are empty places
+                # As in torch's kernel, the first query aligns with the first key; later cache slots are empty
                 key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             return signed_attention(query, key, value, mask, scale).transpose(1, 2), None
         seen = signed_map(query, key, mask, scale)
@@ -173,9 +173,9 @@ class VariantAttention(nn.Module):
     def _softmax(
         self, query: Any, key: Any, value: Any, mask: Any, scale: float, passed: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, heads, tokens, size] → [batch, tokens, heads, size], by the implementation that is set."""
+        """Call the implementation that is set: [batch, heads, tokens, size] → [batch, tokens, heads, size]."""
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        if interface is eager_attention_forward:  # which scales when all of QKᵀ is there, in the queries' dtype
+        if interface is eager_attention_forward:  # which scales QKᵀ only afterwards, in the queries' dtype
             power, scale = split_scale(scale)
             query = query * power
         dropout = self.attention_dropout if self.training else 0.0
@@ -183,59 +183,59 @@ class VariantAttention(nn.Module):
         return out, seen
 
     def _rotated(self, query: Any, key: Any, positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary embeddings on [batch, tokens, heads, size], for signals within each head."""
+        """Apply rotary embeddings to [batch, tokens, heads, size], per signal if so configured."""
         (cos, sin), ids = positions
         if self.rotary_emb is not None:
             cos, sin = self.rotary_emb(query, ids)
         settings = self.variant.settings
         if not (isinstance(settings, Integral) and settings.rope == "per_signal"):
             return self._rotate(query, key, cos, sin, unsqueeze_dim=2)
-        # Signals stand between heads and channels: [batch, tokens, heads, signals, size]
-        parts = (_signals(query, settings), _signals(key, settings), cos[:, :, None], sin[:, :, None])
-        query, key = (_whole(part, settings) for part in self._rotate(*parts, unsqueeze_dim=2))
+        # Shape of the parts: [batch, tokens, heads, signals, size]
+        parts = (_split_signals(query, settings), _split_signals(key, settings), cos[:, :, None], sin[:, :, None])
+        query, key = (_merge_signals(part, settings) for part in self._rotate(*parts, unsqueeze_dim=2))
         return query, key
 
     def _signal_heads(self, states: Any, integral: Integral) -> Any:
-        """[batch, heads, tokens, size] → [batch, signals × heads, tokens, size], zeros past a signal's own channels."""
-        parts = _signals(states, integral).movedim(3, 1).flatten(1, 2)
+        """Make zero-padded signals heads: [batch, heads, tokens, size] → [batch, signals × heads, tokens, size]."""
+        parts = _split_signals(states, integral).movedim(3, 1).flatten(1, 2)
         return nn.functional.pad(parts, (0, states.shape[-1] - parts.shape[-1]))
 
     def _lambda(self, dtype: torch.dtype) -> torch.Tensor:
-        """λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init; in float32 at least."""
+        """Compute λ = exp(λq1 · λk1) − exp(λq2 · λk2) + λ_init, in float32 or wider."""
         wide = torch.promote_types(dtype, torch.float32)
         one = torch.exp(torch.sum(self.lambda_q1 * self.lambda_k1, dtype=wide)).to(dtype)
         two = torch.exp(torch.sum(self.lambda_q2 * self.lambda_k2, dtype=wide)).to(dtype)
         return one - two + self.lambda_init
 
 
-def _firsts_then_seconds(states: Any) -> Any:
-    """[batch, 2 × pairs, tokens, size] of adjacent pairs → the first of each pair before all second ones."""
+def _group_pairs(states: Any) -> Any:
+    """Reorder adjacent pairs in [batch, 2 × pairs, tokens, size]: the first of each pair, then the second of each."""
     return states.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
 
 
-def _signals(states: Any, integral: Integral) -> Any:
-    """[…, head size] → […, signals, size]."""
+def _split_signals(states: Any, integral: Integral) -> Any:
+    """Split heads into signals: […, head size] → […, signals, size]."""
     if integral.layout == "contiguous":
         return states.unflatten(-1, (integral.signals, -1))
     return states.unflatten(-1, (-1, integral.signals)).transpose(-1, -2)
 
 
-def _whole(signals: Any, integral: Integral) -> Any:
-    """The inverse of `_signals`."""
+def _merge_signals(signals: Any, integral: Integral) -> Any:
+    """Merge signals into heads; the inverse of `_split_signals`."""
     return (signals if integral.layout == "contiguous" else signals.transpose(-1, -2)).flatten(-2)
 
 
 def _with_head_size(config: Any, size: int) -> Any:
-    """A config whose rotary embeddings are those of heads of another size."""
+    """Copy a config with another head size for its rotary embeddings."""
     other = copy.deepcopy(config)
     other.head_dim = size
     return other
 
 
-def _mask_of_keys(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor | None:
-    """A mask as `signed_attention` takes it; flash attention has [batch, keys], without causality."""
+def _four_dimensional_mask(mask: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor | None:
+    """Convert a mask for `signed_attention`; flash attention's is [batch, keys] and not causal."""
     if mask is None or mask.dim() == 4:
         return mask
-    places = torch.arange(keys, device=mask.device)
-    causal = places <= places[keys - queries :, None]
+    positions = torch.arange(keys, device=mask.device)
+    causal = positions <= positions[keys - queries :, None]
     return causal & mask[:, None, None, -keys:].bool()

@@ -1,7 +1,7 @@
-"""Configs of the paper's models: a backbone's own, and beside it the keys that `settings.py` names.
+"""Configs of the paper's models: a backbone's config with the attention keys of `settings.py`.
 
-The keys are not declared here: a config keeps and saves whatever it is given, and what nobody has given has no default.
-`settings.read_variant` judges them when a model is built.
+The attention keys are not declared here: a config stores and saves all keys it is given, and missing keys have no
+default. `settings.read_variant` validates them when a model is built.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .settings import Shape, Variant, read_variant
 
 
 class _VariantConfig:
-    """What the three have in common."""
+    """Common part of the three configs."""
 
     def variant(self) -> Variant:
-        """The attention that this config asks for; raises `ValueError` where it cannot be."""
+        """Read the attention variant; raises `ValueError` if its keys are invalid."""
         return read_variant(vars(self), self.shape())
 
     def shape(self) -> Shape:
-        """The backbone, as far as attention is concerned."""
+        """Return the dimensions of the backbone's attention."""
         config: Any = self
         heads = config.num_attention_heads
         return Shape(
@@ -58,7 +58,7 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
     model_type = "evalkit_gpt_neox"
 
     def _head_size(self) -> int:
-        # GPT-NeoX knows no other
+        # GPT-NeoX has no head_dim
         return int(self.hidden_size // self.num_attention_heads)
 
     def _rotary_share(self) -> float:

@@ -1,7 +1,7 @@
-"""The paper's models: backbones of transformers in which some layers have another attention.
+"""The paper's models: transformers' backbones with another attention in some layers.
 
-A model is the backbone's own class, weights' names and all, with `VariantAttention` in the layers that its config
-lists; the others are untouched.
+A model is a subclass of the backbone's class with the same weight names. The layers that its config lists use
+`VariantAttention`; the others are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .configuration import EvalkitGPTNeoXConfig, EvalkitLlamaConfig, EvalkitQwen
 
 
 class _SeparateProjections(VariantAttention):
-    """Queries, keys and values each have a matrix: Llama and Qwen2."""
+    """Attention with separate projections of queries, keys and values: Llama and Qwen2."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -36,7 +36,7 @@ class _SeparateProjections(VariantAttention):
         past_key_values: Any = None,
         **settings: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, tokens, d_model] → the same, and the effective map or None."""
+        """Map [batch, tokens, d_model] to the same shape, and return the effective map or None."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         states = [projection(hidden_states).unflatten(-1, (-1, self.head_dim)) for projection in projections]
         positions = (position_embeddings, settings["position_ids"])
@@ -45,7 +45,7 @@ class _SeparateProjections(VariantAttention):
 
 
 class LlamaVariantAttention(_SeparateProjections, llama.LlamaAttention):  # type: ignore[misc]
-    """Llama's projections, another attention."""
+    """Variant attention with Llama's projections."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -53,7 +53,7 @@ class LlamaVariantAttention(_SeparateProjections, llama.LlamaAttention):  # type
 
 
 class Qwen2VariantAttention(_SeparateProjections, qwen2.Qwen2Attention):  # type: ignore[misc]
-    """Qwen2's projections, another attention."""
+    """Variant attention with Qwen2's projections."""
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -65,7 +65,7 @@ class Qwen2VariantAttention(_SeparateProjections, qwen2.Qwen2Attention):  # type
 
 
 class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # type: ignore[misc]
-    """GPT-NeoX's one projection for all three, head by head, and another attention."""
+    """Variant attention with GPT-NeoX's fused projection, which interleaves queries, keys and values by head."""
 
     query_key_value: nn.Linear
     dense: nn.Linear
@@ -82,7 +82,7 @@ class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # t
         position_embeddings: Any = None,
         **settings: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[batch, tokens, d_model] → the same, and the effective map or None."""
+        """Map [batch, tokens, d_model] to the same shape, and return the effective map or None."""
         states = self.query_key_value(hidden_states).unflatten(-1, (-1, 3 * self.head_size)).chunk(3, dim=-1)
         positions = (position_embeddings, settings["position_ids"])
         out, seen = self.attend(states, positions, attention_mask, layer_past, **settings)
@@ -90,16 +90,16 @@ class GPTNeoXVariantAttention(VariantAttention, gpt_neox.GPTNeoXAttention):  # t
 
 
 class _Variants:
-    """Mixed into a backbone's causal language model."""
+    """Mixin for a backbone's causal language model."""
 
-    _supports_flex_attn = False  # the cog layers would need its block masks; evalkit's own tree attention does
+    _supports_flex_attn = False  # cog layers would need its block masks; evalkit's tree attention supports them
 
     def _build(self, config: Any, attention: type[nn.Module], name: str) -> None:
-        """Put the variant into the layers that the config lists."""
+        """Replace the attention of the layers that the config lists."""
         model: Any = self
         for index in config.variant().layers:
             setattr(model.base_model.layers[index], name, attention(model.config, index))
-        # Weights are begun by the innermost model that holds them, which is the backbone's own
+        # Weights are initialised by the innermost model that contains them, which is the backbone's
         model.base_model._init_weights = self._init_weights
         model.post_init()
 
@@ -143,4 +143,4 @@ class EvalkitGPTNeoXForCausalLM(_Variants, GPTNeoXForCausalLM):  # type: ignore[
 
 
 CLASSES = (EvalkitLlamaForCausalLM, EvalkitQwen2ForCausalLM, EvalkitGPTNeoXForCausalLM)
-"""All models of this module."""
+"""All model classes of this module."""

@@ -1,7 +1,7 @@
-"""What a checkpoint's config says about its attention, and whether such a model can be.
+"""Read and validate the attention settings in a checkpoint's config.
 
-In: the flat keys of a config. Out: a `Variant`. Every open reading of the papers is a key of its own; none has a
-default here, so a config that lacks one is refused. Standard library only.
+In: the flat keys of a config. Out: a `Variant`. Every detail that the papers leave open has a key; none has a default
+here, so a config without one of them is rejected. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ KEYS: dict[str, tuple[str, ...]] = {
     DIFFERENTIAL: ("diff_heads", "diff_pairing", "diff_subln", "diff_subln_eps", "lambda_index"),
     INTEGRAL: ("num_signals", "signal_rope", "signal_layout", "signal_scale", "signal_domain"),
 }
-"""The keys that each variant needs in a config, beside `attention_variant` and `variant_layers`."""
+"""Keys that each variant requires in a config, besides `attention_variant` and `variant_layers`."""
 ALL_KEYS = ("attention_variant", "variant_layers", *(key for keys in KEYS.values() for key in keys))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a variant has to fit."""
+    """Dimensions of a backbone's attention."""
 
     layers: int
     heads: int
     kv_heads: int
     head_size: int
     rotary_share: float = 1.0
-    """Share of a head's channels that rotate; 1 but for GPT-NeoX."""
+    """Share of a head's channels that rotate; 1 except for GPT-NeoX."""
 
 
 @dataclass(frozen=True)
 class Cog:
-    """sign(QKᵀ) ⊙ softmax(|QKᵀ|)."""
+    """Cog attention: sign(QKᵀ) ⊙ softmax(|QKᵀ|)."""
 
     keep_last: bool
     """Whether the model's last layer stays vanilla, as in the authors' code."""
@@ -58,27 +58,27 @@ class Cog:
 
 @dataclass(frozen=True)
 class Differential:
-    """softmax(Q₁K₁ᵀ) − λ softmax(Q₂K₂ᵀ), then a norm over each pair of heads."""
+    """Differential attention: softmax(Q₁K₁ᵀ) − λ softmax(Q₂K₂ᵀ), then a norm over each pair of heads."""
 
     heads: str
     """"halve": maps as wide as the backbone's heads, half as many pairs; "keep": half as wide, a pair for each head."""
     pairing: str
-    """Which maps make a pair, in the order of the projections' rows: "adjacent" (2i, 2i + 1), which under "keep" are
+    """Which maps form a pair, in the order of the projections' rows: "adjacent" (2i, 2i + 1), which under "keep" are
     the two halves of a head; "halves" (i, i + half of them)."""
     subln: str
-    """"affine": RMSNorm with a weight, × (1 − λ_init); "plain": without a weight; "none": neither norm nor factor."""
+    """"affine": RMSNorm with a weight, × (1 − λ_init); "plain": without a weight; "none": no norm and no factor."""
     subln_eps: float
     lambda_index: str
-    """Depth in λ_init: "absolute" counts all layers, "relative" the variant's only; both from 0."""
+    """Depth in λ_init: "absolute" counts all layers, "relative" only the variant's; both from 0."""
 
     def size(self, head_size: int) -> int:
-        """Channels of each of a pair's two maps."""
+        """Return the channels of each of a pair's two maps."""
         return head_size if self.heads == "halve" else head_size // 2
 
 
 @dataclass(frozen=True)
 class Integral:
-    """softmax of the mean of S signals' logits."""
+    """Integral attention: softmax of the mean of S signals' logits."""
 
     signals: int
     rope: str
@@ -86,27 +86,27 @@ class Integral:
     layout: str
     """Channels of signal s in a head of D: "contiguous" s·D/S …, "tiled" s, s + S, …"""
     scale: str
-    """What each signal's logits are divided by: the root of the "signal" size D/S, or of the "head" size D."""
+    """Divisor of each signal's logits: the square root of the "signal" size D/S, or of the "head" size D."""
     domain: str
     """"logits": softmax of the mean; "probabilities": mean of the softmaxes."""
 
     def size(self, head_size: int) -> int:
-        """Channels of a signal."""
+        """Return the channels of a signal."""
         return head_size // self.signals
 
     def factor(self, head_size: int) -> float:
-        """What a signal's logits are multiplied by."""
+        """Return the factor of a signal's logits."""
         return float((self.size(head_size) if self.scale == "signal" else head_size) ** -0.5)
 
     def mean_factor(self, head_size: int) -> float:
-        """What a head's QKᵀ is multiplied by to be the mean of its signals' logits."""
-        # As one root, so that a single signal is vanilla to the last bit
+        """Return the factor that turns a head's QKᵀ into the mean of its signals' logits."""
+        # A single root, so that one signal is bit-identical to vanilla attention
         return float((self.signals * head_size if self.scale == "signal" else self.signals**2 * head_size) ** -0.5)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """An attention and the layers that have it; the others are the backbone's own."""
+    """An attention variant and its layers; the other layers have the backbone's attention."""
 
     name: str
     layers: tuple[int, ...]
@@ -116,20 +116,20 @@ class Variant:
 
 
 def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
-    """The variant that a config asks for.
+    """Read the attention variant from a config.
 
     Args:
-        config: `attention_variant`, `variant_layers`, what `KEYS` names, and the backbone's `attention_dropout`; absent
-            keys and None are the same.
+        config: `attention_variant`, `variant_layers`, the keys in `KEYS`, and the backbone's `attention_dropout`; None
+            counts as absent.
         shape: of the backbone.
 
     Raises:
-        ValueError: a key is missing, has no meaning for this variant, or asks for a shape that cannot be.
+        ValueError: a key is missing, has no meaning for this variant, or does not fit the shape.
     """
     name = _chosen(config, "attention_variant", "a config")
     given = {key for key in ALL_KEYS if config.get(key) is not None} - {"attention_variant", "variant_layers"}
-    if odd := sorted(given - set(KEYS[name])):
-        raise ValueError(f"'{odd[0]}' has no meaning for {name} attention; leave it out")
+    if unknown := sorted(given - set(KEYS[name])):
+        raise ValueError(f"'{unknown[0]}' has no meaning for {name} attention; leave it out")
     layers = _layers(config, name, shape)
     if name in (COG, DIFFERENTIAL) and config.get("attention_dropout"):
         raise ValueError(f"{name} attention has no attention_dropout; set it to 0")
@@ -138,7 +138,7 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
         settings = Cog(_flag(config, "cog_keep_last"))
         if settings.keep_last and shape.layers - 1 in layers:
             raise ValueError(
-                f"cog_keep_last is true, but variant_layers holds the last layer, {shape.layers - 1}; mend one of them"
+                f"cog_keep_last is true, but variant_layers contains the last layer, {shape.layers - 1}; change one"
             )
     elif name == DIFFERENTIAL:
         settings = _differential(config, shape)
@@ -148,10 +148,10 @@ def read_variant(config: Mapping[str, Any], shape: Shape) -> Variant:
 
 
 def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
-    """The layers that "all", "none", "top 50%" or "bottom 50%" stand for, from 0; a list stands for itself.
+    """Return the layers, from 0, for "all", "none", "top 50%" or "bottom 50%"; a list is returned unchanged.
 
     Raises:
-        ValueError: not one of these, or a share that is no whole number of layers.
+        ValueError: the text is not one of these, or the share is not an integer number of layers.
     """
     if isinstance(which, (list, tuple)):
         return tuple(which)
@@ -169,7 +169,7 @@ def layers_of(which: str | Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 def lambda_init(depth: int) -> float:
-    """λ_init of a differential layer at a depth from 0: 0.8 − 0.6 exp(−0.3 depth).
+    """Compute λ_init of a differential layer at a depth from 0: 0.8 − 0.6 exp(−0.3 depth).
 
     Source: arXiv 2410.05258, section 2.1, whose depth counts from 1; from 0 in the authors' code.
     """
@@ -227,7 +227,7 @@ def _integral(config: Mapping[str, Any], shape: Shape) -> Integral:
 
 
 def _check_rotary(size: int, shape: Shape, what: str) -> None:
-    # Decimal shares such as 0.1 are meant exactly, which their binary form is not
+    # Exact arithmetic, because decimal shares such as 0.1 have no exact binary form
     rotating = Fraction(str(shape.rotary_share)) * size
     if rotating.denominator != 1 or rotating % 2 or not rotating:
         share = "" if shape.rotary_share == 1 else f", of which {shape.rotary_share:g} rotate: {float(rotating):g}"
@@ -241,7 +241,7 @@ def _layers(config: Mapping[str, Any], name: str, shape: Shape) -> tuple[int, ..
     if not isinstance(layers, (list, tuple)) or not all(type(layer) is int for layer in layers):
         raise ValueError(f"variant_layers is {layers!r}; expected a list of layer numbers, from 0")
     if outside := [layer for layer in layers if not 0 <= layer < shape.layers]:
-        raise ValueError(f"variant_layers holds {outside[0]}, but the layers are 0 to {shape.layers - 1}")
+        raise ValueError(f"variant_layers contains {outside[0]}, but the layers are 0 to {shape.layers - 1}")
     if len(set(layers)) < len(layers) or list(layers) != sorted(layers):
         raise ValueError(f"variant_layers is {list(layers)}; expected each layer once, in order")
     if bool(layers) == (name == VANILLA):

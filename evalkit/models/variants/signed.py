@@ -1,7 +1,8 @@
-"""Cog attention: sign(QKᵀ) ⊙ softmax(|QKᵀ|), a block of queries at a time.
+"""Cog attention, computed in blocks of queries: sign(QKᵀ) ⊙ softmax(|QKᵀ|).
 
-No fused kernel has it, and all of its map at once would grow with the square of the length. Here only a block of it
-exists, forward and backward, small enough to stay in the cache; causal blocks end at their last query.
+In: queries, keys, values and a mask. Out: the attention output, or the full map. No fused kernel supports it, and
+memory for the full map is quadratic in the length. Here only one block of the map exists at a time, forward and
+backward, small enough for the processor's cache; causal blocks end at their last query.
 
 Source: arXiv 2411.07176, equation 3; the mask applies after the absolute value.
 """
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 
 _CPU_BLOCK = 2**20
-"""Scores that exist at a time on a CPU; 4 MiB in float32."""
+"""Elements of a block of the map on a CPU; 4 MiB in float32."""
 _GPU_BLOCK = 2**26
 _FEWEST = 16
-"""Fewest queries at a time; narrower products are slow."""
+"""Minimum queries per block; smaller matrix products are slow."""
 
 
 def signed_attention(
@@ -28,14 +29,14 @@ def signed_attention(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """Cog attention of every head.
+    """Compute cog attention for all heads.
 
     Args:
         query: [batch, heads, queries, size].
-        key: [batch, key-value heads, keys, size]; each serves heads / key-value heads of the queries.
+        key: [batch, key-value heads, keys, size]; each is shared by heads / key-value heads query heads.
         value: [batch, key-value heads, keys, width].
-        mask: [batch or 1, 1, queries, keys], boolean (True is seen) or added to the absolute logits; None: causal, the
-            last query beside the last key.
+        mask: [batch or 1, 1, queries, keys], boolean (True: visible) or added to the absolute logits; None: causal,
+            with the last query aligned to the last key.
         scale: of the logits.
 
     Returns:
@@ -45,7 +46,7 @@ def signed_attention(
     groups = key.shape[1]
     if mask is not None and mask.shape[0] == 1:
         mask = mask.expand(batch, -1, -1, -1)
-    # [batch × key-value heads, heads of a group, …]: a group's queries are rows beside the same keys
+    # [batch × key-value heads, heads of a group, …]: the queries of a group share the same keys
     grouped = query.unflatten(1, (groups, heads // groups)).flatten(0, 1)
     rows = mask[:, 0].repeat_interleave(groups, 0) if mask is not None else None
     out: torch.Tensor = _Signed.apply(  # type: ignore[no-untyped-call]
@@ -56,7 +57,7 @@ def signed_attention(
 
 
 def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """All of the map at once, [batch, heads, queries, keys]; for looking at. Arguments as `signed_attention`'s."""
+    """Compute the full map, [batch, heads, queries, keys], for inspection. Arguments as for `signed_attention`."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     power, rest = split_scale(scale)
     logits = _wide(query * power @ key.mT) * rest
@@ -67,9 +68,9 @@ def signed_map(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
 
 
 def split_scale(scale: float) -> tuple[float, float]:
-    """The scale of logits as a power of two for the queries, which is exact, and a rest from 1 to 2 for the logits.
+    """Split the scale of the logits into a power of two for the queries, which is exact, and a factor from 1 to 2.
 
-    In float16, QKᵀ may be past the largest number, 65,504, before it is scaled.
+    In float16, unscaled QKᵀ may exceed the largest number, 65,504.
     """
     _, exponent = math.frexp(scale)
     power = 2.0 ** (exponent - 1)
@@ -77,7 +78,7 @@ def split_scale(scale: float) -> tuple[float, float]:
 
 
 class _Signed(torch.autograd.Function):
-    """Of [groups, members, queries, size], [groups, keys, size] and [groups, keys, width]."""
+    """Cog attention of [groups, members, queries, size], [groups, keys, size] and [groups, keys, width]."""
 
     @staticmethod
     def forward(
@@ -97,14 +98,14 @@ class _Signed(torch.autograd.Function):
         query, key, value, mask, out = ctx.saved_tensors
         grad = grads[0]
         to_query = torch.empty_like(query)
-        # Sums over blocks, so in float32 at least
+        # Accumulated over blocks, so in float32 or wider
         wide = torch.promote_types(query.dtype, torch.float32)
         to_key, to_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         for rows, keys in _blocks(query, key, mask):
             share, sign = _block_map(query, key, mask, ctx.scale, rows, keys)
             from_out = grad[:, :, rows].flatten(1, 2)
             to_value[:, keys] += torch.bmm((share * sign).to(value.dtype).mT, from_out)
-            # With p = softmax(|s|) and A = sign(s) p: ds = p (dA − sign(s) Σ A dA), where Σ A dA is out · its gradient
+            # With p = softmax(|s|) and A = sign(s) p: ds = p (dA − sign(s) Σ A dA), where Σ A dA = out · d(out)
             inner = (_wide(from_out) * _wide(out[:, :, rows].flatten(1, 2))).sum(-1, keepdim=True)
             to_logits = _wide(torch.bmm(from_out, value[:, keys].mT)).sub_(sign * inner).mul_(share).mul_(sign.abs())
             to_logits = (to_logits * ctx.scale).to(query.dtype)
@@ -114,7 +115,7 @@ class _Signed(torch.autograd.Function):
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple[slice, slice]]:
-    """Queries that are taken together, and the keys that any of them may see."""
+    """Yield blocks of queries, with the keys that any of them may attend to."""
     groups, members, queries, _ = query.shape
     keys = key.shape[1]
     most = _CPU_BLOCK if query.device.type == "cpu" else _GPU_BLOCK
@@ -127,7 +128,7 @@ def _blocks(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -
 def _block_map(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, scale: float, rows: slice, keys: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shares and signs of a block, [groups, members × rows, keys], in float32 or wider."""
+    """Compute softmax weights and signs of a block, [groups, members × rows, keys], in float32 or wider."""
     members = query.shape[1]
     power, rest = split_scale(scale)
     logits = _wide(torch.bmm((query[:, :, rows] * power).flatten(1, 2), key[:, keys].mT)).mul_(rest)
@@ -136,7 +137,7 @@ def _block_map(
     if mask is not None:
         shown, hidden = _hide(by_row, mask[:, None, rows, keys])
         return shown.softmax(-1).masked_fill_(hidden, 0.0).flatten(1, 2), logits.sign_()
-    # Only the block's own queries can be later than a key of it
+    # Only keys within the block can be later than one of its queries
     queries = rows.stop - rows.start
     last = min(queries, by_row.shape[-1])
     late = torch.ones(queries, last, dtype=torch.bool, device=size.device).triu(last - queries + 1)
@@ -145,14 +146,14 @@ def _block_map(
 
 
 def _hide(size: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Absolute logits with the mask on them, and where it hides.
+    """Apply a mask to absolute logits; return them and the hidden positions.
 
-    The least value is finite, so that a row without a key is no NaN; shares of what is hidden are set to 0 afterwards.
+    The lowest value is finite, so that a fully masked row is not NaN; hidden weights are set to 0 afterwards.
     """
     least = torch.finfo(size.dtype).min
     if mask.dtype == torch.bool:
         return size.masked_fill(~mask, least), ~mask
-    # Masks of all dtypes reach far below half of float16's least value
+    # Additive masks of all dtypes use values far below half of float16's lowest
     return (size + mask.to(size.dtype)).clamp_(min=least), mask < -30000
 
 

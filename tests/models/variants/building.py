@@ -154,7 +154,7 @@ class Scene:
     seen: torch.Tensor
     """[batch, queries, keys], boolean."""
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Further model inputs that define the mask."""
+    """Further inputs of the model that describe the layout."""
 
     @property
     def real(self) -> torch.Tensor:

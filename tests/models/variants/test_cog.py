@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evalkit.models.variants import signed
-from evalkit.models.variants.attention import _mask_of_keys
+from evalkit.models.variants.attention import _four_dimensional_mask
 from evalkit.models.variants.signed import signed_attention, signed_map
 from tests.models.variants.building import COG, FAMILIES, SCENES, causal, left_padded, model_of, scene_of
 from tests.models.variants.literal import largest_error, softmax
@@ -265,12 +265,12 @@ class TestMaskOfKeys:
 
     def test_whole_masks_stay(self) -> None:
         mask = torch.zeros(1, 1, 3, 3)
-        assert _mask_of_keys(mask, 3, 3) is mask
-        assert _mask_of_keys(None, 3, 3) is None
+        assert _four_dimensional_mask(mask, 3, 3) is mask
+        assert _four_dimensional_mask(None, 3, 3) is None
 
     def test_of_keys(self) -> None:
         keys = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-        found = _mask_of_keys(keys, 3, 5)
+        found = _four_dimensional_mask(keys, 3, 5)
         assert found is not None and found.dtype == torch.bool
         assert found.int().tolist() == [
             [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],

@@ -124,8 +124,8 @@ def test_a_false_key_is_a_key() -> None:
         ("top 50%", "variant_layers is 'top 50%'; expected a list of layer numbers, from 0"),
         ([1.0], "variant_layers is [1.0]; expected a list of layer numbers, from 0"),
         ([True], "variant_layers is [True]; expected a list of layer numbers, from 0"),
-        ([1, 3], "variant_layers holds 3, but the layers are 0 to 2"),
-        ([-1], "variant_layers holds -1, but the layers are 0 to 2"),
+        ([1, 3], "variant_layers contains 3, but the layers are 0 to 2"),
+        ([-1], "variant_layers contains -1, but the layers are 0 to 2"),
         ([1, 1], "variant_layers is [1, 1]; expected each layer once, in order"),
         ([2, 1], "variant_layers is [2, 1]; expected each layer once, in order"),
         ([], "variant_layers is empty, so no layer has integral attention"),
@@ -141,7 +141,7 @@ def test_vanilla_has_no_layers() -> None:
 
 def test_cog_keeps_the_last_layer() -> None:
     kept = COG | {"cog_keep_last": True}
-    assert refused(kept) == "cog_keep_last is true, but variant_layers holds the last layer, 2; mend one of them"
+    assert refused(kept) == "cog_keep_last is true, but variant_layers contains the last layer, 2; change one"
     assert read_variant(kept | {"variant_layers": [1]}, SHAPE).settings == Cog(keep_last=True)
 
 
