@@ -39,8 +39,9 @@ def list_(form: Format, standalone: bool) -> None:
 @argument("model", metavar="NAME|FILE.yaml|FOLDER")
 @PRINTING
 def show(model: str, form: Format, standalone: bool) -> None:
-    """Show a model's shapes, sizes and settings that the papers leave open; for a folder named like a model, use
-    ./NAME.
+    """Show a model's shapes, sizes and settings that the papers leave open.
+
+    For a folder that is named like a model, give ./NAME.
 
     \b
     evalkit models show llama-125m-intg

@@ -56,7 +56,7 @@ def needle(
     standalone: bool,
     **options: Any,
 ) -> None:
-    """Needle in a haystack: does the model find a number at any position of a long text?
+    """Needle in a haystack: test whether the model finds a number at any position of a long text.
 
     The run folder has a heatmap.png and .pdf, and each answer. The same command again resumes an interrupted run.
 

@@ -1,4 +1,4 @@
-"""`evalkit compare`: is B better than A, on the same documents?
+"""`evalkit compare`: whether B is better than A on the same documents.
 
     sides.py               run and group names → `Side`s: a name and its runs
     pairing.py             two sides → paired scores of the same documents
@@ -12,7 +12,7 @@
     comparison_report.py   comparisons → tables and records
     curve_report.py        curves → tables and records
     units.py               a measure → number formats
-    plots.py               comparisons and curves → figures; the only module that imports matplotlib
+    plots.py               comparisons and curves → figures
 
 Reads run folders only; imports neither torch nor transformers.
 """

@@ -156,8 +156,10 @@ class Library:
         return self._from_rows(data, f"hub {data.hub.path}", rows)
 
     def _from_rows(self, data: TaskData, source: str, rows: list[dict[str, Any]] | None) -> Documents | None:
-        """Validate the hub's rows. Invalid ones are reported and the next source is tried, since the user did not
-        choose them."""
+        """Validate the hub's rows.
+
+        Invalid ones are reported and the next source is tried, since the user did not choose them.
+        """
         if rows is None:
             return None
         try:

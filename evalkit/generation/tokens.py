@@ -30,8 +30,9 @@ def as_message(tokenizer: Any, text: str) -> list[int]:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the token ids that end a text: those of the generation config, as in `generate`; if it has none, the
-    tokenizer's EOS token. (`generate` would continue to the maximum length then.)
+    """Return the token ids that end a text: those of the generation config, else the tokenizer's EOS token.
+
+    `generate` reads the generation config too, but continues to the maximum length if it has none.
 
     Raises:
         CheckpointError: the generation config's eos_token_id is neither an integer nor a list of integers.

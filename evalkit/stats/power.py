@@ -85,8 +85,10 @@ def mcnemar_power(n: int, discordance: float, difference: float) -> float:
 
 
 def mcnemar_detectable(n: int, discordant: int) -> float | None:
-    """Return the smallest difference that the exact McNemar test detects with the observed number of discordant
-    documents (or the number that the difference requires, if larger)."""
+    """Return the smallest difference that the exact McNemar test detects.
+
+    The number of discordant documents is the observed one, or the number that the difference requires, if larger.
+    """
     found = discordant / n
     return _first(lambda difference: mcnemar_power(n, max(found, difference), difference), 1.0)
 
