@@ -190,7 +190,10 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     )
     verdicts = [one.average.verdict for one in found.rules]
     agree = verdicts.count(found.average.verdict)
-    title = f"The same scores under every rule that all runs support: {agree} of {len(verdicts)} agree on the average."
+    title = (
+        f"The same scores under every rule that all runs support: {agree} of {len(verdicts)} agree on the average "
+        "(<: the rule above)."
+    )
     headers = (
         "rule",
         f"average {b} − {a}",

@@ -81,7 +81,7 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         accuracies = [*(percent(task.accuracy) for task in results.tasks), percent(results.average.accuracy)]
         rows.append([f"{name} <" if name == rule else name, *accuracies, moved])
     names = [short_label(t.task, manifest.get("short"), manifest.get("labels")) for t in by_rule[rule].tasks]
-    title = "The same scores under every rule (accuracy in %):"
+    title = "The same scores under every rule (accuracy in %; <: the rule above):"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
     return table._replace(
         notes=tuple(
