@@ -55,7 +55,7 @@ def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report
     from evalkit.reporting.report import Report
 
     if name == "runs":
-        from evalkit.benchmarks.listing import list_found, runs_report
+        from evalkit.benchmarks.run_listing import list_found, runs_report
 
         return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
     from evalkit.cli import listing

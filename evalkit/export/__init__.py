@@ -21,7 +21,7 @@ GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]
 """Function from a run's content to its files: file name → text."""
 _COPIED = "lm_eval"
-_OWN = {"hub": "evalkit.export.hub", "every_eval_ever": "evalkit.export.every_eval_ever"}
+_OWN = {"hub": "evalkit.export.hub_metadata", "every_eval_ever": "evalkit.export.every_eval_ever"}
 FORMS = (_COPIED, *_OWN)
 """evalkit's own formats."""
 

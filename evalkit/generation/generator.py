@@ -20,9 +20,9 @@ import torch
 
 from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.attention import chunked_attention
 from evalkit.generation.batches import shared_tokens
 from evalkit.generation.cache import Storage
+from evalkit.generation.chunked_attention import chunked_attention
 from evalkit.generation.fallback import generate_with_transformers
 from evalkit.generation.prompts import Ints, Prompt
 from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, GenerationRow, choose

@@ -172,6 +172,6 @@ def _significant(layout: TableLayout, found: Measured) -> Callable[[Sequence[Lea
     if "bold" not in layout.marks:
         raise UsageError(f"table {layout.name} marks no best numbers, so --significance has nothing to test; omit it")
     # Imported here, since it needs pandas
-    from evalkit.tables.significance import significant
+    from evalkit.tables.significant_leads import significant
 
     return partial(significant, layout, found)

@@ -19,10 +19,10 @@ import pytest
 
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.base import Budget
-from evalkit.benchmarks.listing import list_found
 from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
 from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.run_listing import list_found
 from evalkit.benchmarks.session import run_plan
 from evalkit.cli import main
 from evalkit.cli.listing import suites

@@ -460,7 +460,7 @@ def test_memory_that_runs_out(evalkit: Command, monkeypatch: pytest.MonkeyPatch)
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("evalkit.benchmarks.listing.list_found", full)
+    monkeypatch.setattr("evalkit.benchmarks.run_listing.list_found", full)
     complains(evalkit("ls", "runs"), 1, "evalkit: out of memory; ")
 
 

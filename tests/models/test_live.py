@@ -18,7 +18,7 @@ from tokenizers.normalizers import Lowercase
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.benchmarks.listing import list_found, runs_report
+from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.state import state_digest
 from evalkit.progress import Progress

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table
+from evalkit.benchmarks.run_listing import list_found
 from evalkit.errors import UsageError
 from evalkit.models.spec import model_spec
 from evalkit.runs.batch_devices import BatchDevice, devices

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.benchmarks.lm_eval.results_report import metrics_report
 from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
@@ -22,6 +21,7 @@ from evalkit.benchmarks.needle.results_report import needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate
+from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.export import FORMS, export_run

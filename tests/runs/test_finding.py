@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_report
 from evalkit.benchmarks.request import provenance
 from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.comparison.sides import names
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.locate import Checkpoint, locate, silent

@@ -183,7 +183,7 @@ def test_a_finished_run_is_listed_without_arrow(tmp_path: Path) -> None:
         writer.save_results(RESULT)
     script = (
         "import sys\nfrom pathlib import Path\nimport evalkit.benchmarks.session\n"
-        "from evalkit.benchmarks.listing import *\n"
+        "from evalkit.benchmarks.run_listing import *\n"
         "[found] = list_found(Path(sys.argv[1]))\nprint(found.state)\n"
         "print([name for name in ('pyarrow', 'pandas', 'torch') if name in sys.modules])"
     )

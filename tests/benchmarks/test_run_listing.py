@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.listing import list_found, runs_report
+from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.comparison.conftest import Make, make

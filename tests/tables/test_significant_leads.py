@@ -18,7 +18,7 @@ from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import Measured
 from evalkit.tables.published import Number
 from evalkit.tables.request import TableRequest, make
-from evalkit.tables.significance import significant
+from evalkit.tables.significant_leads import significant
 from tests.comparison.made import make_run, scores_of
 
 TASKS = ("arc_easy", "piqa", "boolq")
