@@ -13,6 +13,7 @@ from typing import TypeAlias
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.differences import Comparison
 from evalkit.comparison.sides import sides_of
+from evalkit.errors import UsageError
 from evalkit.inputs import values
 from evalkit.resources import RUNS
 from evalkit.runs.finding import find_any_run
@@ -58,6 +59,9 @@ def compare(
     Raises:
         EvalkitError: a run is not found or not finished, a side is named twice, or two sides cannot be paired.
     """
+    for name, members in (groups or {}).items():
+        if isinstance(members, (str, Path, Run)):
+            raise UsageError(f"groups: '{name}' is one run; give a list of runs")
     sides = sides_of(
         [_finished(run, root) for run in runs],
         [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()],

@@ -8,15 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evalkit.cli import main
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.export import export_run, form_names
 from evalkit.runs.folder import Run
+from evalkit.scores.results import available_rules
 from evalkit.scores.rules import RULES, Rule, all_rules, choose, find_rule
 from tests.packages import install
 
 Add = Callable[[str, str, str], None]
 SHORTEST = Rule("shortest", "the shortest answer", "-characters, highest", lambda t: -t["chars"].to_numpy(float), ())
 NOTHING = Rule("nothing", "no number", "", lambda t: np.full(len(t), np.nan), ())
+RAISES = Rule("raises", "reads a column that is not there", "", lambda t: t["ll_foo"].to_numpy(), ())
+NO_SEGMENT = Rule("no_segment", "needs a segment that does not exist", "", lambda t: t["chars"].to_numpy(), ("foo",))
 TOO_FEW = Rule("too_few", "a number too few", "", lambda t: np.zeros(len(t) - 1), ())
 
 
@@ -55,9 +59,40 @@ def test_a_broken_package_is_named_where_it_is_asked_for_and_left_out_of_lists(f
         export_run(finished, "gone")
 
 
+@pytest.mark.parametrize("name", ["raises", "no_segment", "nothing", "shortest_of_all"])
+def test_a_faulty_rule_affects_no_other(
+    name: str, finished: Run, add: Add, capsys: pytest.CaptureFixture[str], checkpoint: Path, documents: Path
+) -> None:
+    """Whoever does not ask for it gets every other rule, with a note that names it."""
+    add("evalkit.rules", name, f"tests.test_plugins:{name.removesuffix('_of_all').upper()}")
+    assert available_rules(finished.scores) == [rule for rule in RULES if rule != "pmi"]
+    for arguments in (["rescore", str(finished.folder)], ["rescore", str(finished.folder), "--rule", name]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        said = capsys.readouterr()
+        assert name in (said.err if "--rule" in arguments else said.out)
+        assert "Traceback" not in said.err
+        assert left.value.code == (2 if "--rule" in arguments else None) or not left.value.code
+
+
+def raises(content: object) -> dict[str, str]:
+    raise KeyError("what")
+
+
+def text(content: object) -> str:
+    return "one file"
+
+
+@pytest.mark.parametrize(("name", "said"), [("raises", r"failed \(KeyError"), ("text", "returned a str")])
+def test_a_faulty_export_is_named(name: str, said: str, finished: Run, add: Add) -> None:
+    add("evalkit.exports", name, f"tests.test_plugins:{name}")
+    with pytest.raises(UsageError, match=f"export {name} {said}"):
+        export_run(finished, name)
+
+
 def test_an_entry_point_that_is_no_rule_is_refused(add: Add) -> None:
     add("evalkit.rules", "frame", "pandas:DataFrame")
-    with pytest.raises(UsageError, match=r"entry point 'frame' of evalkit.rules is <class .* must name a Rule called"):
+    with pytest.raises(UsageError, match=r"entry point 'frame' of evalkit.rules is a type; it must be a Rule"):
         find_rule("frame")
 
 

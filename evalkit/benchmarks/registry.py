@@ -7,17 +7,19 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import TypeVar
 
 from evalkit.benchmarks.base import Benchmark
-from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError, first_line
 from evalkit.plugins import added, load_added
 from evalkit.runs.folder import Run
 
+T = TypeVar("T")
 GROUP = "evalkit.benchmarks"
 _OWN = {
     "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
@@ -43,11 +45,36 @@ def benchmark(kind: str) -> Benchmark:
     """
     if kind in _OWN:
         module, _, name = _OWN[kind].partition(":")
-        found = getattr(import_module(f"evalkit.benchmarks.{module}"), name)
-    else:
-        found = load_added(GROUP, kind, "benchmark", tuple(_OWN))
-    made: Benchmark = found()
+        own: Benchmark = getattr(import_module(f"evalkit.benchmarks.{module}"), name)()
+        return own
+    found = load_added(GROUP, kind, "benchmark", tuple(_OWN))
+    made: Benchmark = _guarded(kind, found)
+    _guarded(kind, made.suites)
     return made
+
+
+def averages_of(found: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return a benchmark's averages by suite.
+
+    Raises:
+        UsageError: it is another package's, and fails.
+    """
+    return _guarded(found.kind, found.averages)
+
+
+def _guarded(kind: str, function: Callable[[], T]) -> T:
+    """Call a function of a benchmark; turn an error of another package's code into one that names it."""
+    try:
+        return function()
+    except EvalkitError:
+        raise
+    except Exception as error:
+        if kind in _OWN:
+            raise
+        raise UsageError(
+            f"benchmark '{kind}' failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that "
+            "adds it"
+        ) from error
 
 
 def kind_of_suite(suite: str | None) -> str:
@@ -74,7 +101,9 @@ def suite_averages(suite: str) -> dict[str, tuple[str, ...]]:
     """
     known: list[str] = []
     for found in _loadable():
-        averages = found.averages()
+        averages: dict[str, dict[str, tuple[str, ...]]] = {}
+        with suppress(UsageError):
+            averages = averages_of(found)
         if suite in averages:
             return averages[suite]
         known += averages

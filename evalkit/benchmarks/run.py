@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedTokenizerBase
 
+_SWITCHES = ("log_samples", "allow_unofficial_data")
 _SHARED = {*ModelSpec.__dataclass_fields__, *SuiteRequest.__dataclass_fields__}
 """Settings that are parameters of `evaluate` and options on the command line."""
 
@@ -171,7 +172,10 @@ def _given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) ->
     suite = arguments["suite"]
     known = _benchmark_of(suite).request().__dataclass_fields__.keys() | {"suite"}
     given = {
-        name: value for name, value in arguments.items() if value is not None and value is not False and value != ()
+        name: value
+        for name, value in arguments.items()
+        # An empty list of tasks is all of them; False is a value of switches only
+        if value is not None and not (value is False and name in _SWITCHES) and not (name == "tasks" and not value)
     }
     own = sorted(known - _SHARED)
     if foreign := sorted(given.keys() - known):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -29,7 +30,7 @@ class ListedRun:
 
     folder: str
     state: str
-    """finished, interrupted, begun or damaged."""
+    """finished, interrupted, begun, damaged or benchmark not installed."""
     id: str = ""
     created: str = ""
     """Start time; ISO 8601."""
@@ -164,7 +165,8 @@ def _listed(run: Run) -> ListedRun:
     try:
         score, result = benchmark_of(run).headline(run)
     except RunError as error:
-        return ListedRun(state="damaged", **about | {"notes": (str(error), *about["notes"])})
+        state = "damaged" if run.kind in known_kinds() else "benchmark not installed"
+        return ListedRun(state=state, **about | {"notes": (str(error), *about["notes"])})
     about |= {"devices": tuple(kinds(manifest)), "notes": (*about["notes"], *mixture(manifest))}
     return ListedRun(state="finished", score=score, result=result, **about)
 

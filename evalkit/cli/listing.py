@@ -6,9 +6,11 @@ from pathlib import Path
 
 from evalkit.benchmarks.multiple_choice.suites import label
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
-from evalkit.benchmarks.registry import benchmark, kinds
+from evalkit.benchmarks.registry import averages_of, benchmark, kinds
 from evalkit.data import EXAMPLES, TASKS, Library
 from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.export import GROUP, form_names
+from evalkit.plugins import added
 from evalkit.reporting.markup import plain
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -21,7 +23,7 @@ def suites() -> Table:
     rows = []
     for kind in kinds():
         try:
-            averages = benchmark(kind).averages()
+            averages = averages_of(benchmark(kind))
         except UsageError as error:
             rows.append([kind, str(error), ""])
             continue
@@ -55,6 +57,18 @@ def tables() -> Table:
     layouts = [load_layout(name) for name in layout_names()]
     rows = [[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts]
     return simple_table("tables", ["table", "what it shows"], rows, texts=2)
+
+
+def exports() -> Table:
+    """Return a table of the export formats, with the package that adds each."""
+    own = {
+        "lm_eval": "lm-eval's results files",
+        "hub": "the Hugging Face hub's model card metadata",
+        "every_eval_ever": "the Every Eval Ever schema",
+    }
+    packages = {name: entry.value for name, entry in added(GROUP).items()}
+    rows = [[name, own.get(name) or packages[name]] for name in form_names()]
+    return simple_table("exports", ["export", "format, or the function that writes it"], rows, texts=2)
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Format, Report
 
 _SORTS = ("date", "name", "model", "score")
-_LISTS = ("suites", "tasks", "templates", "rules", "tables", "runs")
+_LISTS = ("suites", "tasks", "templates", "rules", "tables", "exports", "runs")
 
 
 @click.command(name="ls")
-@argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|runs]")
+@argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|exports|runs]")
 @OUTPUT
 @typed_option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
               "first.  [default: date]")  # fmt: skip
@@ -47,7 +47,7 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
     if what:
         print_report(reports[what], form, standalone)
         return
-    titled = tuple(replace(one, verdict=(f"{name}:", *one.verdict)) for name, one in reports.items())
+    titled = tuple(replace(one, verdict=(name, *one.verdict)) for name, one in reports.items())
     print_report(Report((), parts=titled), form, standalone)
 
 
@@ -60,6 +60,10 @@ def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report
         return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
     from evalkit.cli import listing
 
+    if name == "rules":
+        from evalkit.scores.rules import invalid_rules
+
+        return Report((listing.rules(),), notes=tuple(invalid_rules()))
     return Report((getattr(listing, name)(),))
 
 

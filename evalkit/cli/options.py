@@ -231,6 +231,13 @@ def comma_separated(_: click.Context, parameter: click.Parameter, value: str | N
     return None if value is None else values.names(_long_name(parameter.opts), value)
 
 
+def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
+    """Reject a file name, which users expect to receive what is printed."""
+    if path.suffix in (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png") and not path.is_dir():
+        raise UsageError(f"--output {path}: is the folder of runs; to save what is printed, redirect it: > {path}")
+    return path
+
+
 def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """Validate a figure's path before hours of work."""
     from evalkit.reporting.figures import check_figure_path
@@ -247,7 +254,7 @@ RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 PLOT = option("--plot", type=FOLDER, callback=_figure_path, help="Also draw it, into a .png or .pdf file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
-OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, help="Folder of run folders.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
 
 
 def named_run(given: str, root: Path | None = None) -> Run:

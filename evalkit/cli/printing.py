@@ -44,7 +44,7 @@ def print_report(report: Report, form: Format, standalone: bool = False, output:
         width = terminal_width()
     click.echo(render(report, form, standalone=standalone, width=width))
     if form == "csv":
-        for note in (note for part in report.parts or (report,) for note in part.notes):
+        for note in report.all_notes if report.records is not None else report.notes:
             click.echo(printable(note), err=True)
 
 

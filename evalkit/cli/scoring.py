@@ -177,6 +177,8 @@ def _request_options(ctx: click.Context, options: dict[str, Any], settings: Sequ
             raise UsageError(f"--set {setting}: write KEY=VALUE, such as max_prompt_tokens=3500")
         if name in options:
             raise UsageError(f"--set {setting}: that is an option; give --{name.replace('_', '-')} {value}")
+        if not own:
+            raise UsageError(f"--set {setting}: suite {suite} has no settings of its own")
         if name not in own:
             raise UnknownNameError(f"setting of suite {suite}", name, own)
         if name in given:

@@ -118,11 +118,11 @@ def integrity(
 
 @click.command()
 @RUN
-@option("--to", "form", type=EXPORT, required=True, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
-        "metadata; every_eval_ever: the Every Eval Ever schema; or another package's.")  # fmt: skip
-@option("--rule", help="How answers are chosen, for hub and every_eval_ever.  [default: the run's own]")
+@option("--to", "form", type=EXPORT, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
+        "metadata; every_eval_ever: the Every Eval Ever schema; or another's (evalkit ls exports).")  # fmt: skip
+@option("--rule", help="How answers are chosen, for all but lm_eval.  [default: the run's own]")
 @typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
-def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
+def export(run: str, form: str | None, rule: str | None, output: Path | None) -> None:
     """Export a finished run to another tool's format; prints the files.
 
     RUN is a run folder, or the id, name or checkpoint of one in results/runs or EVALKIT_OUTPUT (evalkit ls runs).
@@ -130,8 +130,10 @@ def export(run: str, form: str, rule: str | None, output: Path | None) -> None:
     \b
     evalkit export 1a2b3c4d --to hub
     """
-    from evalkit.export import export_run
+    from evalkit.export import export_run, form_names
 
+    if form is None:
+        raise UsageError(f"give a format: --to {' | '.join(form_names())}")
     with doing(f"exporting {run}"):
         written = export_run(named_run(run), form, rule, output)
     for path in written:

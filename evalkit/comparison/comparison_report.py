@@ -55,7 +55,12 @@ def comparison_report(found: Sequence[Comparison]) -> Report:
     """Build the report of comparisons with the same baseline."""
     letters = [chr(ord("A") + place) if place < 26 else str(place) for place in range(len(found) + 1)]
     parts = tuple(_one(one, "A", letter) for one, letter in zip(found, letters[1:], strict=True))
-    content = {"comparisons": [{"verdict": headline(one)} | asdict(one) for one in found]}
+    content = {
+        "comparisons": [
+            {"verdict": headline(one)} | asdict(one) | {"notes": list(part.notes)}
+            for one, part in zip(found, parts, strict=True)
+        ]
+    }
     return Report((), content=content, records=[record for one in found for record in _records(one)], parts=parts)
 
 
@@ -144,7 +149,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
     about = ("task", "n", a, b, f"{b} − {a}", "95 % interval", "± SE", "p (Holm)")
     won = ("higher", "lower") if found.measure.higher_is_better is None else ("won", "lost")
     headers = (*about, *won, "could show", f"{b} is")
-    return simple_table("comparison", headers, (*rows, *averages), ruled={len(rows)})
+    return simple_table(f"comparison-{b}", headers, (*rows, *averages), ruled={len(rows)})
 
 
 def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
@@ -170,8 +175,8 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
         "± both",
         "t with df",
     )
-    title = f"Sources of the standard error{' (in points)' if unit.points else ''}:"
-    return simple_table("errors", headers, rows, ruled={len(found.tasks)}, title=title)
+    title = f"Sources of the standard error{' (in points)' if unit.points else ''}"
+    return simple_table(f"errors-{b}", headers, rows, ruled={len(found.tasks)}, title=title)
 
 
 def _rules(found: Comparison, a: str, b: str) -> Table:
@@ -202,7 +207,7 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         *(f"tasks {verdict}" for verdict in found.verdicts),
         f"{b} is",
     )
-    return simple_table("rules", headers, rows, title=title)
+    return simple_table(f"rules-{b}", headers, rows, title=title)
 
 
 def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
@@ -227,7 +232,7 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
         found.measure.higher_is_better
     ]
-    yield f"{won}: documents that {b} scores {more} on, and {a}; intervals are not corrected"
+    yield f"{won}: documents on which {b}, or {a}, scores {more}; intervals are not corrected"
     if clustered := [task for task in found.tasks if task.sources < task.n]:
         listed = ", ".join(f"{label(found, task.name)} {task.sources:,}" for task in clustered)
         exact = "exact " * (not found.measure.graded)

@@ -8,6 +8,7 @@ from evalkit.compatibility import names
 
 _PACKAGE = "torch"
 _COMPILED = "_orig_mod"
+_WRAPPED = "_original_forward"
 
 
 def compiled(module: Any) -> Any | None:
@@ -16,6 +17,25 @@ def compiled(module: Any) -> Any | None:
     torch documents no way to get it from the compiled module.
     """
     return dict(module.named_children()).get(_COMPILED)
+
+
+def is_wrapped_by_accelerate(module: Any) -> bool:
+    """Return whether accelerate has replaced a module's forward by one that runs under autocast."""
+    return _WRAPPED in vars(module)
+
+
+def unwrap_forward(module: Any) -> None:
+    """Remove a compiled call and accelerate's autocast from a module.
+
+    `Module.compile` has no way back, and `accelerate.utils.extract_model_from_parallel` changes the outermost module
+    only.
+    """
+    own = vars(module)
+    own.pop("_compiled_call_impl", None)
+    if original := own.pop(_WRAPPED, None):
+        own["forward"] = original
+        if getattr(original, "__func__", None) is type(module).forward:
+            del own["forward"]
 
 
 def has_hooks(module: Any) -> bool:

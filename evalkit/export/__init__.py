@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from evalkit.atomic import replace_file
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.export.content import Content, content_of
 from evalkit.plugins import added, load_added
 from evalkit.runs.folder import Run
@@ -47,16 +47,26 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
         if not files:
             raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's format; use every_eval_ever")
     else:
-        files = {name: text.encode() for name, text in _export(form)(content_of(run, rule)).items()}
+        files = {name: text.encode() for name, text in _texts(form, content_of(run, rule)).items()}
     return [_write(folder / name, content) for name, content in files.items()]
 
 
-def _export(form: str) -> Export:
-    if form not in _OWN:
-        found: Export = load_added(GROUP, form, "export", FORMS)
-        return found
-    own: Export = import_module(_OWN[form]).files
-    return own
+def _texts(form: str, content: Content) -> Mapping[str, str]:
+    if form in _OWN:
+        own: Export = import_module(_OWN[form]).files
+        return own(content)
+    try:
+        found = load_added(GROUP, form, "export", FORMS)(content)
+    except EvalkitError:
+        raise
+    except Exception as error:  # another package's code
+        raise UsageError(
+            f"export {form} failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that adds "
+            "it"
+        ) from error
+    if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
+        raise UsageError(f"export {form} returned a {type(found).__name__}; it must return file names and their texts")
+    return found
 
 
 def _write(path: Path, content: bytes) -> Path:

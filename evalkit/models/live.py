@@ -14,10 +14,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from evalkit.compatibility.torch import unwrap_forward
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
@@ -53,7 +55,14 @@ class LiveSpec(ModelSpec):
 
     def locate(self, say: Say = silent) -> Checkpoint:
         """Return its checkpoint, with the digest of the current weights."""
-        found = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state_digest(self.module))
+        state = state_digest(self.module)
+        if not is_stock(self.module):
+            say(
+                f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
+                "evaluation is a run of its own and is not resumed"
+            )
+            state = f"{state}-{uuid4().hex}"
+        found = Checkpoint(given=self.model, kind="live", folder=self.folder, state=state)
         check_causal(found, found.config())
         return found
 
@@ -179,13 +188,7 @@ def _set_evaluation_mode(module: Any) -> None:
     """Set evaluation mode and remove compiled calls and autocast wrappers; `preserved` restores them."""
     module.eval()
     for part in module.modules():
-        own = vars(part)
-        own.pop("_compiled_call_impl", None)
-        # Set by accelerate, whose forward runs under autocast
-        if original := own.pop("_original_forward", None):
-            own["forward"] = original
-            if getattr(original, "__func__", None) is type(part).forward:
-                del own["forward"]
+        unwrap_forward(part)
 
 
 def _set_attention(name: str, module: Any, attention: str) -> None:

@@ -107,7 +107,7 @@ def _facts(config: dict[str, Any], shape: ModelShape) -> tuple[Table, ...]:
     facts = simple_table("model", ["what", "value"], rows, texts=2)
     if not KEYS[variant.name]:
         return (facts,)
-    title = "As set in config.json (docs/reference/models.md has what else each could be):"
+    title = "As set in config.json (docs/reference/models.md has what else each could be)"
     readings = [(key, str(config[key])) for key in KEYS[variant.name]]
     return facts, simple_table("settings", ["key", "value"], readings, texts=2, title=title)
 

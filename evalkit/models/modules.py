@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, has_hooks
+from evalkit.compatibility.torch import compiled, has_hooks, is_wrapped_by_accelerate
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.locate import DTYPES
 from evalkit.models.quiet import quiet
@@ -20,6 +20,8 @@ from evalkit.models.quiet import quiet
 _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
 """Class names of modules and parameters that are sharded over processes."""
+_TRAINING = ("training", "gradient_checkpointing")
+"""Attributes of modules that change training only."""
 _ADAPTED = "peft."
 """Package of adapter modules; some of their settings are not in their tensors."""
 
@@ -84,13 +86,31 @@ def check_module(name: str, module: Any) -> None:
 
 
 def is_stock(module: Any) -> bool:
-    """Return whether a model has exactly the modules that its class builds from its config, without hooks."""
+    """Return whether a model computes what its class computes with its config and state.
+
+    It has the modules that its class builds, with the same scalar attributes, no hooks and no other `forward` (that of
+    accelerate, which only adds autocast, is removed before scoring). What differs is not covered by a fingerprint.
+    """
     try:
         with quiet(), torch.device("meta"):
             built = type(module)(deepcopy(module.config))
     except Exception:  # a class that takes more than a config
         return False
-    kinds = {name: type(part) for name, part in built.named_modules()}
-    return kinds == {name: type(part) for name, part in module.named_modules()} and not any(
-        has_hooks(part) or "forward" in vars(part) for part in module.modules()
+    return _attributes(built) == _attributes(module) and not any(
+        has_hooks(part) or ("forward" in vars(part) and not is_wrapped_by_accelerate(part)) for part in module.modules()
     )
+
+
+def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
+    """Return each module's class and the scalar attributes that its computation may depend on."""
+    return {
+        name: (
+            type(part),
+            {
+                key: value
+                for key, value in vars(part).items()
+                if isinstance(value, (int, float, str, type(None))) and key not in _TRAINING and not key.startswith("_")
+            },
+        )
+        for name, part in module.named_modules()
+    }

@@ -75,10 +75,13 @@ def _containers(model: Any) -> Iterator[_Container]:
 
 def _restore(container: Any, before: Any) -> None:
     """Restore a container's content in place, because handles of hooks refer to the container."""
-    container.clear()
     if isinstance(container, list):
-        container.extend(before)
+        container[:] = before
+    elif isinstance(container, dict) and list(container) == list(before):
+        # Never empty meanwhile, should an interrupt come
+        container.update(before)
     else:
+        container.clear()
         container.update(before)
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from evalkit.reporting.escape import in_csv
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import MISSING, Cell, Table, beside, column_names
 
+_NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?%?")
 Record = Mapping[str, Any]
 """A row of a CSV: unrounded numbers, None for missing values."""
 
@@ -39,9 +41,9 @@ def table_csv(table: Table) -> str:
     writer.writerow(map(in_csv, ["key", *names] if keyed else names))
     for line in table.lines:
         texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
-        writer.writerow([*map(in_csv, texts), *map(_csv_cell, line.cells)])
+        writer.writerow([*(text if text == MISSING else in_csv(text) for text in texts), *map(_csv_cell, line.cells)])
     for note in table.notes:
-        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 1)])
+        writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 2 + keyed)])
     return out.getvalue().rstrip("\n")
 
 
@@ -51,7 +53,8 @@ def _csv_cell(cell: Cell) -> object:
 
 def table_content(table: Table) -> dict[str, Any]:
     """Return a table as plain data: rows with their texts by heading and their numbers by column."""
-    corner, facts, columns = plain(table.corner) or "label", list(map(plain, table.facts)), column_names(table)
+    headings = _unique([plain(table.corner) or "label", *map(plain, table.facts), *column_names(table)])
+    corner, facts, columns = headings[0], headings[1 : 1 + len(table.facts)], headings[1 + len(table.facts) :]
     rows = [
         {
             **({"section": plain(section.title)} if section.title else {}),
@@ -65,6 +68,17 @@ def table_content(table: Table) -> dict[str, Any]:
     ]
     about = {"name": table.name, **({"caption": plain(table.caption)} if table.caption else {}), "rows": rows}
     return about | ({"notes": list(map(plain, table.notes))} if table.notes else {})
+
+
+def _unique(headings: Sequence[str]) -> list[str]:
+    """Return headings as keys of a row: a later one of the same name, or of a row's own key, gets a number."""
+    found = ["section", "key"]
+    for heading in headings:
+        name, number = heading, 2
+        while name in found:
+            name, number = f"{heading} ({number})", number + 1
+        found.append(name)
+    return found[2:]
 
 
 def json_text(content: Any) -> str:
@@ -81,13 +95,13 @@ def _content(cell: Cell) -> Any:
 
 
 def _number(text: str) -> Any:
-    """Parse a cell's number (in percent if the table is); None for a missing one, the text for other content."""
+    """Return the number that a cell prints (percent in a table of percentages); None if empty, else the text."""
     if text in ("", MISSING, "–"):
         return None
-    try:
-        return json.loads(text.removesuffix("%").removeprefix("+"), parse_constant=str)
-    except ValueError:
+    if not _NUMBER.fullmatch(text):
         return text
+    digits = text.replace(",", "").removeprefix("+").removesuffix("%")
+    return float(digits) if "." in digits else int(digits)
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,8 @@ def markdown_table(table: Table) -> str:
         for line in section.lines:
             label = ("&emsp;" if line.indent else "") + _text(line.label)
             lines.append(_pipes([label, *map(_text, line.facts), *map(_cell, line.cells)]))
-    return "\n\n".join(["\n".join(lines), *(_text(text) for text in (*table.notes, table.caption) if text)])
+    caption = [_text(table.caption)] if table.caption else []
+    return "\n\n".join([*caption, "\n".join(lines), *(_text(note) for note in table.notes if note)])
 
 
 def _pipes(cells: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from evalkit.errors import UsageError
 from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
 from evalkit.reporting.escape import PACKAGES, in_markdown
-from evalkit.reporting.markup import literal
+from evalkit.reporting.markup import literal, plain
 from evalkit.reporting.table import Table
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
@@ -37,6 +37,12 @@ class Report:
     """Content of CSV; None: that of the table."""
     parts: tuple[Report, ...] = ()
     """Reports that are printed one after the other, in place of sentences and tables."""
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes of the report and of its parts, with those of their tables."""
+        own = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
+        return own + [note for part in self.parts for note in part.all_notes]
 
 
 def render(report: Report, form: Format, *, standalone: bool = False, width: int | None = None) -> str:
@@ -118,10 +124,18 @@ def _latex(parts: Sequence[Report], standalone: bool) -> str:
 
 
 def _captioned(part: Report) -> Iterator[Table]:
-    """Its tables; the first has the verdict as its caption where it has none of its own."""
+    """Yield the tables; the first gets the verdict as its caption if it has none, and below it what its marks mean."""
+    marks = tuple(literal(line) for line in (*part.facts, *filter(_explains_mark, part.notes)))
     for place, table in enumerate(part.tables):
-        needs_one = not place and not table.caption
-        yield table._replace(caption=literal(" ".join(part.verdict))) if needs_one else table
+        if place:
+            yield table
+            continue
+        caption = table.caption or literal(" ".join(part.verdict))
+        yield table._replace(caption=caption, notes=(*table.notes, *marks))
+
+
+def _explains_mark(note: str) -> bool:
+    return note.startswith(("*", "†", "↓"))
 
 
 def _html(parts: Sequence[Report], standalone: bool) -> str:

@@ -67,6 +67,10 @@ def _blocks(table: Table, width: int) -> list[str]:
         gap = 1
     least = [_longest_word(column) for column in zip(*[head, *rows], strict=True)][:texts]
     room = width - sum(number + gap for number in numbers)
+    if not numbers:
+        # Texts alone are wrapped ever narrower, since a row in several blocks could not be read
+        narrower = ([min(width, most) for width in least] for most in (_LONGEST_WORD, _BROKEN, 12, 8, 5))
+        least = next((found for found in narrower if _total(found, _GAP) <= room), least)
     if _total(least, _GAP) <= room:
         shrunk = _shrunk(widths[:texts], least, room)
     else:

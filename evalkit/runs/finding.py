@@ -6,6 +6,7 @@ checkpoint, where only one run has it. Out: the `Run`. Every command that takes 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,12 @@ class DamagedRun:
 def run_folder(output: Path, checkpoint: Checkpoint, suite: str, template: str, manifest: Mapping[str, Any]) -> Path:
     """Return the folder of the run with a manifest; it need not exist yet."""
     dtype = manifest["specification"]["dtype"]
-    return output / folder_name(model_name(checkpoint), suite, template, dtype, manifest["id"])
+    folder = folder_name(model_name(checkpoint), suite, template, dtype, manifest["id"])
+    if checkpoint.kind == "live" and not folder.startswith(f"{checkpoint.name}-"):
+        # The id does not depend on the name of a model in memory, so that the folder must
+        digest = hashlib.sha256(checkpoint.name.encode()).hexdigest()[:6]
+        folder = f"{folder.removesuffix(manifest['id'])}{digest}-{manifest['id']}"
+    return output / folder
 
 
 def model_name(checkpoint: Checkpoint) -> str:

@@ -195,6 +195,10 @@ class Run:
         path = self.folder / name
         self.require_finished()
         if not path.is_file():
+            if name not in self.files:
+                raise RunError(
+                    f"{self.folder}: a run of {self.kind} has no {name}; it has {', '.join(sorted(self.files))}"
+                )
             raise RunError(f"{path} is missing; {self._remedy}")
         try:
             content = path.read_bytes()

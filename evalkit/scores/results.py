@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.brief import brief, counted, with_error
-from evalkit.scores.rules import all_rules, decide, find_rule, missing_segments
+from evalkit.scores.rules import all_rules, decide, find_rule, why_unusable
 from evalkit.stats.estimates import error_of_average, error_of_share
 
 
@@ -111,8 +111,8 @@ def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str
 
 
 def available_rules(scores: pd.DataFrame) -> list[str]:
-    """Return the names of the rules whose segments a score table has."""
-    return [rule.name for rule in all_rules() if not missing_segments(rule, scores)]
+    """Return the names of the rules that can be applied to a score table."""
+    return [rule.name for rule in all_rules() if why_unusable(rule, scores) is None]
 
 
 def _result(name: str, decisions: pd.DataFrame) -> TaskResult:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import RunError, UsageError, first_line
 from evalkit.plugins import added, load_added
 from evalkit.scores.table import SEGMENTS
 
@@ -89,19 +89,19 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             "acc_norm",
-            "the same per character (lm-eval's acc_norm)",
+            "highest log-likelihood of the continuation per character (lm-eval's acc_norm)",
             "L(c) / characters, highest",
             lambda t: _per(_ll(t, "continuation"), t["chars"].to_numpy(float)),
         ),
         Rule(
             "acc_bytes",
-            "the same per UTF-8 byte (lm-eval's acc_bytes)",
+            "highest log-likelihood of the continuation per UTF-8 byte (lm-eval's acc_bytes)",
             "L(c) / bytes, highest",
             lambda t: _per(_ll(t, "continuation"), t["bytes"].to_numpy(float)),
         ),
         Rule(
             "acc_token",
-            "the same per token; chooses as ppl_continuation does, on a scale of log-likelihood",
+            "highest log-likelihood of the continuation per token; chooses as ppl_continuation does",
             "L(c) / n(c), highest",
             lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
         ),
@@ -127,17 +127,50 @@ def find_rule(name: str) -> Rule:
     if name in RULES:
         return RULES[name]
     found = load_added(GROUP, name, "rule", tuple(RULES))
-    if not isinstance(found, Rule) or found.name != name:
-        raise UsageError(f"entry point '{name}' of {GROUP} is {found!r:.60}; it must name a Rule called '{name}'")
+    if not isinstance(found, Rule):
+        raise UsageError(f"entry point '{name}' of {GROUP} is a {type(found).__name__}; it must be a Rule")
+    if found.name != name:
+        raise UsageError(f"entry point '{name}' of {GROUP} is a rule named '{found.name}'; give both the same name")
+    if unknown := [segment for segment in found.segments if segment not in (*SEGMENTS, "unconditional")]:
+        known = ", ".join((*SEGMENTS, "unconditional"))
+        raise UsageError(f"rule {name} needs the segment '{unknown[0]}', which does not exist; known: {known}")
     return found
 
 
 def all_rules() -> Iterator[Rule]:
     """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
     yield from RULES.values()
-    for name in sorted(added(GROUP).keys() - RULES.keys()):
+    for name in _added_names():
         with suppress(UsageError):
             yield find_rule(name)
+
+
+def invalid_rules() -> Iterator[str]:
+    """Yield the reason for each rule of another package that cannot be loaded."""
+    for name in _added_names():
+        try:
+            find_rule(name)
+        except UsageError as error:
+            yield str(error)
+
+
+def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule cannot be applied to a score table; None if it can.
+
+    A rule of another package is tried, so that its errors affect no other rule.
+    """
+    try:
+        if rule.name not in RULES:
+            choose(table, rule)
+        elif missing := missing_segments(rule, table):
+            return _missing_message(rule, missing)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _added_names() -> list[str]:
+    return sorted(added(GROUP).keys() - RULES.keys())
 
 
 def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
@@ -184,7 +217,7 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
     """
     if missing := missing_segments(rule, table):
         raise UsageError(_missing_message(rule, missing))
-    scores = rule.score(table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
+    scores = _scores(rule, table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
     if np.shape(scores) != (len(table),) or np.isnan(scores).any():
         raise UsageError(
             f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
@@ -197,6 +230,18 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
     # The first row at the maximum, for each document
     position = np.where(at_best, choice, np.iinfo(np.int64).max)
     return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
+
+
+def _scores(rule: Rule, table: pd.DataFrame) -> Floats:
+    if rule.name in RULES:
+        return rule.score(table)
+    try:
+        return np.asarray(rule.score(table), float)
+    except Exception as error:  # another package's code
+        raise UsageError(
+            f"rule {rule.name} failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that "
+            "adds it"
+        ) from error
 
 
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
@@ -235,7 +280,8 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
 def _missing_message(rule: Rule, missing: list[str]) -> str:
     if "unconditional" in missing:
         return (
-            f"rule {rule.name} needs the unconditional pass, which this run did not make; run with --rule {rule.name}"
+            f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "
+            f"with --rule {rule.name}"
         )
     return (
         f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the run's template does not score; "

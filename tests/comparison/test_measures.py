@@ -133,7 +133,7 @@ def test_lower_is_better(tmp_path: Path, shift: float, verdict: str, code: int) 
     assert exit_code([found], 0.0) == code
     assert exit_code([found], 20.0) == 0  # a margin in the measure's own unit
     text = printed(comparison_report([found]))
-    assert "won, lost: documents that B scores lower on, and A" in text
+    assert "won, lost: documents on which B, or A, scores lower" in text
     assert " points" not in text
     if verdict != UNDECIDED:
         assert headline(found).startswith(f"b is {verdict} than a on 1 of 1 task: ")
@@ -154,7 +154,7 @@ def test_neither_is_better(tmp_path: Path) -> None:
     assert found.average.stderr == pytest.approx(stats.sem(apart))
     assert [record["layer"] for record in comparison_report([found]).records] == [0, 1, 2, None]
     text = printed(comparison_report([found]))
-    assert "higher, lower: documents that B scores higher on, and A" in text
+    assert "higher, lower: documents on which B, or A, scores higher" in text
     with pytest.raises(UsageError, match="of lead neither higher nor lower is better"):
         exit_code([found], 0.0)
     forest([found], tmp_path / "forest.png")

@@ -109,12 +109,40 @@ def test_its_run_says_so_and_is_listed(model: Any, tokenizer: Any, asked: dict[s
     assert unnamed.manifest["id"] == run.manifest["id"]
 
 
-def test_the_same_state_opens_its_run_without_being_run(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
+def test_the_same_state_opens_its_run_without_being_run(
+    model: Any, tokenizer: Any, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = evalkit.evaluate(model, tokenizer=tokenizer, name="a", **asked)
     again = copy.deepcopy(model)
-    again.forward = again.model.forward = None  # running it raises
+    monkeypatch.setattr(type(model), "forward", None)  # running it raises
     tokenizer("A text", truncation=True, max_length=1)  # which the tokenizer keeps as a setting
     assert evalkit.evaluate(again, tokenizer=tokenizer, name="a", **asked).folder == first.folder
+
+
+def test_what_no_fingerprint_covers_is_a_run_of_its_own(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
+    """Hooks, another forward and changed attributes change scores and leave the state as it is."""
+
+    def upside_down(module: Any, inputs: Any, output: Any) -> Any:
+        return -output
+
+    plain = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
+    hook = model.lm_head.register_forward_hook(upside_down)
+    hooked = [evalkit.evaluate(model, tokenizer=tokenizer, **asked) for _ in range(2)]
+    hook.remove()
+    assert len({run.manifest["id"] for run in (plain, *hooked)}) == 3
+    assert evalkit.evaluate(model, tokenizer=tokenizer, **asked).folder == plain.folder
+    scale = model.model.layers[0].self_attn.scaling
+    model.model.layers[0].self_attn.scaling = 5 * scale
+    assert evalkit.evaluate(model, tokenizer=tokenizer, **asked).manifest["id"] != plain.manifest["id"]
+    model.model.layers[0].self_attn.scaling = scale
+    assert evalkit.evaluate(model, tokenizer=tokenizer, **asked).folder == plain.folder
+
+
+def test_each_name_has_its_folder(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:
+    names = ["run/1", "run_1", "run 1", "ビ", "ピ", "." * 3, "a" * 60, "b" + "a" * 59]
+    runs = [evalkit.evaluate(model, tokenizer=tokenizer, name=name, **asked) for name in names]
+    assert [run.manifest["model"] for run in runs] == names
+    assert len({run.folder for run in runs}) == len(names)
 
 
 def test_another_weight_is_another_run(model: Any, tokenizer: Any, asked: dict[str, Any]) -> None:

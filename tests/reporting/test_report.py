@@ -59,3 +59,11 @@ def test_names_break_no_format() -> None:
     assert "<script>" not in render(report, "html")
     assert "<i>" not in render(report, "html")
     assert len(render(Report((nasty,)), "markdown").splitlines()) == 3
+
+
+def test_json_loses_no_column_of_one_name() -> None:
+    twice = simple_table("x", ["key", "A", "A", "section"], [["one", "1", "2.5", "3"]])
+    assert json.loads(render(Report((twice,)), "json"))["rows"] == [
+        {"key (2)": "one", "A": 1, "A (2)": 2.5, "section (2)": 3}
+    ]
+    assert "1,267" not in render(Report((simple_table("x", ["a", "n"], [["b", "1,267"]]),)), "json")

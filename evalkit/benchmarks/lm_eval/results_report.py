@@ -46,7 +46,9 @@ def metrics_report(run: Run) -> Report:
         notes=tuple(notes),
         content=run_content(run, documents=manifest["documents"]),
         records=[
-            {"task": entry["task"], "n": entry["n"], "num_fewshot": entry["num_fewshot"]} | metric
+            {"task": entry["task"], "n": entry["n"], "num_fewshot": entry["num_fewshot"]}
+            | metric
+            | {"official": entry["task"] not in unofficial}
             for entry in entries
             for metric in entry["metrics"]
         ],

@@ -22,7 +22,7 @@ from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import unofficial
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
-from evalkit.scores.rules import all_rules, find_rule
+from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -40,10 +40,11 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
     about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
+    content = about | {"specification": manifest["specification"]} | sources | results.to_json()
     return Report(
         (accuracy_table(results, manifest, run.seconds), *details, rules_table(run.scores, manifest, results.rule)),
-        content=about | sources | results.to_json(),
-        records=list(_records(results, detail)),
+        content=content,
+        records=list(_records(results, manifest, detail)),
     )
 
 
@@ -81,13 +82,10 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
         accuracies = [*(percent(task.accuracy) for task in results.tasks), percent(results.average.accuracy)]
         rows.append([f"{name} <" if name == rule else name, *accuracies, moved])
     names = [short_label(t.task, manifest.get("short"), manifest.get("labels")) for t in by_rule[rule].tasks]
-    title = "The same scores under every rule (accuracy in %; <: the rule above):"
+    title = "The same scores under every rule (accuracy in %; <: the rule above)"
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
-    return table._replace(
-        notes=tuple(
-            literal(_absent(name, manifest)) for name in (rule.name for rule in all_rules()) if name not in by_rule
-        )
-    )
+    unusable = [why_unusable(one, scores) for one in all_rules() if one.name not in by_rule]
+    return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
 
 
 def subtask_table(results: Results, task: str) -> Table:
@@ -122,16 +120,11 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
         yield "*: not the official documents of the task"
 
 
-def _absent(rule: str, manifest: Mapping[str, Any]) -> str:
-    """Return the note on a rule that this run has no scores for, with the command that scores it."""
-    command = f"evalkit run {manifest.get('model', 'CKPT')} --suite {manifest['specification'].get('suite', 'SUITE')}"
-    return f"{rule}: not scored by this run; get it by {command} --rule {rule}"
-
-
-def _records(results: Results, detail: bool) -> Iterator[dict[str, Any]]:
+def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Iterator[dict[str, Any]]:
     """Yield a record for each task, average and, with `detail`, subject; accuracies are fractions."""
+    marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     for task in results.tasks:
-        yield {"kind": "task", "rule": results.rule} | asdict(task)
+        yield {"kind": "task", "rule": results.rule} | asdict(task) | {"official": task.task not in marked}
         if detail:
             for part in results.subtasks.get(task.task, ()):
                 yield {"kind": "subtask", "rule": results.rule} | asdict(part)
