@@ -149,7 +149,10 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
     about = ("task", "n", a, b, f"{b} − {a}", "95 % interval", "± SE", "p (Holm)")
     won = ("higher", "lower") if found.measure.higher_is_better is None else ("won", "lost")
     headers = (*about, *won, "could show", f"{b} is")
-    return simple_table(f"comparison-{b}", headers, (*rows, *averages), ruled={len(rows)})
+    lines = [*rows, *averages]
+    # Without a significant difference the last column is empty
+    last = len(headers) if any(line[-1] for line in lines) else len(headers) - 1
+    return simple_table(f"comparison-{b}", headers[:last], [line[:last] for line in lines], ruled={len(rows)})
 
 
 def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
