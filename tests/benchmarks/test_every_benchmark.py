@@ -261,7 +261,8 @@ def test_the_command_line_runs_and_shows_it(
         assert ended.value.code == 0
         assert str(runs[kind, 0].folder) in out
         assert form == "terminal" or json.loads(out)["tasks"]
-    complaint = "unknown setting of suite"
+    without_settings = kind in ("multiple_choice", "lm_eval")
+    complaint = "has no settings of its own" if without_settings else "unknown setting of suite"
     for setting, said in (
         ("nowhere=1", complaint),
         ("output=x", "that is an option; give --output x"),

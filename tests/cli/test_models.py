@@ -40,7 +40,7 @@ def test_show(evalkit: Command) -> None:
                   "125,015,808: 24,576,000 in the embedding, 100,439,808 in the rest",
                   "61,440 bytes per token in bfloat16", "at 2,048 tokens"):  # fmt: skip
         assert words in shown
-    readings = dict(line.split() for line in shown.split("could be):\n\n")[1].splitlines()[2:])
+    readings = dict(line.split() for line in shown.split("could be)\n\n")[1].splitlines()[2:])
     assert readings == {"num_signals": "8", "signal_rope": "per_signal", "signal_layout": "contiguous",
                         "signal_scale": "signal", "signal_domain": "logits"}  # fmt: skip
     assert "4 pairs of maps of 96 (d_h), with values of 192" in evalkit("models", "show", "llama-125m-diff").out
