@@ -34,6 +34,19 @@ def reseal(folder: Path) -> None:
         write(folder, RESULTS, sealed({"run": manifest["id"], "files": files, **read(folder, RESULTS)}))
 
 
+def specification(model: str, **others: Any) -> dict[str, Any]:
+    """What the specification of every run holds, with other entries; the model's name stands for its weights."""
+    return {
+        "scoring": 2,
+        "versions": {"torch": "2"},
+        "checkpoint": {"weights": model},
+        "dtype": "float32",
+        "attention": "auto",
+        "context_extension": None,
+        "limit": None,
+    } | others
+
+
 def write_run(
     root: Path, manifest: dict[str, Any], results: dict[str, Any], tables: Mapping[str, pd.DataFrame]
 ) -> Path:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.scores.table import CLUSTER, ScoreRow
+from tests import sealed
 from tests.sealed import write_run
 
 CHOICES = 4
@@ -69,20 +70,14 @@ def make_run(
         manifest: other entries of it.
         specification: other entries of the specification.
     """
-    about = {
-        "scoring": 2,
-        "versions": {"torch": "2"},
-        "checkpoint": {"weights": model},
-        "dtype": "float32",
-        "attention": "auto",
-        "context_extension": None,
-        "limit": None,
+    own = {
         "suite": "zeroshot8",
         "documents": {task: f"hash of {task}" for task in tables},
         "template": "hash of plain",
         "unconditional": False,
         "num_fewshot": 0,
-    } | specification
+    }
+    about = sealed.specification(model, **own) | specification
     named = dict(groups or {"Average": list(tables)})
     content = {
         "specification": about,
@@ -120,20 +115,14 @@ def make_longbench(
         suite: longbench or longbench-e.
         specification: other entries of the specification.
     """
-    about = {
-        "scoring": 2,
-        "versions": {"torch": "2"},
-        "checkpoint": {"weights": model},
-        "dtype": "float32",
-        "attention": "auto",
-        "context_extension": None,
-        "limit": None,
+    own = {
         "suite": suite,
         "documents": {task: f"hash of {task}" for task in scores},
         "max_prompt_tokens": 7500,
         "chat": False,
         "device": "cpu",
-    } | specification
+    }
+    about = sealed.specification(model, **own) | specification
     content = {
         "specification": about,
         "rule": "longbench",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from tests.plugin.copying import ANSWERS, COPYING, numbers
-from tests.sealed import write_run
+from tests.sealed import specification, write_run
 
 
 def make_copying(
@@ -28,17 +27,7 @@ def make_copying(
         sources: which documents are of one source; each its own if not given.
     """
     n = len(next(iter(columns.values())))
-    about: dict[str, Any] = {
-        "scoring": 2,
-        "versions": {"torch": "2"},
-        "checkpoint": {"weights": model},
-        "dtype": "float32",
-        "attention": "auto",
-        "context_extension": None,
-        "limit": None,
-        "suite": COPYING,
-        "documents": {COPYING: "hash of copying"},
-    }
+    about = specification(model, suite=COPYING, documents={COPYING: "hash of copying"})
     content = {
         "kind": COPYING,
         "specification": about,

@@ -13,26 +13,14 @@ from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, ru
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.run import evaluate
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from evalkit.scores.rules import RULES
 from tests.benchmarks.lm_eval.made import made_tasks
+from tests.benchmarks.multiple_choice.test_evaluation import Lines
 from tests.documents import made_up
 from tests.printed import printed
 
 TASKS = ("made_choice", "made_other")
-
-
-class Lines(Progress):
-    """Records messages."""
-
-    def __init__(self) -> None:
-        super().__init__(live=False)
-        self.said: list[str] = []
-
-    def say(self, line: str) -> None:
-        """Record a message."""
-        self.said.append(line)
 
 
 @pytest.fixture(scope="module")
