@@ -169,9 +169,9 @@ class _Status:
 
 def _fitted(text: str, columns: int) -> str:
     """Truncate a text to a terminal's columns; some characters take two."""
-    from rich.cells import cell_len, set_cell_size
+    from wcwidth import clip, wcswidth
 
-    return text if cell_len(text) <= columns else set_cell_size(text, columns - 1) + "…"
+    return text if wcswidth(text) <= columns else clip(text, 0, columns - 1) + "…"
 
 
 _status = _Status()

@@ -6,10 +6,13 @@ A package is imported only when one of its objects is used.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
-from evalkit.errors import UnknownNameError, UsageError, first_line
+from evalkit.errors import EvalkitError, UnknownNameError, UsageError, first_line
+
+Result = TypeVar("Result")
 
 
 def added(group: str) -> dict[str, EntryPoint]:
@@ -39,4 +42,25 @@ def load_added(group: str, name: str, what: str, own: tuple[str, ...]) -> Any:
         raise UsageError(
             f"{what} '{name}' ({found[name].value}) cannot be loaded ({type(error).__name__}: {first_line(error)}); "
             "repair or uninstall the package that provides it"
+        ) from error
+
+
+def call_added(what: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function of another package.
+
+    Args:
+        what: kind and name of the object that it belongs to, for messages: "rule shortest".
+        function: the function.
+        *arguments: its arguments.
+
+    Raises:
+        UsageError: it raises anything but an `EvalkitError`; names the object and the error.
+    """
+    try:
+        return function(*arguments)
+    except EvalkitError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that adds it"
         ) from error

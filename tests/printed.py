@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from evalkit.reporting.report import Format, Report, render
+from evalkit.reporting.formats import Format
+from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
 
 

@@ -7,19 +7,17 @@ use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
 
 from evalkit.benchmarks.base import Benchmark
-from evalkit.errors import EvalkitError, RunError, UnknownNameError, UsageError, first_line
-from evalkit.plugins import added, load_added
+from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
 
-T = TypeVar("T")
 GROUP = "evalkit.benchmarks"
 _OWN = {
     "multiple_choice": "multiple_choice.benchmark:MultipleChoice",
@@ -48,8 +46,8 @@ def benchmark(kind: str) -> Benchmark:
         own: Benchmark = getattr(import_module(f"evalkit.benchmarks.{module}"), name)()
         return own
     found = load_added(GROUP, kind, "benchmark", tuple(_OWN))
-    made: Benchmark = _guarded(kind, found)
-    _guarded(kind, made.suites)
+    made: Benchmark = call_added(f"benchmark '{kind}'", found)
+    call_added(f"benchmark '{kind}'", made.suites)
     return made
 
 
@@ -59,22 +57,7 @@ def averages_of(found: Benchmark) -> dict[str, dict[str, tuple[str, ...]]]:
     Raises:
         UsageError: it is another package's, and fails.
     """
-    return _guarded(found.kind, found.averages)
-
-
-def _guarded(kind: str, function: Callable[[], T]) -> T:
-    """Call a function of a benchmark; turn an error of another package's code into one that names it."""
-    try:
-        return function()
-    except EvalkitError:
-        raise
-    except Exception as error:
-        if kind in _OWN:
-            raise
-        raise UsageError(
-            f"benchmark '{kind}' failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that "
-            "adds it"
-        ) from error
+    return found.averages() if found.kind in _OWN else call_added(f"benchmark '{found.kind}'", found.averages)
 
 
 def kind_of_suite(suite: str | None) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.benchmarks.base import Benchmark, Plan, Say
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
-from evalkit.benchmarks.request import request_of
+from evalkit.benchmarks.request import Request, request_of
 from evalkit.benchmarks.session import run_plan
-from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.models.spec import ModelSpec
@@ -177,15 +177,36 @@ def _given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) ->
         # An empty list of tasks is all of them; False is a value of switches only
         if value is not None and not (value is False and name in _SWITCHES) and not (name == "tasks" and not value)
     }
-    own = sorted(known - _SHARED)
+    own = own_settings(_benchmark_of(suite).request())
     if foreign := sorted(given.keys() - known):
         more = f"; its settings are {', '.join(own)}" if own else ""
         raise UsageError(f"{foreign[0]}: suite {suite} has no such argument{more}")
     for name in settings:
         if name in _SHARED:
             raise UsageError(f"settings: {name} is an argument of evaluate; pass {name}=…, not in settings")
-        if not own:
-            raise UsageError(f"settings: {name}: suite {suite or 'zeroshot8'} has no settings of its own")
-        if name not in own:
-            raise UnknownNameError(f"setting of suite {suite}", name, own)
+        check_setting(f"settings: {name}", suite or DEFAULT_SUITE, name, own)
     return given | dict(settings)
+
+
+def own_settings(request: type[Request]) -> list[str]:
+    """Return the settings that a kind of request has in addition to the shared ones."""
+    return sorted(request.__dataclass_fields__.keys() - _SHARED)
+
+
+def check_setting(where: str, suite: str | Path, name: str, own: Collection[str]) -> None:
+    """Raise if a benchmark has no such setting.
+
+    Args:
+        where: beginning of the message.
+        suite: the suite, for the message.
+        name: the setting.
+        own: from `own_settings`.
+
+    Raises:
+        UsageError: it has no settings of its own.
+        UnknownNameError: it has others.
+    """
+    if not own:
+        raise UsageError(f"{where}: suite {suite} has no settings of its own")
+    if name not in own:
+        raise UnknownNameError(f"setting of suite {suite}", name, own)

@@ -8,6 +8,8 @@ from pathlib import Path
 from evalkit.benchmarks.request import Request
 from evalkit.inputs.fields import LEAST
 
+DEFAULT_SUITE = "zeroshot8"
+
 
 @dataclass(frozen=True)
 class SuiteRequest(Request):

@@ -12,7 +12,7 @@ from evalkit.cli.options import MARGIN, OUTPUT, PLOT, argument, option, typed_op
 from evalkit.cli.printing import PRINTING, print_report
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format
+    from evalkit.reporting.formats import Format
 
 
 @click.command()

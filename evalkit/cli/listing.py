@@ -1,4 +1,4 @@
-"""Lists of suites, tasks, templates, rules, tables and documents, as tables."""
+"""Lists of suites, tasks, templates, rules, tables and documents, as reports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from evalkit.export import GROUP, form_names
 from evalkit.plugins import added
 from evalkit.reporting.markup import plain
 from evalkit.reporting.report import Report
-from evalkit.reporting.table import Table, simple_table
-from evalkit.scores.rules import all_rules
+from evalkit.reporting.table import simple_table
+from evalkit.scores.rules import all_rules, invalid_rules
 from evalkit.tables.layout import layout_names, load_layout
 
 
-def suites() -> Table:
+def suites() -> Report:
     """Return the suites of all benchmarks with their tasks."""
     rows = []
     for kind in kinds():
@@ -29,37 +29,38 @@ def suites() -> Table:
             continue
         for suite, description in benchmark(kind).suites().items():
             rows.append([suite, description, ", ".join(averages.get(suite, {}).get("Average", ()))])
-    return simple_table("suites", ["suite", "what it is", "tasks"], rows, texts=3)
+    return Report((simple_table("suites", ["suite", "what it is", "tasks"], rows, texts=3),))
 
 
-def tasks() -> Table:
+def tasks() -> Report:
     """Return the tasks with their datasets on the hub."""
     rows = [
         [name, label(name), f"{task.hub.path} ({task.hub.split})", f"{task.count:,}"] for name, task in TASKS.items()
     ]
-    return simple_table("tasks", ["task", "name", "on the hub", "documents"], rows, texts=3)
+    return Report((simple_table("tasks", ["task", "name", "on the hub", "documents"], rows, texts=3),))
 
 
-def templates() -> Table:
+def templates() -> Report:
     """Return the prompt templates."""
     rows = [[name, load_template(name).description] for name in template_names()]
-    return simple_table("templates", ["template", "what it is"], rows, texts=2)
+    return Report((simple_table("templates", ["template", "what it is"], rows, texts=2),))
 
 
-def rules() -> Table:
-    """Return the scoring rules with their formulas."""
+def rules() -> Report:
+    """Return the scoring rules with their formulas; below them, errors of those that cannot be loaded."""
     rows = [[rule.name, rule.formula, rule.description] for rule in all_rules()]
-    return simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
+    table = simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
+    return Report((table,), notes=tuple(invalid_rules()))
 
 
-def tables() -> Table:
+def tables() -> Report:
     """Return the tables by name, with their captions."""
     layouts = [load_layout(name) for name in layout_names()]
     rows = [[layout.name, plain(layout.caption).split(". ")[0]] for layout in layouts]
-    return simple_table("tables", ["table", "what it shows"], rows, texts=2)
+    return Report((simple_table("tables", ["table", "what it shows"], rows, texts=2),))
 
 
-def exports() -> Table:
+def exports() -> Report:
     """Return a table of the export formats, with the package that adds each."""
     own = {
         "lm_eval": "lm-eval's results files",
@@ -68,7 +69,7 @@ def exports() -> Table:
     }
     packages = {name: entry.value for name, entry in added(GROUP).items()}
     rows = [[name, own.get(name) or packages[name]] for name in form_names()]
-    return simple_table("exports", ["export", "format, or the function that writes it"], rows, texts=2)
+    return Report((simple_table("exports", ["export", "format, or the function that writes it"], rows, texts=2),))
 
 
 _ABSENT = dict.fromkeys(EXAMPLES, "– (only --num-fewshot needs it)")

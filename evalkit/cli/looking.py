@@ -14,7 +14,8 @@ from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format, Report
+    from evalkit.reporting.formats import Format
+    from evalkit.reporting.report import Report
 
 _SORTS = ("date", "name", "model", "score")
 _LISTS = ("suites", "tasks", "templates", "rules", "tables", "exports", "runs")
@@ -52,19 +53,14 @@ def list_(what: str | None, output: Path, sort: str | None, text: str | None, fo
 
 
 def _list(name: str, output: Path, sort: str | None, text: str | None) -> Report:
-    from evalkit.reporting.report import Report
-
     if name == "runs":
         from evalkit.benchmarks.run_listing import list_found, runs_report
 
         return runs_report(list_found(output, sort or "date", text or ""), output, text or "")
     from evalkit.cli import listing
 
-    if name == "rules":
-        from evalkit.scores.rules import invalid_rules
-
-        return Report((listing.rules(),), notes=tuple(invalid_rules()))
-    return Report((getattr(listing, name)(),))
+    report: Report = getattr(listing, name)()
+    return report
 
 
 @click.command()

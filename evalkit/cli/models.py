@@ -15,7 +15,7 @@ from evalkit.cli.printing import PRINTING, print_report
 from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format
+    from evalkit.reporting.formats import Format
 
 _TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
 _PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")

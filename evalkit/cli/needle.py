@@ -25,7 +25,7 @@ from evalkit.cli.printing import PRINTING, print_run
 from evalkit.cli.running import run_and_print
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format
+    from evalkit.reporting.formats import Format
     from evalkit.runs.folder import Run
 
 

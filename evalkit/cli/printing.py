@@ -10,13 +10,12 @@ import click
 from evalkit.cli.options import option, option_group
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
+from evalkit.reporting.formats import FORMATS, Format
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format, Report
+    from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
 
-FORMATS = ("terminal", "markdown", "latex", "html", "csv", "json")
-"""See `reporting.report.Format`."""
 FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
 PRINTING = option_group(
     FORMAT,

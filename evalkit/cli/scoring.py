@@ -32,10 +32,10 @@ from evalkit.cli.options import (
 )
 from evalkit.cli.printing import PRINTING, print_run
 from evalkit.cli.running import run_and_print
-from evalkit.errors import UnknownNameError, UsageError
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format
+    from evalkit.reporting.formats import Format
     from evalkit.runs.folder import Run
 
 
@@ -154,20 +154,20 @@ def _request_options(ctx: click.Context, options: dict[str, Any], settings: Sequ
         UsageError: an option that it does not have, unless it is from the environment, where other commands may need
         it.
     """
-    from evalkit.benchmarks.multiple_choice.plan import DEFAULT_SUITE
     from evalkit.benchmarks.registry import benchmark, kind_of_suite
+    from evalkit.benchmarks.run import check_setting, own_settings
+    from evalkit.benchmarks.suite_request import DEFAULT_SUITE
     from evalkit.inputs.fields import switched
     from evalkit.models.spec import ModelSpec
 
     suite = options["suite"] or DEFAULT_SUITE
     request = benchmark(kind_of_suite(suite)).request()
     fields = {*ModelSpec.__dataclass_fields__, *request.__dataclass_fields__, "suite"}
-    # Settings without an option
-    own = fields - options.keys() - {"model"}
+    own = own_settings(request)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     for name in given.keys() - fields:
         if ctx.get_parameter_source(name) is not click.core.ParameterSource.ENVIRONMENT:
-            more = f"; it has --set {', '.join(sorted(own))}" if own else ""
+            more = f"; it has --set {', '.join(own)}" if own else ""
             raise UsageError(f"--{name.replace('_', '-')}: suite {suite} has no such setting{more}")
         del given[name]
     for setting in settings:
@@ -177,10 +177,7 @@ def _request_options(ctx: click.Context, options: dict[str, Any], settings: Sequ
             raise UsageError(f"--set {setting}: write KEY=VALUE, such as max_prompt_tokens=3500")
         if name in options:
             raise UsageError(f"--set {setting}: that is an option; give --{name.replace('_', '-')} {value}")
-        if not own:
-            raise UsageError(f"--set {setting}: suite {suite} has no settings of its own")
-        if name not in own:
-            raise UnknownNameError(f"setting of suite {suite}", name, own)
+        check_setting(f"--set {setting}", suite, name, own)
         if name in given:
             raise UsageError(f"--set {setting}: {name} is set twice; set it once")
         given[name] = value

@@ -15,7 +15,7 @@ from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Format
+    from evalkit.reporting.formats import Format
 
 _SOURCES = ("published", "runs", "both")
 

@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 from evalkit.atomic import replace_file
-from evalkit.errors import EvalkitError, RunError, UsageError, first_line
+from evalkit.errors import RunError, UsageError
 from evalkit.export.content import Content, content_of
-from evalkit.plugins import added, load_added
+from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
 
 GROUP = "evalkit.exports"
@@ -55,15 +55,7 @@ def _texts(form: str, content: Content) -> Mapping[str, str]:
     if form in _OWN:
         own: Export = import_module(_OWN[form]).files
         return own(content)
-    try:
-        found = load_added(GROUP, form, "export", FORMS)(content)
-    except EvalkitError:
-        raise
-    except Exception as error:  # another package's code
-        raise UsageError(
-            f"export {form} failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that adds "
-            "it"
-        ) from error
+    found = call_added(f"export {form}", load_added(GROUP, form, "export", FORMS), content)
     if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
         raise UsageError(f"export {form} returned a {type(found).__name__}; it must return file names and their texts")
     return found

@@ -38,7 +38,7 @@ from evalkit.models.temporary import temporary_folder
 from evalkit.models.tokenizer import load_tokenizer, probe_ids
 
 _FILE_OPTIONS = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
-             "trust_remote_code")  # fmt: skip
+                 "trust_remote_code")  # fmt: skip
 """Fields of `ModelSpec` that control how files are loaded."""
 
 
@@ -52,11 +52,13 @@ class LiveSpec(ModelSpec):
     """Folder of its config.json, generation_config.json and tokenizer."""
     given_tokenizer: Any = field(default=None, repr=False)
     """A copy of the user's tokenizer."""
+    stock: bool = True
+    """See `is_stock`."""
 
     def locate(self, say: Say = silent) -> Checkpoint:
         """Return its checkpoint, with the digest of the current weights."""
         state = state_digest(self.module)
-        if not is_stock(self.module):
+        if not self.stock:
             say(
                 f"{self.model}: has hooks, another forward or changed attributes, which no fingerprint covers; this "
                 "evaluation is a run of its own and is not resumed"
@@ -84,21 +86,16 @@ class LiveSpec(ModelSpec):
                 f"{name}: its tokenizer splits text differently after it is saved and loaded; pass the tokenizer that "
                 "AutoTokenizer loads from its files"
             )
-        return LoadedModel(
-            model=module,
-            tokenizer=tokenizer,
+        return LoadedModel.of(
+            module,
+            tokenizer,
             name=checkpoint.name,
-            architecture=type(module).__name__,
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
             dtype=self.dtype,
             device=self.device,
             window=context_window(name, module.config, tokenizer, say),
-            bos_id=tokenizer.bos_token_id,
-            eos_id=tokenizer.eos_token_id,
-            attention=str(attention_of(module.config)),
             fingerprint=fingerprint(checkpoint),
             generation=generation_settings(self.folder),
-            stock=is_stock(module),
+            stock=self.stock,
         )
 
 
@@ -154,6 +151,7 @@ def live_model(
                 module=module,
                 folder=folder,
                 given_tokenizer=own,
+                stock=is_stock(module),
             )
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(folder), shown_name)) from error

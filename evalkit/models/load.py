@@ -74,6 +74,20 @@ class LoadedModel:
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
 
+    @classmethod
+    def of(cls, model: Any, tokenizer: Any, **others: Any) -> LoadedModel:
+        """Return a loaded model with the facts that model and tokenizer have themselves, and the other fields."""
+        return cls(
+            model=model,
+            tokenizer=tokenizer,
+            architecture=type(model).__name__,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            bos_id=tokenizer.bos_token_id,
+            eos_id=tokenizer.eos_token_id,
+            attention=str(attention_of(model.config)),
+            **others,
+        )
+
     def __repr__(self) -> str:
         return brief(self, *self.summary)
 
@@ -140,18 +154,13 @@ def load(
         tokenizer = _tokenizer(checkpoint, read, model, say)
     given = checkpoint.given
     window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
+    return LoadedModel.of(
+        model,
+        tokenizer,
         name=checkpoint.name,
-        architecture=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=compute_dtype,
         device=place,
         window=window,
-        bos_id=tokenizer.bos_token_id,
-        eos_id=tokenizer.eos_token_id,
-        attention=str(attention_of(model.config)),
         extension=extension,
         fingerprint=read.fingerprint,
         generation=generation,

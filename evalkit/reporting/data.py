@@ -41,14 +41,14 @@ def table_csv(table: Table) -> str:
     writer.writerow(map(in_csv, ["key", *names] if keyed else names))
     for line in table.lines:
         texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
-        writer.writerow([*(text if text == MISSING else in_csv(text) for text in texts), *map(_csv_cell, line.cells)])
+        writer.writerow(map(_escaped, [*texts, *(cell.value + beside(cell) for cell in line.cells)]))
     for note in table.notes:
         writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 2 + keyed)])
     return out.getvalue().rstrip("\n")
 
 
-def _csv_cell(cell: Cell) -> object:
-    return cell.value if cell.value == MISSING else in_csv(cell.value + beside(cell))
+def _escaped(text: str) -> object:
+    return text if text == MISSING else in_csv(text)
 
 
 def table_content(table: Table) -> dict[str, Any]:

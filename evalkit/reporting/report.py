@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from evalkit.errors import UsageError
 from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
 from evalkit.reporting.escape import PACKAGES, in_markdown
+from evalkit.reporting.formats import Format
 from evalkit.reporting.markup import literal, plain
 from evalkit.reporting.table import Table
-
-Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-"""Names of the formats."""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 def _columns(text: str) -> int:
     """Return the terminal columns of a text, or of the longest of its lines."""
-    return max(wcswidth(line) if wcswidth(line) >= 0 else len(line) for line in text.split("\n"))
+    return max(width if (width := wcswidth(line)) >= 0 else len(line) for line in text.split("\n"))
 
 
 def _total(widths: Sequence[int], gap: int) -> int:

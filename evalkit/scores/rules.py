@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import RunError, UsageError, first_line
-from evalkit.plugins import added, load_added
+from evalkit.errors import RunError, UsageError
+from evalkit.plugins import added, call_added, load_added
 from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
@@ -235,13 +235,7 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
 def _scores(rule: Rule, table: pd.DataFrame) -> Floats:
     if rule.name in RULES:
         return rule.score(table)
-    try:
-        return np.asarray(rule.score(table), float)
-    except Exception as error:  # another package's code
-        raise UsageError(
-            f"rule {rule.name} failed ({type(error).__name__}: {first_line(error)}); fix or remove the package that "
-            "adds it"
-        ) from error
+    return call_added(f"rule {rule.name}", lambda: np.asarray(rule.score(table), float))
 
 
 def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:

@@ -15,12 +15,12 @@ import click
 import pytest
 
 from evalkit.cli import main
-from evalkit.cli.printing import FORMATS as CHOICES
 from evalkit.cli.root import cli
-from evalkit.reporting.report import FORMATS
+from evalkit.reporting.formats import FORMATS
 from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
+CHOICES = ("terminal", "markdown", "latex", "html", "csv", "json")
 PRINTING = {"run", "rescore", "longbench run", "longbench rescore", "longbench score", "needle", "compare", "table",
             "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
 """Commands whose result is a table."""

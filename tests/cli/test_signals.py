@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.cli import main
+from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
@@ -65,7 +66,8 @@ def _code(arguments: list[str]) -> int:
 def test_in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(
-        "evalkit.cli.listing.rules", lambda: os.kill(os.getpid(), signal.SIGTERM) or simple_table("rules", ["rule"], [])
+        "evalkit.cli.listing.rules",
+        lambda: os.kill(os.getpid(), signal.SIGTERM) or Report((simple_table("rules", ["rule"], []),)),
     )
     assert _code(["ls", "rules"]) == 143
     assert capsys.readouterr().err.splitlines()[-1] == INTERRUPTED
@@ -86,7 +88,7 @@ def test_another_handler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         monkeypatch.setattr(
             "evalkit.cli.listing.rules",
-            lambda: os.kill(os.getpid(), signal.SIGTERM) or simple_table("rules", ["rule"], []),
+            lambda: os.kill(os.getpid(), signal.SIGTERM) or Report((simple_table("rules", ["rule"], []),)),
         )
         assert _code(["ls", "rules"]) == 0
     finally:

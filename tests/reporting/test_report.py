@@ -9,7 +9,8 @@ import json
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.reporting.report import FORMATS, Report, render
+from evalkit.reporting.formats import FORMATS
+from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import simple_table
 
 TABLE = simple_table("made-up", ["task", "n", "value"], [["a_b", "1,000", "−1.5"], ["mean", "", "2.0"]], ruled={1})

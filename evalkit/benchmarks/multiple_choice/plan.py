@@ -18,7 +18,7 @@ from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.request import numerics, provenance
-from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UsageError
@@ -31,8 +31,6 @@ from evalkit.scores.table import SEGMENTS
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.benchmarks.multiple_choice.tasks import Question
-
-DEFAULT_SUITE = "zeroshot8"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,8 @@
+"""Names of the output formats of reports, for modules that do not render them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
