@@ -8,7 +8,9 @@
     ├── TemplateError            a prompt template that cannot be read or is invalid
     ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not match
     ├── ScoringError             a document that cannot be scored (context window too small, out of memory)
-    └── RunError                 a run folder that is in use, damaged, or cannot be written
+    │   └── OutOfMemoryError     a batch that another process may have memory for
+    └── RunError                 a run folder that is damaged, or cannot be written
+        └── RunInUseError        a run folder that another process writes
 
 A message is one line, whatever the names in it contain. It names the file, task, document, checkpoint or key, and says
 what was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
@@ -93,5 +95,13 @@ class ScoringError(EvalkitError):
     """A document that cannot be scored."""
 
 
+class OutOfMemoryError(ScoringError):
+    """A batch that another process may have memory for."""
+
+
 class RunError(EvalkitError):
-    """A run folder that is in use, damaged, or cannot be written."""
+    """A run folder that is damaged, or cannot be written."""
+
+
+class RunInUseError(RunError):
+    """A run folder that another process writes."""

@@ -75,10 +75,17 @@ class Progress:
             self._last_line = time.monotonic()
             self.say(self.line())
 
+    def share(self) -> float:
+        """Return the finished share of the work, from 0 to 1."""
+        return self._done / self._total if self._total else 1.0
+
+    def seconds_left(self) -> float | None:
+        """Return the estimated time left; None before anything is finished."""
+        return self._left() if self._done > self._skipped else None
+
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
-        share = self._done / self._total if self._total else 1.0
-        return f"{self._label}: {share:4.0%} of all, {self._rate()}, about {_clock(self._left())} left"
+        return f"{self._label}: {self.share():4.0%} of all, {self._rate()}, about {_clock(self._left())} left"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started

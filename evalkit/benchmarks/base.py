@@ -1,13 +1,14 @@
 """The benchmark protocol: `session.py` runs it, and each subpackage implements it.
 
     plan        the validated request; made without torch
+    setup       the part of the plan that a computer needs
     computer    the loaded model, and the facts about it that planning needs
     batches     made from the plan, these facts and a tokenizer, without weights
     rows        computed from a batch; stored in the journal
     results     tables and results.json, computed from all rows of the journal
 
-Batches, facts and rows can be pickled. The rows of a batch depend only on the plan, the batch and the model, not on
-earlier batches.
+Setups, batches, facts and rows can be pickled, so that other processes can compute a run. The rows of a batch depend
+only on the plan, the batch and the model, not on earlier batches.
 """
 
 from __future__ import annotations
@@ -148,11 +149,23 @@ class Benchmark(ABC):
         """Return whether rows are missing; stored rows are those with `(task, *values of the key) in finished`."""
 
     @abstractmethod
-    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
+    def facts(self) -> type:
+        """Return the dataclass of `Computer.facts`, which is restored from the manifest."""
+
+    @abstractmethod
+    def setup(self, plan: Any) -> Any:
+        """Return what `computer` needs of a plan: plain data, with a few documents at most.
+
+        Raises:
+            EvalkitError: a document is invalid.
+        """
+
+    @abstractmethod
+    def computer(self, setup: Any, loaded: LoadedModel, budget: Budget, say: Say) -> Computer:
         """Prepare a loaded model for the run's batches.
 
         Args:
-            plan: the run's plan.
+            setup: from `setup`.
             loaded: the run's model.
             budget: maximum number of tokens at a time.
             say: called with messages for the user.

@@ -18,7 +18,7 @@ from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
-    from evalkit.generation.capacity import MeasuredCapacity
+    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.generation.prompts import Prompt
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
@@ -59,16 +59,6 @@ class GenerationRequest:
     truncated: bool
 
 
-@dataclass(frozen=True)
-class GeneratingFacts:
-    """Properties of a generating model that planning needs."""
-
-    ends: tuple[int, ...]
-    """Token ids that end a text."""
-    room: MeasuredCapacity
-    """Memory available for generation, and cost estimates."""
-
-
 class GeneratedBenchmark(Benchmark):
     """Base class of benchmarks with generated answers."""
 
@@ -99,9 +89,19 @@ class GeneratedBenchmark(Benchmark):
         """Return whether a document has no answer."""
         return bool(self._unfinished_tasks(plan, finished))
 
-    def computer(self, plan: Any, loaded: LoadedModel, budget: Budget, say: Say) -> _GenerationComputer:
+    def facts(self) -> type[GeneratingFacts]:
+        """Return `GeneratingFacts`."""
+        from evalkit.benchmarks.generating_facts import GeneratingFacts
+
+        return GeneratingFacts
+
+    def setup(self, plan: Any) -> int:
+        """Return the context window, in tokens."""
+        return int(plan.manifest["context"])
+
+    def computer(self, setup: int, loaded: LoadedModel, budget: Budget, say: Say) -> _GenerationComputer:
         """Prepare a loaded model for generation."""
-        return _GenerationComputer(loaded, budget.kept, plan.manifest["context"], say)
+        return _GenerationComputer(loaded, budget.kept, setup, say)
 
     def batches(self, plan: Any, facts: GeneratingFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """Batch the prompts of the tasks that lack an answer."""
@@ -140,6 +140,7 @@ class _GenerationComputer:
     """Computer of benchmarks with generated answers."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
+        from evalkit.benchmarks.generating_facts import GeneratingFacts
         from evalkit.generation.capacity import measure_capacity
         from evalkit.generation.generator import generator_of
         from evalkit.generation.tokens import end_tokens

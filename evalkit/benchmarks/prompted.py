@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
@@ -27,6 +27,7 @@ from evalkit.stats.estimates import error_of_average, error_of_mean
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.runs.folder import Run
     from evalkit.runs.writing import RunWriter
 

@@ -1,63 +1,155 @@
 """Execution of a run's plan: open the folder, read the journal, compute the missing batches, write the results.
 
 In: a plan of any benchmark. Out: a finished run. Each batch is in the journal before the next one starts, so a killed
-process loses only its current batch.
+process loses only its current batch. `run_plan` computes in this process; `OpenRun` has the steps for those that
+compute elsewhere (`engines/`).
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from evalkit.activity import doing
-from evalkit.benchmarks.base import Benchmark, Budget, Plan
-from evalkit.benchmarks.loading import load_model
+from evalkit.benchmarks.base import Batch, Budget, Plan, Planned, Say
+from evalkit.benchmarks.loading import ModelHolder
 from evalkit.benchmarks.registry import benchmark
+from evalkit.inputs.validated import restored
 from evalkit.progress import Progress
-from evalkit.runs.finished_rows import FinishedRows
-from evalkit.runs.folder import Run
+from evalkit.runs.batch_devices import BatchDevice
+from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Entry
-from evalkit.runs.writing import RunWriter, finished_run
+from evalkit.runs.writing import RunWriter, find_finished, open_run
+
+if TYPE_CHECKING:
+    from evalkit.runs.columns import Rows
 
 
-def run_plan(plan: Plan, progress: Progress) -> Run:
-    """Compute the missing batches of a run, write its results and open it.
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to compute a run: what planning and the manifest need to know about it."""
+
+    facts: Any
+    """See `Computer.facts`."""
+    about: dict[str, Any]
+    """See `Computer.about`."""
+    place: BatchDevice
+    """Device of most batches."""
+    tokenizer: Any
+
+
+class OpenRun:
+    """A run whose folder this process writes: its journal, missing batches and results. Use `opened`."""
+
+    def __init__(self, plan: Plan, writer: RunWriter, say: Say) -> None:
+        self.plan = plan
+        self._kind = kind = benchmark(plan.manifest["kind"])
+        self._writer = writer
+        self._say = say
+        with doing("reading the journal"):
+            self.finished = writer.finished(kind.row, kind.key)
+            self.is_missing = kind.is_missing(plan, self.finished)
+            """Whether there is something to compute."""
+
+    def budget(self) -> Budget:
+        """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""
+        requested = self.plan.request.token_budget
+        manifest = self._writer.manifest if self.finished else {}
+        stored: int | None = manifest.get("token_budget")
+        if stored and requested not in (None, stored):
+            self._say(f"resuming with the token budget that the run was started with, {stored}")
+        # For runs that only generate, the token budget is that of keys and values
+        return Budget(stored or requested, manifest.get("kept_tokens") or stored or requested)
+
+    def facts(self) -> Any:
+        """Return the facts that the run was started with; None if there are none, or an earlier version's."""
+        stored = self._writer.manifest.get("facts") if self.finished else None
+        return None if stored is None else restored(stored, self._kind.facts())
+
+    def start(self, prepared: Prepared) -> None:
+        """Store the model's facts in the manifest; warn if earlier batches were computed on another kind of device."""
+        self._writer.compute_on(prepared.place)
+        self._writer.save_manifest(**prepared.about, facts=asdict(prepared.facts))
+
+    def batches(self, facts: Any, tokenizer: Any) -> Planned:
+        """Plan the missing batches."""
+        planned = self._kind.batches(self.plan, facts, tokenizer, self.finished, self._say)
+        if planned.message:
+            self._say(planned.message)
+        return planned
+
+    def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice) -> None:
+        """Add a computed batch to the journal.
+
+        Raises:
+            RunError: it could not be written; earlier batches are unaffected.
+        """
+        self.finished.append(Entry(batch.journal or batch.task, batch.number, round(seconds, 4), place), rows)
+
+    def report(self, done: float, seconds_left: float | None) -> None:
+        """Publish the progress to other processes; see `Lock.report`."""
+        self._writer.lock.report(done, seconds_left)
+
+    def finish(self) -> None:
+        """Write the tables and the results."""
+        self._kind.finish(self.plan, self.finished, self._writer)
+
+
+def finished(plan: Plan, say: Say) -> Run | None:
+    """Return the run of a plan if it has everything that is requested, else None."""
+    kind = benchmark(plan.manifest["kind"])
+    device = plan.request.model.device
+    run = find_finished(plan.folder, plan.manifest, lambda run: kind.serves(plan, run), say, device)
+    if run is not None:
+        run.require_form(kind.results_form)
+    return run
+
+
+@contextmanager
+def opened(plan: Plan, say: Say) -> Iterator[OpenRun]:
+    """Open the folder of a run for writing.
+
+    Raises:
+        RunInUseError: another process has it open.
+        RunError: it cannot be written or read.
+    """
+    with open_run(plan.folder.parent, plan.folder.name, plan.manifest, say) as writer:
+        yield OpenRun(plan, writer, say)
+
+
+def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) -> Run:
+    """Compute the missing batches of a run in this process, write its results and open it.
+
+    Args:
+        plan: the run's plan.
+        progress: receives messages and progress.
+        holder: loads the model, and keeps it for further runs; None: it is loaded for this run.
 
     Raises:
         EvalkitError: the run cannot be computed or saved; the message is one line.
     """
-    chosen = benchmark(plan.manifest["kind"])
-    run = finished_run(
-        plan.folder,
-        plan.manifest,
-        lambda run: chosen.serves(plan, run),
-        lambda writer: _complete(chosen, plan, writer, progress),
-        progress.say,
-        plan.request.model.device,
-    )
-    run.require_form(chosen.results_form)
+    if (run := finished(plan, progress.say)) is not None:
+        return run
+    with opened(plan, progress.say) as current:
+        if current.is_missing:
+            _compute(current, progress, holder or ModelHolder())
+        current.finish()
+    run = load_run(plan.folder)
+    run.require_form(benchmark(plan.manifest["kind"]).results_form)
     return run
 
 
-def _complete(kind: Benchmark, plan: Plan, writer: RunWriter, progress: Progress) -> None:
-    with doing("reading the journal"):
-        finished = writer.finished(kind.row, kind.key)
-        missing = kind.is_missing(plan, finished)
-    if missing:
-        _compute(kind, plan, finished, writer, progress)
-    kind.finish(plan, finished, writer)
-
-
-def _compute(kind: Benchmark, plan: Plan, finished: FinishedRows, writer: RunWriter, progress: Progress) -> None:
-    loaded = load_model(plan, progress.say)
+def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
+    plan = current.plan
+    kind = benchmark(plan.manifest["kind"])
+    loaded = holder.model_of(plan, progress.say)
     with doing("preparing prompts and batches"):
-        computer = kind.computer(plan, loaded, _budget(plan, finished, writer, progress), progress.say)
-        writer.compute_on(computer.place())
-        writer.save_manifest(**computer.about, facts=asdict(computer.facts))
-        planned = kind.batches(plan, computer.facts, loaded.tokenizer, finished, progress.say)
-    if planned.message:
-        progress.say(planned.message)
+        computer = kind.computer(kind.setup(plan), loaded, current.budget(), progress.say)
+        current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
+        planned = current.batches(computer.facts, loaded.tokenizer)
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:
@@ -66,17 +158,6 @@ def _compute(kind: Benchmark, plan: Plan, finished: FinishedRows, writer: RunWri
                 progress.task(task := batch.task)
             started = time.perf_counter()
             rows = computer.compute(batch)
-            seconds = round(time.perf_counter() - started, 4)
-            finished.append(Entry(batch.journal or batch.task, batch.number, seconds, computer.place(batch)), rows)
+            current.store(batch, rows, time.perf_counter() - started, computer.place(batch))
             progress.advance(batch.work, batch.documents)
-
-
-def _budget(plan: Plan, finished: FinishedRows, writer: RunWriter, progress: Progress) -> Budget:
-    """Return the token budget; a resumed run keeps the one it was started with, so that its batches are the same."""
-    requested = plan.request.token_budget
-    manifest = writer.manifest if finished else {}
-    stored: int | None = manifest.get("token_budget")
-    if stored and requested not in (None, stored):
-        progress.say(f"resuming with the token budget that the run was started with, {stored}")
-    # For runs that only generate, the token budget is that of keys and values
-    return Budget(stored or requested, manifest.get("kept_tokens") or stored or requested)
+            current.report(progress.share(), progress.seconds_left())

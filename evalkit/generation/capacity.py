@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import psutil
-import torch
 
 from evalkit.generation.batches import plan_batches
 from evalkit.generation.generator import CHUNK, Generator
 from evalkit.generation.prompts import Prompt
+from evalkit.scoring.memory import device_bytes
 
-_SHARE = 0.5
-"""Share of the free memory for keys and values."""
+_GPU_SHARE, _CPU_SHARE = 0.5, 0.25
+"""Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
 _CPU_ROWS, _GPU_ROWS = 16, 256
 """Largest batch size. In larger batches the time of a step grows in proportion to the batch size."""
 _STEPS = 4
@@ -84,14 +83,15 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
 
     Args:
         generator: the model's generator.
-        budget: most tokens of a batch; None: as many as fit into half of the free memory.
+        budget: most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
         context: the model's context window in tokens.
     """
     device, size = generator.device, generator.token_bytes
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    share = _GPU_SHARE if device.type == "cuda" else _CPU_SHARE
+    room = int((device_bytes(device) - generator.weight_bytes) * share)
     return Capacity(
         # Without a key-value cache, prompts are generated one by one
-        tokens=budget or (max(1, int(free * _SHARE / size)) if size else context),
+        tokens=budget or (max(1, room // size) if size else context),
         most_rows=1 if generator.one_by_one else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
         chunk=generator.chunk,
         token_bytes=size,

@@ -30,7 +30,8 @@ from evalkit.generation.sampling import sampler_of
 from evalkit.models.dynamic import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
-from evalkit.scoring.memory import is_out_of_memory
+from evalkit.scoring.budget import weight_bytes
+from evalkit.scoring.memory import check_room, is_out_of_memory, refuse_to_split
 
 CHUNK = 512
 """Prompt tokens in one forward pass."""
@@ -60,6 +61,7 @@ class Generator:
         self._head = model.get_output_embeddings()
         self.device = self._head.weight.device
         self._dynamic = dynamic_modules(model)
+        self.weight_bytes = weight_bytes(model)
         # Only the logits of a chunk's last token are needed
         last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if last else {}
@@ -123,6 +125,7 @@ class Generator:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            refuse_to_split(f"{len(prompts)} prompts")
             if len(prompts) == 1:
                 raise ScoringError(
                     f"a prompt of {len(prompts[0].tokens)} tokens is more than memory holds; "
@@ -144,6 +147,7 @@ class Generator:
             return [row.generation() for row in rows]
         longest = max(len(prompt.tokens) for prompt in prompts)
         columns = longest + max(prompt.max_new_tokens for prompt in prompts)
+        check_room(self.device, len(prompts) * columns * self.token_bytes)
         layers = int(self._model.config.get_text_config().num_hidden_layers)
         batch = _Batch(Storage(layers, len(prompts), columns), longest)
         for place, row in enumerate(rows):

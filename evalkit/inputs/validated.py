@@ -55,6 +55,16 @@ def misfit(content: Any, form: type) -> str | None:
     return None
 
 
+def restored(content: Any, form: type[Form]) -> Form | None:
+    """Return a dataclass from what `dataclasses.asdict` made of it, stored as JSON; None if it is of another form."""
+    kind: Any = form
+    try:
+        found: Form = _adapter(kind).validate_python(content)
+    except ValidationError:
+        return None
+    return found
+
+
 @cache
 def _adapter(form: Any) -> TypeAdapter[Any]:
     return TypeAdapter(form)

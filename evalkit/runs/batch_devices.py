@@ -1,4 +1,4 @@
-"""Device provenance of batches: device, hardware, attention kernel and host.
+"""Device provenance of batches: device, hardware, attention kernel, host and threads.
 
 In: the device and kernel in use, or a manifest. Out: `BatchDevice`s, the manifest's list of them, and notes. The device
 is not in a run's specification, since it changes the last bits only. Each batch in the journal and the manifest record
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any, NamedTuple
 
 
 class BatchDevice(NamedTuple):
-    """Device, hardware, kernel and host of a batch."""
+    """Device, hardware, kernel, host and threads of a batch."""
 
     device: str
     """Torch's name of the device: "cpu", "cuda:1"."""
@@ -25,6 +24,8 @@ class BatchDevice(NamedTuple):
     batches: the model's own implementation."""
     host: str
     """Network name of the machine."""
+    threads: int = 0
+    """Threads of a CPU, whose number changes the last bits; 0 for other devices, and where it is unknown."""
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -32,10 +33,12 @@ class BatchDevice(NamedTuple):
         return self.device.partition(":")[0], self.hardware
 
 
-@cache
 def place_of(device: str, kernel: str) -> BatchDevice:
     """Return the `BatchDevice` for a torch device of this machine."""
-    return BatchDevice(device, hardware_of(device), kernel, platform.node())
+    import torch
+
+    threads = torch.get_num_threads() if device == "cpu" else 0
+    return BatchDevice(device, hardware_of(device), kernel, platform.node(), threads)
 
 
 def hardware_of(device: str) -> str:
@@ -76,7 +79,9 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def places(manifest: Mapping[str, Any]) -> list[BatchDevice]:
     """Return the devices that a finished run was computed on."""
-    return [BatchDevice(*(one[name] for name in BatchDevice._fields)) for one in manifest.get("devices", [])]
+    # Earlier versions stored no threads
+    known = [{name: one[name] for name in BatchDevice._fields if name in one} for one in manifest.get("devices", [])]
+    return [BatchDevice(**one) for one in known]
 
 
 def kinds(manifest: Mapping[str, Any]) -> list[str]:

@@ -89,6 +89,7 @@ class _Device(Stored):
     hardware: str
     kernel: str
     host: str
+    threads: int = 0
     batches: dict[str, str]
 
 

@@ -55,7 +55,7 @@ class _Header(Stored):
     task: str
     batch: int
     seconds: Annotated[float, Field(ge=0)]
-    place: list[str]
+    place: list[str | int]
     columns: str
 
 
@@ -66,7 +66,7 @@ class _EarlierLine(Stored):
     task: str
     batch: int
     seconds: Annotated[float, Field(ge=0)]
-    place: list[str]
+    place: list[str | int]
     rows: list[list[Any]]
 
 
@@ -227,15 +227,23 @@ class Journal:
         run, task, batch, seconds, place, last = content
         if run != self._run:
             raise ValueError(f"it belongs to run {run}; expected {self._run}")
-        if len(place) != len(BatchDevice._fields):
-            raise ValueError(f"'place' has {len(place)} texts; expected {', '.join(BatchDevice._fields)}")
         # Interned: a run has many entries but few tasks and devices
-        entry = Entry(sys.intern(task), batch, seconds, BatchDevice(*map(sys.intern, place)), offset)
+        entry = Entry(sys.intern(task), batch, seconds, _interned(place), offset)
         if earlier:
             return entry, record_batch(last, self.row)
         if last != schema_digest(self.row):
             raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
         return entry, from_bytes(base64.b64decode(packed, validate=True), self.row)
+
+
+def _interned(place: Sequence[str | int]) -> BatchDevice:
+    """Return a line's device, with each text only once in memory. Lines of earlier versions have no threads."""
+    *texts, threads = [*place, 0] if len(place) < len(BatchDevice._fields) else place
+    names = [sys.intern(one) for one in texts if isinstance(one, str)]
+    if len(names) != len(BatchDevice._fields) - 1 or len(names) != len(texts) or not isinstance(threads, int):
+        raise ValueError(f"'place' has {len(place)} values; expected {', '.join(BatchDevice._fields)}")
+    device, hardware, kernel, host = names
+    return BatchDevice(device, hardware, kernel, host, threads)
 
 
 def _number(text: str) -> float:

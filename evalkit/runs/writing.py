@@ -6,15 +6,11 @@ In: a run's manifest, and a function that writes what is missing. Out: the finis
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from filelock import FileLock, Timeout
 
 from evalkit.atomic import replace_file, replacing
 from evalkit.errors import RunError
@@ -22,6 +18,7 @@ from evalkit.runs.batch_devices import BatchDevice, devices, places
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, WITHOUT_JOURNAL, Run, is_file, load_run
 from evalkit.runs.journal import Entry, Journal
+from evalkit.runs.lock import Lock, locked
 from evalkit.runs.seal import DIGEST, RUN, digest, json_bytes, sealed
 
 if TYPE_CHECKING:
@@ -50,15 +47,29 @@ def finished_run(
         say: called with messages for the user: damage, or that the requested device is not used.
         device: requested device.
     """
-    if is_file(folder / RESULTS) and is_file(folder / MANIFEST):
-        run = load_run(folder)
-        _check_specification(run, manifest)
-        if is_finished(run):
-            _report_unused_device(run, device, say)
-            return run
+    if (run := find_finished(folder, manifest, is_finished, say, device)) is not None:
+        return run
     with open_run(folder.parent, folder.name, manifest, say) as writer:
         complete(writer)
     return load_run(folder)
+
+
+def find_finished(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    is_finished: Callable[[Run], bool],
+    say: Callable[[str], None],
+    device: str,
+) -> Run | None:
+    """Return a run that has everything that is requested; None if something is missing. Arguments: `finished_run`."""
+    if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
+        return None
+    run = load_run(folder)
+    _check_specification(run, manifest)
+    if not is_finished(run):
+        return None
+    _report_unused_device(run, device, say)
+    return run
 
 
 def _check_specification(run: Run, manifest: Mapping[str, Any]) -> None:
@@ -82,8 +93,9 @@ def _index(device: str) -> str:
 class RunWriter:
     """A run folder, opened for writing. Use `open_run` or `finished_run`."""
 
-    def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None], lock: Lock) -> None:
         self.folder = folder
+        self.lock = lock
         self.manifest = manifest
         self.say = say
         self._entries: Sequence[Entry] = ()
@@ -214,8 +226,9 @@ def open_run(
         say: called with a message about repaired damage.
 
     Raises:
-        RunError: another process has the folder open, it cannot be written, it belongs to another specification, or it
-            was finished and both its journal and another file are missing.
+        RunInUseError: another process has the folder open.
+        RunError: the folder cannot be written, it belongs to another specification, or it was finished and both its
+            journal and another file are missing.
     """
     folder = root / name
     try:
@@ -225,42 +238,22 @@ def open_run(
         raise RunError(
             f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
         ) from error
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        owner = _read_text(folder / ".owner")
-        raise RunError(
-            f"run folder {folder} is in use by another process{f' ({owner})' if owner else ''}; wait for it"
-        ) from None
-    except OSError as error:
-        raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
-    try:
-        writer = RunWriter(folder, manifest, say)
-        if exists := (folder / MANIFEST).exists():
-            stored = load_run(folder)
-            _check_specification(stored, manifest)
-            writer.manifest = stored.manifest
-        writer.require_journal()
-        if not exists:
-            writer.save_manifest()
-        with suppress(OSError):  # only adds to the message above
-            (folder / ".owner").write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        yield writer
-    except BaseException:
-        if new and not (folder / JOURNAL).exists():
-            shutil.rmtree(folder, ignore_errors=True)  # nothing was scored, e.g. the model could not be loaded
-        raise
-    finally:
-        lock.release()
+    with locked(folder) as lock:
+        try:
+            writer = RunWriter(folder, manifest, say, lock)
+            if exists := (folder / MANIFEST).exists():
+                stored = load_run(folder)
+                _check_specification(stored, manifest)
+                writer.manifest = stored.manifest
+            writer.require_journal()
+            if not exists:
+                writer.save_manifest()
+            yield writer
+        except BaseException:
+            if new and not (folder / JOURNAL).exists():
+                shutil.rmtree(folder, ignore_errors=True)  # nothing was scored, e.g. the model could not be loaded
+            raise
 
 
 def _json(content: Any) -> bytes:
     return json_bytes(content, indent=2) + b"\n"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""

@@ -1,13 +1,11 @@
-"""Default token budget: how many tokens a batch may have, from the device's free memory."""
+"""Default token budget: how many tokens a batch may have, from the device's memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import psutil
-import torch
-
 from evalkit.compatibility.transformers import attention_of
+from evalkit.scoring.memory import device_bytes
 
 CPU_TOKENS = 2048
 """Enough to saturate two cores; more only costs memory (measured: docs/measurements/performance.md)."""
@@ -15,23 +13,27 @@ GPU_TOKENS = 65536
 MIN_TOKENS = 128
 _ROW = 2048
 """Assumed length of a token's mask row."""
-_SHARE = 0.5
-"""Share of the free memory that one batch may use by the estimate below."""
+_SHARE = 0.25
+"""Share of the memory beside the weights that one batch may use by the estimate below."""
 
 
 def auto_budget(model: Any) -> int:
-    """Return a token budget that fits in half of the device's free memory, at most what saturates the device.
+    """Return a token budget that fits in the device's memory beside the weights, at most what saturates the device.
+
+    It does not depend on how much memory other processes use.
 
     Args:
         model: the loaded model, whose weights are already in memory.
     """
     device = model.get_output_embeddings().weight.device
-    if device.type == "cuda":
-        free, most = torch.cuda.mem_get_info(device)[0], GPU_TOKENS
-    else:
-        free, most = psutil.virtual_memory().available, CPU_TOKENS
-    fits = int(free * _SHARE / bytes_per_token(model))
+    most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+    fits = int((device_bytes(device) - weight_bytes(model)) * _SHARE / bytes_per_token(model))
     return max(MIN_TOKENS, min(most, fits))
+
+
+def weight_bytes(model: Any) -> int:
+    """Return the bytes of a model's weights."""
+    return sum(one.numel() * one.element_size() for one in model.parameters())
 
 
 def bytes_per_token(model: Any) -> int:

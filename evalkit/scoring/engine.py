@@ -19,7 +19,7 @@ from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_li
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.check_cache import CheckCache
 from evalkit.scoring.forward import Forward, Scores
-from evalkit.scoring.memory import is_out_of_memory
+from evalkit.scoring.memory import is_out_of_memory, refuse_to_split
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
@@ -227,6 +227,7 @@ class Engine:
             try:
                 self._failures[rounded] = self._compare(SharingCheck(self._model), rounded)
             except _TooManyTokens:
+                refuse_to_split(f"the check of {rounded.row} tokens a batch")
                 self._failures[rounded] = "out of memory in the check at that length"
         if failure := self._failures[rounded]:
             row_too, longest_too = lengths.row > self._checked.row, lengths.longest > self._checked.longest
@@ -257,6 +258,7 @@ class Engine:
             paths = iter(tree.paths)
             return [(item, [pairs.along(next(paths), trunk.scores) for _ in item.sequences]) for item in batch.items]
         # Outside the handler, so that the traceback no longer references the tensors
+        refuse_to_split(f"{len(tree.tokens)} tokens")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self._say_once("memory", f"out of memory at {len(tree.tokens)} tokens a batch: such batches are halved")
@@ -339,6 +341,7 @@ def _memory_for(item: SequenceSet, tokens: int, at_most: bool = True) -> Iterato
             raise
         if not at_most:
             raise _TooManyTokens from None
+        refuse_to_split(f"{item.label}, {tokens} tokens")
         raise ScoringError(
             f"{item.label}: out of memory on {tokens} tokens; free some memory, or use a smaller dtype"
         ) from error

@@ -1,8 +1,28 @@
-"""Detection of out-of-memory errors."""
+"""Memory: out-of-memory errors, and how much of a device's memory a process may use.
+
+Limits of batches follow from a device's whole memory, not from what happens to be free, so that a plan is the same
+everywhere; where memory runs out, batches are split.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import psutil
 import torch
+
+from evalkit.errors import OutOfMemoryError
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Memory limit of a container, in bytes, or "max"."""
+
+_shares = {"memory": 1.0}
+"""Share of each device's memory that this process may use."""
+_splits: ContextVar[bool] = ContextVar("splits", default=True)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -10,3 +30,44 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return "not enough memory" in str(error) or ("alloc" in str(error).lower() and "memory" in str(error).lower())
+
+
+def device_bytes(device: Any) -> int:
+    """Return the bytes of a device's memory that this process may use: its whole memory times `use_memory_share`'s."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1] * _shares["memory"])
+    total = int(psutil.virtual_memory().total)
+    with suppress(OSError, ValueError):
+        total = min(total, int(_CGROUP_LIMIT.read_text()))
+    return int(total * _shares["memory"])
+
+
+def use_memory_share(share: float) -> None:
+    """Set the share of each device's memory that this process may use, where several processes share a device."""
+    _shares["memory"] = share
+
+
+def check_room(device: Any, size: int) -> None:
+    """Raise `MemoryError` if a CPU lacks free memory for an allocation, which the system would grant and then kill."""
+    if torch.device(device).type == "cpu" and size > psutil.virtual_memory().available:
+        raise MemoryError(f"not enough memory: {size:,} bytes")
+
+
+@contextmanager
+def whole_batches() -> Iterator[None]:
+    """Within the block, `refuse_to_split` raises: another process may have memory for the whole batch.
+
+    A batch that is split is rounded differently in its last bits.
+    """
+    token = _splits.set(False)
+    try:
+        yield
+    finally:
+        _splits.reset(token)
+
+
+def refuse_to_split(what: str) -> None:
+    """Raise `OutOfMemoryError` within `whole_batches`."""
+    if not _splits.get():
+        raise OutOfMemoryError(f"out of memory on {what}")

@@ -234,7 +234,7 @@ def test_a_killed_run_resumes(
 def test_a_finished_run_loads_no_model(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
     again = made(kind, files, runs[kind, 0].folder.parent)
     assert again.folder == runs[kind, 0].folder
     # Neither does a run without results, since the journal has everything
@@ -247,7 +247,7 @@ def test_the_command_line_runs_and_shows_it(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """`evalkit run --suite` with settings by `--set` gives the run that Python made."""
-    monkeypatch.setattr("evalkit.benchmarks.session.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -281,7 +281,9 @@ def test_a_batch_can_be_computed_elsewhere(
     """In any order, each from its pickle alone; planned without weights, from unpickled facts."""
     served_by, one = benchmark(kind), plan(kind, files, Path("none"))
     loaded = load_model(one, Silent().say)
-    computer = served_by.computer(one, loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say)
+    computer = served_by.computer(
+        pickle.loads(pickle.dumps(served_by.setup(one))), loaded, Budget(BUDGET[kind], BUDGET[kind]), Silent().say
+    )
     facts = pickle.loads(pickle.dumps(computer.facts))
     assert asdict(facts) == asdict(computer.facts)
     finished = FinishedRows(Journal(tmp_path / JOURNAL, one.manifest["id"], served_by.row, pytest.fail), served_by.key)

@@ -12,6 +12,7 @@ import pytest
 from evalkit.generation.capacity import MeasuredCapacity, measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
+from evalkit.scoring.budget import weight_bytes
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 
@@ -23,10 +24,11 @@ def made(model: Any, budget: int | None = None) -> MeasuredCapacity:
     return measure_capacity(model, Generator(model), budget, 2048)
 
 
-def test_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quarter_of_the_memory_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other programs use, so that batches are the same everywhere."""
     model = model_of("llama", VANILLA)
-    free = psutil.virtual_memory()._replace(available=2000 * BYTES + 1)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+    total = psutil.virtual_memory()._replace(total=4000 * BYTES + 1 + weight_bytes(model), available=1 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: total)
     room = made(model)
     assert (room.tokens, room.most_rows) == (1000, 16)
     assert made(model, 77).tokens == 77

@@ -136,7 +136,14 @@ class Norms(Benchmark):
         """Whether a text was not read."""
         return any((NORMS, number) not in finished for number in range(len(plan.texts)))
 
-    def computer(self, plan: NormsPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
+    def facts(self) -> type[NoFacts]:
+        """See `NoFacts`."""
+        return NoFacts
+
+    def setup(self, plan: NormsPlan) -> None:
+        """Nothing of the plan is needed."""
+
+    def computer(self, setup: None, loaded: LoadedModel, budget: Budget, say: Say) -> Reading:
         """See `Benchmark`."""
         return Reading(loaded)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table
 from evalkit.benchmarks.run_listing import list_found
@@ -49,6 +50,7 @@ def test_a_finished_run_says_that_nothing_is_computed(small: Evaluate) -> None:
             "hardware": platform.machine(),
             "kernel": "tiles",
             "host": platform.node(),
+            "threads": torch.get_num_threads(),
             "batches": first.manifest["devices"][0]["batches"],
         }
     ]
@@ -63,7 +65,8 @@ def test_a_finished_run_says_that_nothing_is_computed(small: Evaluate) -> None:
 def test_each_batch_says_where_it_was_computed(small: Evaluate) -> None:
     run = small()
     entries = [entry for entry, _ in entries_of(run, ScoreRow)]
-    assert {entry.place for entry in entries} == {BatchDevice("cpu", platform.machine(), "tiles", platform.node())}
+    here = BatchDevice("cpu", platform.machine(), "tiles", platform.node(), torch.get_num_threads())
+    assert {entry.place for entry in entries} == {here}
     by_task = {task: len([e for e in entries if e.task == task]) for task in ("piqa", "arc_easy")}
     assert run.manifest["devices"][0]["batches"] == {task: f"0-{count - 1}" for task, count in by_task.items()}
 

@@ -1,40 +1,72 @@
 """Computation of lm-eval's requests on a loaded model.
 
-In: a plan, a loaded model and its batches. Out: a `RequestRow` with the answer to each request.
+In: the requests that show how the model is prepared, a loaded model, and batches. Out: a `RequestRow` with the answer
+to each request.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
 
 from evalkit.benchmarks.base import Batch, Budget, Say
 from evalkit.benchmarks.lm_eval.batches import EMPTY_TEXTS, GenerationContent, RequestFacts, continuations_of
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import RequestRow
+from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, RequestRow, label_of
 from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
 from evalkit.benchmarks.lm_eval.texts import answer_text
+from evalkit.inputs.texts import check_text
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
 from evalkit.runs.batch_devices import BatchDevice, place_of
+
+_CANDIDATES = 8
+"""Requests among which the start-up check chooses."""
+
+
+@dataclass(frozen=True)
+class AnsweringSetup:
+    """What answering needs of a plan."""
+
+    scored: tuple[LMEvalRequest, ...]
+    """Requests among which the start-up check chooses."""
+    generated: tuple[LMEvalRequest, ...]
+    """A generation request of each distinct generation_kwargs."""
+
+
+def setup_of(plan: TaskPlan) -> AnsweringSetup:
+    """Return what answering needs of a plan.
+
+    Raises:
+        ScoringError: a prompt is not valid text; names task and document.
+    """
+    requests = [one for members in plan.requests_by_task.values() for one in members]
+    generated: dict[str, LMEvalRequest] = {}
+    for one in requests:
+        if one.key.kind == "generate_until":
+            check_text(one.request.args[0], label_of(one.request))
+            generated.setdefault(repr(one.request.args[1]), one)
+    # An empty text has no token
+    scored = (one for one in requests if one.key.kind != "generate_until" and one.request.args[-1])
+    return AnsweringSetup(tuple(islice(scored, _CANDIDATES)), tuple(generated.values()))
 
 
 class Answering:
     """A `Computer` for lm-eval's requests."""
 
-    def __init__(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> None:
+    def __init__(self, setup: AnsweringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         self._say = say
         self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
         harness.remembers = loaded.stock
-        requests = [one for members in plan.requests_by_task.values() for one in members]
         # Validated before anything is scored, not at their batch
-        texts = [one.request for one in requests if one.key.kind == "generate_until"]
+        texts = [one.request for one in setup.generated]
         harness.check_generation(texts)
         encoding = Encoding(harness.tokenizer, harness.prefix_token_id, harness.prefix_text, harness.max_length)
         # The start-up check uses a real sequence: the first that has a token
-        for one in requests:
-            if one.key.kind != "generate_until" and (
-                first := [continuation for _, continuation, _ in continuations_of([one], encoding, silent)]
-            ):
+        for one in setup.scored:
+            if first := [continuation for _, continuation, _ in continuations_of([one], encoding, silent)]:
                 harness.engine.check(items_of(first)[0])
                 break
         engine = harness.engine

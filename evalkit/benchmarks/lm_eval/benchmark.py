@@ -23,7 +23,7 @@ from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.lm_eval.answering import Answering
+    from evalkit.benchmarks.lm_eval.answering import Answering, AnsweringSetup
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.suite_request import SuiteRequest
@@ -86,11 +86,23 @@ class LMEval(Benchmark):
         """Return whether any request has no answer yet."""
         return any(unanswered(finished, members) for members in plan.requests_by_task.values())
 
-    def computer(self, plan: TaskPlan, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
+    def facts(self) -> type[RequestFacts]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.lm_eval.batches import RequestFacts
+
+        return RequestFacts
+
+    def setup(self, plan: TaskPlan) -> AnsweringSetup:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.lm_eval.answering import setup_of
+
+        return setup_of(plan)
+
+    def computer(self, setup: AnsweringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Answering:
         """See `Benchmark`."""
         from evalkit.benchmarks.lm_eval.answering import Answering
 
-        return Answering(plan, loaded, budget, say)
+        return Answering(setup, loaded, budget, say)
 
     def batches(self, plan: TaskPlan, facts: RequestFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Planned:
         """See `Benchmark`."""

@@ -22,6 +22,7 @@ from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import numerics, provenance
+from evalkit.benchmarks.shared_library import shared_library
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
@@ -85,7 +86,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         EvalkitError: the request, a task, its documents or the checkpoint are not valid.
     """
     _check_request(request)
-    library = Library(request.data_dir, request.allow_unofficial_data, say)
+    library = shared_library(request, say)
     set_seeds()
     with doing("loading lm-eval's tasks"):
         tasks = load_tasks(request.tasks, request.include_path, request.num_fewshot, library, say)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
 from evalkit.errors import RunError
@@ -28,6 +28,7 @@ from evalkit.runs.traits import max_prompt_tokens
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.longbench.documents import LongBenchDocument
     from evalkit.benchmarks.longbench.metrics import EditVariant
     from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
-    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts
+    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.data import HubSplit
@@ -91,11 +91,23 @@ class MultipleChoice(Benchmark):
 
         return any(key_of(question) not in finished for question in chain(*plan.questions.values()))
 
-    def computer(self, plan: ChoicePlan, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
+    def facts(self) -> type[ScoringFacts]:
+        """Return `ScoringFacts`."""
+        from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
+
+        return ScoringFacts
+
+    def setup(self, plan: ChoicePlan) -> ScoringSetup:
+        """Return the template, and the documents of the start-up check."""
+        from evalkit.benchmarks.multiple_choice.scoring import setup_of
+
+        return setup_of(plan)
+
+    def computer(self, setup: ScoringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
-        return Scoring(plan, loaded, budget.scored, say)
+        return Scoring(setup, loaded, budget.scored, say)
 
     def batches(
         self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say

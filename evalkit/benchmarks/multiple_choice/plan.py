@@ -18,11 +18,13 @@ from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.request import numerics, provenance
+from evalkit.benchmarks.shared_library import shared_library
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UsageError
 from evalkit.models.locate import Checkpoint, Say
+from evalkit.remembered import remembered
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 from evalkit.scores.rules import Rule, find_rule
@@ -55,6 +57,17 @@ class ChoicePlan:
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
         """Task → its documents, up to the limit."""
+        return remembered("questions", self.documents_key, self._load_questions)
+
+    @property
+    def documents_key(self) -> str:
+        """What the questions depend on."""
+        specification = self.manifest["specification"]
+        names = ("suite", "documents", "examples", "num_fewshot", "limit", "unconditional", "code")
+        about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
+        return json.dumps(about, sort_keys=True)
+
+    def _load_questions(self) -> dict[str, list[Question]]:
         with doing("building questions"):
             from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
@@ -82,11 +95,15 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     template = load_template(request.template or suite.template or "inst")
     rule = _rule_of(request.rule or suite.rule, template)
     checkpoint = request.model.locate(say)
-    library = Library(request.data_dir, request.allow_unofficial_data, say)
+    library = shared_library(request, say)
     _check_data_dir(request, suite, library)
     _refuse_shadowing_tasks(suite)
     with doing("reading documents"):
-        others = _load_others(suite, library, say)
+        others = remembered(
+            "tasks",
+            (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir),
+            lambda: _load_others(suite, library, say),
+        )
         specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
     manifest = {
         "id": specification_id(specification),

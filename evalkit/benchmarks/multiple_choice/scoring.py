@@ -17,6 +17,7 @@ from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.models.locate import silent
+from evalkit.remembered import remembered
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
@@ -25,11 +26,14 @@ from evalkit.scoring.prefetch import prefetched
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.benchmarks.multiple_choice.templates import Template
     from evalkit.models.load import LoadedModel
     from evalkit.runs.finished_rows import FinishedRows, Key
 
 _CANDIDATES = 2
 """Questions of each task among which the start-up check chooses."""
+_TASKS_KEPT = 16
+"""Tasks whose tokens are kept for the next checkpoint with the same tokenizer."""
 
 _Encoded: TypeAlias = tuple[list[EncodedQuestion], list[pack.TreeBatch]]
 """A task's documents as token sequences, and their batches."""
@@ -47,24 +51,40 @@ class ScoringFacts:
     """Whether sequences share the computation of common prefixes."""
 
 
+@dataclass(frozen=True)
+class ScoringSetup:
+    """What scoring needs of a plan."""
+
+    template: Template
+    unconditional: bool
+    """Whether choices are scored without their context too."""
+    candidates: tuple[Question, ...]
+    """Documents among which the start-up check chooses."""
+
+
+def setup_of(plan: ChoicePlan) -> ScoringSetup:
+    """Return what scoring needs of a plan."""
+    first = tuple(question for members in plan.questions.values() for question in members[:_CANDIDATES])
+    return ScoringSetup(plan.template, plan.unconditional, first)
+
+
 class Scoring:
     """Computer of multiple-choice batches."""
 
-    def __init__(self, plan: ChoicePlan, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+    def __init__(self, setup: ScoringSetup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
         from evalkit.scoring.budget import auto_budget
         from evalkit.scoring.engine import Engine
 
-        self._scored = _scored(plan)
+        self._scored = _scored(setup.template)
         self._engine = engine = Engine(loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock)
-        prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, silent)
-        first = [question for members in plan.questions.values() for question in members[:_CANDIDATES]]
-        encoded = prompter.encode(first, plan.unconditional)
+        prompter = Prompter(setup.template, loaded.tokenizer, loaded.window, silent)
+        encoded = prompter.encode(setup.candidates, setup.unconditional)
         engine.check([question_item(number, one, self._scored) for number, one in enumerate(encoded)])
         self.facts = ScoringFacts(loaded.window, engine.budget, engine.shares)
         self.about = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            "loaded": loaded.facts() | {"markers": _markers(plan, loaded.tokenizer)},
+            "loaded": loaded.facts() | {"markers": _markers(setup.template, loaded.tokenizer)},
         }
         self._place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
 
@@ -84,16 +104,27 @@ class Scoring:
 
 def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     """Yield the batches that have documents without scores, task by task."""
-    prompter, scored, stop = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan), Event()
+    prompter, scored, stop = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan.template), Event()
+
+    specification = plan.manifest["specification"]
+    tokenized = (plan.documents_key, specification["checkpoint"]["tokenizer"], specification["template"], facts)
 
     def encode(task: str) -> _Encoded:
-        """Encode and plan a task; return early once stopped."""
-        found = prompter.encode(plan.questions[task], plan.unconditional)
-        encoded = list(takewhile(lambda _: not stop.is_set(), found))
-        items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
+        """Encode and plan a task."""
+        encoded, items, packed = remembered("batches", (tokenized, task), lambda: planned(task), most=_TASKS_KEPT)
         if facts.shares and plan.request.token_budget == facts.token_budget:
             pack.check_budget(items, facts.token_budget)
-        return encoded, pack.plan(items, facts.token_budget)
+        # Without their trees, which are made when a batch's turn comes and not kept
+        return encoded, [pack.TreeBatch(batch.trunk, batch.items) for batch in packed]
+
+    def planned(task: str) -> tuple[list[EncodedQuestion], list[pack.SequenceSet], list[pack.TreeBatch]]:
+        """Encode and plan a task; raise `_Stopped` once stopped."""
+        found = prompter.encode(plan.questions[task], plan.unconditional)
+        encoded = list(takewhile(lambda _: not stop.is_set(), found))
+        if stop.is_set():
+            raise _Stopped
+        items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
+        return encoded, items, pack.plan(items, facts.token_budget)
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
     with _BackgroundPlanner(encode, tasks, stop) as planner:
@@ -111,6 +142,10 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
                 work = sum(work_of(one.question) for one in members.values())
                 yield Batch(task, number, (batch, members), work, len(members))
                 planner.raise_failure()
+
+
+class _Stopped(Exception):
+    """Nobody needs the batches any more."""
 
 
 class _BackgroundPlanner:
@@ -155,9 +190,9 @@ def key_of(question: Question) -> Key:
     return question.task, question.subtask, question.doc_id
 
 
-def _scored(plan: ChoicePlan) -> frozenset[int]:
-    """Return the indices of the segments that the template scores."""
-    return frozenset(map(SEGMENTS.index, plan.template.score))
+def _scored(template: Template) -> frozenset[int]:
+    """Return the indices of the segments that a template scores."""
+    return frozenset(map(SEGMENTS.index, template.score))
 
 
 def work_of(question: Question) -> int:
@@ -165,8 +200,8 @@ def work_of(question: Question) -> int:
     return len(question.contexts[0]) + sum(map(len, question.continuations))
 
 
-def _markers(plan: ChoicePlan, tokenizer: Any) -> Mapping[str, str]:
+def _markers(template: Template, tokenizer: Any) -> Mapping[str, str]:
     """Return literal marker of the template, such as [INST] → whether the tokenizer has it as a special token."""
     special = set(tokenizer.all_special_tokens)
-    literals = [part.text.strip() for part in plan.template.parts if part.segment == "special"]
+    literals = [part.text.strip() for part in template.parts if part.segment == "special"]
     return {literal: "special token" if literal in special else "text" for literal in literals}

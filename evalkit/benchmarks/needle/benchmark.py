@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GeneratingFacts, GenerationRequest
+from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.errors import RunError
@@ -26,6 +26,7 @@ from evalkit.runs.forms import StoredTask
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter

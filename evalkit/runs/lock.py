@@ -1,0 +1,161 @@
+"""Lock of a run folder: one process at a time writes it.
+
+In: a run folder. Out: the lock, or a `RunInUseError` that names the holder. A holder that is gone is replaced.
+
+The lock is the operating system's (`.lock`), which ends with its process. File systems of clusters may not pass it on
+between machines, so the holder also renews the time of a file (`.owner`), with its name and its progress. A folder
+whose owner is on another machine and has renewed its file lately is in use, whatever the operating system says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from evalkit.atomic import replace_file
+from evalkit.errors import RunError, RunInUseError
+from evalkit.inputs.reading import read_json
+from evalkit.inputs.validated import Stored, misfit
+
+_LOCK, _OWNER = ".lock", ".owner"
+_LARGEST = 1 << 16
+"""Most bytes of the owner's file."""
+RENEWAL = 15.0
+"""Seconds between two renewals."""
+LEASE = 120.0
+"""Seconds without a renewal after which an owner on another machine is gone."""
+
+
+class Owner(Stored):
+    """The process that writes a run, or the last one that did."""
+
+    host: str
+    process: int
+    done: float = 0.0
+    """Finished share of the run, from 0 to 1."""
+    seconds_left: float | None = None
+    """Estimate; None: unknown."""
+    released: bool = False
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class Lock:
+    """A held lock. Use `locked`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owner = Owner(host=platform.node(), process=os.getpid())
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="evalkit-lock", daemon=True)
+
+    def report(self, done: float, seconds_left: float | None) -> None:
+        """Store the progress, which is written with the next renewal.
+
+        Args:
+            done: finished share of the run.
+            seconds_left: estimate of the remaining time; None: unknown.
+        """
+        self._owner = self._owner.model_copy(update={"done": done, "seconds_left": seconds_left})
+
+    def _start(self) -> None:
+        self._write()
+        self._thread.start()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._owner = self._owner.model_copy(update={"released": True})
+        if self._folder.exists():
+            self._write()
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEWAL):
+            self._write()
+
+    def _write(self) -> None:
+        # A file that cannot be written costs the protection between machines only; the journal reports a full disk
+        with suppress(OSError):
+            replace_file(self._folder / _OWNER, json.dumps(self._owner.model_dump()).encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Hold the lock of an existing run folder within the block.
+
+    Raises:
+        RunInUseError: another process holds it.
+        RunError: the folder cannot be written.
+    """
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise _in_use(folder, read_owner(folder)) from None
+    except OSError as error:
+        raise RunError(f"output folder {folder} cannot be written ({error.strerror or error})") from error
+    held = Lock(folder)
+    try:
+        owner = read_owner(folder)
+        if owner and owner.host != platform.node() and is_active(folder, owner):
+            raise _in_use(folder, owner)
+        held._start()
+        try:
+            yield held
+        finally:
+            held._end()
+    finally:
+        lock.release()
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Return the process that writes a run or did so last; None if it is unknown."""
+    with suppress(RunError):
+        content = read_json(folder / _OWNER, RunError, most=_LARGEST)
+        if misfit(content, Owner) is None:
+            return Owner.model_validate(content)
+    return None
+
+
+def is_active(folder: Path, owner: Owner) -> bool:
+    """Return whether an owner has renewed its file lately, by the clock of the file system, and not released it."""
+    if owner.released:
+        return False
+    try:
+        (folder / _LOCK).touch()
+        now = (folder / _LOCK).stat().st_mtime
+        return now - (folder / _OWNER).stat().st_mtime < LEASE
+    except OSError:
+        with suppress(OSError):
+            return time.time() - (folder / _OWNER).stat().st_mtime < LEASE
+        return False
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process writes a run at the moment."""
+    owner = read_owner(folder)
+    if owner is None or not is_active(folder, owner):
+        return False
+    if owner.host != platform.node():
+        return True
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    lock.release()
+    return False
+
+
+def _in_use(folder: Path, owner: Owner | None) -> RunInUseError:
+    by = f" ({owner})" if owner and not owner.released else ""
+    return RunInUseError(f"run folder {folder} is in use by another process{by}; wait for it")
