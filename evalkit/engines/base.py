@@ -1,0 +1,51 @@
+"""Jobs and their outcomes. In: planned runs. Out: what became of each. Engines differ in who computes the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from evalkit.benchmarks.base import Plan
+from evalkit.progress import Progress
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be completed."""
+
+    label: str
+    """Its name in messages."""
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    job: Job
+    state: Literal["finished", "failed", "in use"]
+    """"in use": another process computes it."""
+    message: str = ""
+    """Why it failed, or who computes it; one line."""
+
+
+class Engine(Protocol):
+    """Completes jobs; the others go on where one fails."""
+
+    def __call__(
+        self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
+    ) -> list[Outcome]:
+        """Compute what is missing of each job and write its results.
+
+        Args:
+            jobs: the runs, in order of preference.
+            progress: receives messages and progress.
+            done: called with each outcome as soon as it is known.
+
+        Returns:
+            One outcome for each job, in their order.
+
+        Raises:
+            EvalkitError: nothing can be computed at all.
+        """

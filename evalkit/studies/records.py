@@ -1,0 +1,85 @@
+"""Records of a study's runs: which folder each has, and why it failed.
+
+In: a `StudyRun` and a folder of runs. Out: its `Record`, one small file each in `.studies`, written by every process
+that runs the study. With it, a study's runs are found without their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evalkit.atomic import replace_file
+from evalkit.errors import RunError
+from evalkit.inputs.reading import read_json
+from evalkit.inputs.validated import Stored, misfit
+from evalkit.runs.folder import Run, load_run
+from evalkit.studies.study_file import Study, StudyRun
+
+_RECORDS = ".studies"
+_LARGEST = 1 << 20
+"""Most bytes of a record."""
+
+
+class Record(Stored):
+    """What is known of a study's run."""
+
+    label: str
+    """Checkpoint and benchmark, for people."""
+    folder: str
+    """Name of its folder among the runs."""
+    id: str
+    error: str = ""
+    """Why it failed when it was last tried; empty: it did not."""
+    written: str = ""
+    """ISO 8601."""
+
+
+def save_record(root: Path, run: StudyRun, folder: Path, identity: str, error: str = "") -> None:
+    """Store where a run is, and why it failed.
+
+    Args:
+        root: the folder of runs.
+        run: the run.
+        folder: its run folder.
+        identity: its id.
+        error: why it failed; empty: it did not.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    record = Record(label=run.label, folder=folder.name, id=identity, error=error, written=written)
+    path = root / _RECORDS / f"{run.key}.json"
+    known = record_of(root, run)
+    if known and known.model_copy(update={"written": ""}) == record.model_copy(update={"written": ""}):
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(record.model_dump(), indent=2).encode())
+    except OSError as failure:
+        raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
+
+
+def record_of(root: Path, run: StudyRun) -> Record | None:
+    """Return the record of a run; None if it has none, or a damaged one."""
+    with suppress(RunError):
+        content = read_json(root / _RECORDS / f"{run.key}.json", RunError, most=_LARGEST)
+        if misfit(content, Record) is None and "/" not in content["folder"]:
+            return Record.model_validate(content)
+    return None
+
+
+def finished_run_of(study: Study, run: StudyRun) -> Run | None:
+    """Return the finished run of a study; None if it is not finished or was never begun.
+
+    Raises:
+        RunError: its folder is damaged.
+    """
+    record = record_of(study.output, run)
+    if record is None or not (study.output / record.folder).is_dir():
+        return None
+    found = load_run(study.output / record.folder)
+    return found if found.complete and found.manifest["id"] == record.id else None
