@@ -30,7 +30,7 @@ class Outcome:
     """Why it failed, or who computes it; one line."""
 
 
-class Engine(Protocol):
+class JobRunner(Protocol):
     """Completes jobs; the others go on where one fails."""
 
     def __call__(

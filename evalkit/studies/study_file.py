@@ -1,4 +1,6 @@
-"""Study files: which checkpoints are evaluated on which benchmarks. In: a YAML file. Out: a `Study`. The form:
+"""Study files: which checkpoints are evaluated on which benchmarks.
+
+In: a YAML file. Out: a `Study`. The form:
 
     output: runs                                  # folder of runs, relative to this file; default: results/runs
     settings: {dtype: bfloat16}                   # options of `evalkit run` for all checkpoints and benchmarks
