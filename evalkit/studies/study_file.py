@@ -217,7 +217,8 @@ def _of_names(given: object) -> object:
     return dict.fromkeys(given) if isinstance(given, list) and all(isinstance(one, str) for one in given) else given
 
 
-_Checkpoint: Any = create_model("_Checkpoint", __base__=_CheckpointFile, **dict.fromkeys(_MODEL_OPTIONS, (Any, None)))
+_make_model: Any = create_model  # mypy's overloads do not allow a mapping of fields
+_Checkpoint: Any = _make_model("_Checkpoint", __base__=_CheckpointFile, **dict.fromkeys(_MODEL_OPTIONS, (Any, None)))
 
 
 class _StudyFile(FileSettings):
