@@ -77,6 +77,11 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
 
 
+def weight_indexes(folder: Path) -> tuple[Path, ...]:
+    """Return the indexes of a folder's sharded weights."""
+    return tuple(path for name in _WEIGHTS if (path := folder / f"{name}.index.json").is_file())
+
+
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """Return the tokenizer files of a folder in a fixed order; empty if there is no vocabulary."""
     if not any((folder / name).is_file() for name in VOCABULARY_FILES):
