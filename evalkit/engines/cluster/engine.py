@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from evalkit.engines.base import Job, Outcome
 from evalkit.engines.cluster.driver import Driver
+from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
+from evalkit.engines.cluster.worker_pool import WorkerPool
 from evalkit.progress import Progress
 
 
@@ -29,7 +31,8 @@ class ClusterRunner:
                     "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
                 )
             progress.say(f"{cluster.capacity()} workers of {cluster.needs} each")
-            return Driver(cluster, jobs, [weight_of(job) for job in jobs], progress, done, self.options.ship).run()
+            queue = JobQueue(jobs, [weight_of(job) for job in jobs], progress, done)
+            return Driver(WorkerPool(cluster, progress.say), queue, progress, self.options.ship).run()
 
 
 def weight_of(job: Job) -> float:

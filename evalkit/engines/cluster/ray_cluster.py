@@ -133,15 +133,20 @@ class RayCluster:
         except self._ray.exceptions.RayError as error:
             raise WorkerLostError(_reason(error)) from error
 
-    def log_of(self, worker: Any, file: str) -> list[str]:
-        """Return the last lines of a worker's standard error, if they can be read from here."""
+    def log_of(self, actor: str, file: str) -> list[str]:
+        """Return the last lines of a worker's standard error, if they can be read from here.
+
+        Args:
+            actor: Ray's id of the worker.
+            file: the file on the worker's machine.
+        """
         with suppress(OSError, ValueError):
             if file and Path(file).is_file():
                 return _last_lines(Path(file).read_text(encoding="utf-8", errors="replace"))
         with suppress(Exception):  # needs the dashboard of the cluster
             from ray.util.state import get_log
 
-            text = "".join(get_log(actor_id=worker._actor_id.hex(), suffix="err", tail=_LOG_LINES, timeout=5))
+            text = "".join(get_log(actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=5))
             return _last_lines(text)
         return []
 
@@ -162,7 +167,7 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
         import ray
     except ImportError as error:
         raise UsageError(f"--workers and --ray need Ray, which is not installed: {INSTALL}") from error
-    # Ray sends usage statistics unless it is told not to
+    # Ray sends usage statistics unless this is set
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)
     # Ray prints its own messages on standard output, which is for results only

@@ -79,8 +79,11 @@ class TrackedJob:
     measured_work: float = 0.0
     measured_seconds: float = 0.0
     """Work and seconds of the batches computed in this session."""
-    task: str = ""
-    """Task of the last batch."""
+
+    @property
+    def label(self) -> str:
+        """Return its name in messages."""
+        return self.job.label
 
     @property
     def name(self) -> str:
@@ -115,6 +118,20 @@ class TrackedJob:
     def is_computed(self) -> bool:
         """Return whether every batch is in the journal."""
         return self.phase == "computing" and self.batches is None and not (self.ready or self.flights or self.filling)
+
+    def put_back(self, flight: Flight) -> None:
+        """Make a batch available again, unless another worker has it too or it is delivered."""
+        if not flight.workers and self.flights.pop(key_of(flight.batch), None) is not None:
+            self.ready.appendleft(flight)
+
+    def deliver(self, flight: Flight, digest: int, seconds: float) -> None:
+        """Count a stored batch."""
+        key = key_of(flight.batch)
+        self.delivered[key] = digest
+        self.flights.pop(key, None)
+        self.done += flight.batch.work
+        self.measured_work += flight.batch.work
+        self.measured_seconds += seconds
 
 
 def key_of(batch: Batch) -> BatchKey:

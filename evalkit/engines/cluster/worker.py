@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import sys
 import time
 import traceback
 import zlib
@@ -62,6 +63,8 @@ class WorkerDescription:
     threads: int
     log: str
     """File of its standard error."""
+    actor: str = ""
+    """Ray's id of it."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,10 @@ class BatchWorker:
         log = ""
         with suppress(OSError):
             log = str(Path("/proc/self/fd/2").readlink())
-        return WorkerDescription(platform.node(), os.getpid(), versions(), self.threads, log)
+        actor = ""
+        if ray := sys.modules.get("ray"):
+            actor = ray.get_runtime_context().get_actor_id() or ""
+        return WorkerDescription(platform.node(), os.getpid(), versions(), self.threads, log, actor)
 
     def prepare(
         self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None = None
