@@ -23,6 +23,7 @@ from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, find_finished, open_run
+from evalkit.scoring.prefetch import prefetched
 
 if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
@@ -161,7 +162,7 @@ def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:
-        for batch in batches:
+        for batch in prefetched(batches, Batch.warm):
             if batch.task != task:
                 progress.task(task := batch.task)
             started = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import Any
 from evalkit.benchmarks.registry import benchmark
 from evalkit.engines.base import Outcome
 from evalkit.engines.cluster.job_queue import JobQueue
+from evalkit.engines.cluster.ray_cluster import IN_HANDS
 from evalkit.engines.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.engines.cluster.shipping import packed
 from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob, key_of, label_of
@@ -23,8 +24,6 @@ from evalkit.errors import EvalkitError
 from evalkit.progress import Progress
 from evalkit.runs.columns import from_bytes, rows_digest
 
-IN_HANDS = 2
-"""Batches that a worker has at a time: one is computed while the next one waits."""
 _OVERDUE, _OVERDUE_SHARE = 30.0, 5.0
 """A batch is given to a second, idle worker after this many seconds, and this many times the usual seconds."""
 _TICK, _PLANNING_TICK = 0.5, 0.02
@@ -88,8 +87,10 @@ class Driver:
         if job is None:
             return not worker.flights and self._give_overdue(worker)
         if job.number not in worker.prepared:
-            self._prepare(worker, job)
-            return True
+            # Not before its last batch is back: the checkpoint of that batch may be unloaded
+            if not worker.flights:
+                self._prepare(worker, job)
+            return not worker.flights
         flight = _next_flight(worker, job)
         if flight is not None:
             self._send(worker, job, flight)

@@ -21,6 +21,8 @@ from evalkit.errors import EvalkitError, UsageError, first_line
 
 ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""
+IN_HANDS = 2
+"""Batches that a worker has at a time: one is computed while the next one is made ready."""
 _STORE = 256 << 20
 """Bytes of the object store of a cluster on this machine; batches are small."""
 _LOG_LINES = 8
@@ -78,6 +80,7 @@ class RayCluster:
         self.needs = needs
         self._most = most
         settings = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
+        settings["max_concurrency"] = IN_HANDS
         # Ray would set one thread, which is slower and has other last bits
         threads = {name: str(needs.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self._actor = ray.remote(BatchWorker).options(**settings, runtime_env={"env_vars": threads})

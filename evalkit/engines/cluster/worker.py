@@ -18,6 +18,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 from evalkit import __version__
@@ -105,7 +106,7 @@ class WorkerFailure:
 
 @dataclass
 class BatchWorker:
-    """A worker.
+    """A worker. Two calls of `compute` may run at once: what needs no model of one batch, while another is computed.
 
     Args:
         threads: threads of the CPU; 0: torch's default.
@@ -118,6 +119,7 @@ class BatchWorker:
     _model: tuple[Any, ...] = ()
     _computers: dict[str, tuple[Benchmark, Computer]] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock)
 
     def describe(self) -> WorkerDescription:
         """Return where this worker runs, and with what; imports nothing heavy, since other versions may not run."""
@@ -181,11 +183,13 @@ class BatchWorker:
         from evalkit.runs.columns import record_batch, to_bytes
         from evalkit.scoring.memory import whole_batches
 
-        kind, computer = self._computers[job]
-        started = time.perf_counter()
-        with nullcontext() if split else whole_batches():
-            rows = computer.compute(batch)
-        seconds = time.perf_counter() - started
+        batch.warm()
+        with self._lock:
+            kind, computer = self._computers[job]
+            started = time.perf_counter()
+            with nullcontext() if split else whole_batches():
+                rows = computer.compute(batch)
+            seconds = time.perf_counter() - started
         content = to_bytes(record_batch(rows, kind.row))
         return ComputedBatch(content, zlib.crc32(content), seconds, computer.place(batch), self._take_said())
 
