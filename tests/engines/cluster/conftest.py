@@ -159,7 +159,8 @@ def same(jobs: list[Job], expected: dict[str, pd.DataFrame]) -> bool:
 
 
 def states(outcomes: list[Outcome]) -> list[str]:
-    """Return the states of outcomes."""
+    """Return the states of outcomes; print why one is not finished."""
+    print(*(one.message for one in outcomes if one.message), sep="\n")
     return [one.state for one in outcomes]
 
 

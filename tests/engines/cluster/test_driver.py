@@ -219,7 +219,8 @@ def test_an_address_that_does_not_answer(files: Path, tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from evalkit.engines.cluster.engine import ClusterRunner
 from evalkit.engines.cluster.ray_cluster import ClusterOptions
