@@ -33,7 +33,9 @@ class SimulatedTensor(torch.Tensor):
     place: torch.device
 
     @staticmethod
-    def __new__(cls, data: torch.Tensor, place: torch.device) -> Any:
+    def __new__(cls, data: torch.Tensor, place: torch.device | None = None, requires_grad: bool = False) -> Any:
+        if place is None:  # a parameter's type, called with its data, as accelerate does
+            return torch.nn.Parameter(data, requires_grad)
         made = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype, device="meta")
         made.data_on_cpu, made.place = data, place
         return made
