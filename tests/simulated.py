@@ -1,7 +1,6 @@
 """Several devices on a machine without a GPU: tensors that name a device and keep their data on the CPU.
 
-In: code that names devices "cuda:0", "cuda:1", … Out: its results, computed by the CPU's kernels, and therefore equal to
-the CPU's to the last bit; or `DevicesMixed` where an operation gets tensors of different devices. Only copies cross
+In: code that names devices "cuda:0", "cuda:1", … Out: its results, computed by the CPU's kernels; or `DevicesMixed` where an operation gets tensors of different devices. Only copies cross
 devices. This shows where tensors are, and nothing about a GPU's kernels or memory.
 """
 
@@ -87,9 +86,10 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
             if name == "cuda":
                 func, own_args = torch.Tensor.to, (own_args[0], "cpu")
         out = func(*own_args, **own_kwargs)
-        if isinstance(out, torch.Tensor) and isinstance(args[0] if args else None, SimulatedTensor):
-            if out is own_args[0] and (target is None or target == args[0].place):
-                return args[0]
+        first = args[0] if args else None
+        # An operation in place returns its own tensor
+        if isinstance(first, SimulatedTensor) and out is own_args[0] and target in (None, first.place):
+            return first
         place = target if target is not None else next(iter(places), None)
         if place is None or place.type != "cuda":
             return out.clone() if name in ("to", "cpu") and simulated else out

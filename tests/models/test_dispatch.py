@@ -226,7 +226,7 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CU
 @pytest.mark.gpu
 @needs_two
 @pytest.mark.parametrize(
-    "layers", [("cuda:0", "cuda:1", "cuda:1"), ("cuda:1", "cuda:0", "cpu"), ("cuda:0", "disk", "cpu")]
+    "layers", [("cuda:0", "cuda:1", "cuda:1"), ("cuda:1", "cuda:0", "cpu"), ("disk", "cuda:1", "cpu")]
 )
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", FAMILIES)
