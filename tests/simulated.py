@@ -1,7 +1,8 @@
 """Several devices on a machine without a GPU: tensors that name a device and keep their data on the CPU.
 
-In: code that names devices "cuda:0", "cuda:1", … Out: its results, computed by the CPU's kernels; or `DevicesMixed` where an operation gets tensors of different devices. Only copies cross
-devices. This shows where tensors are, and nothing about a GPU's kernels or memory.
+In: code that names devices "cuda:0", "cuda:1", … Out: its results, computed by the CPU's kernels; or `DevicesMixed`
+where an operation gets tensors of different devices. Only copies cross devices. This shows where tensors are, and
+nothing about a GPU's kernels or memory.
 """
 
 from __future__ import annotations
