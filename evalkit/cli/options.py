@@ -291,6 +291,12 @@ ORIGIN = option_group(
 )
 COMPUTING = option_group(
     option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …"),
+    option(
+        "--device-map",
+        default="none",
+        metavar="none|auto|DEVICE=LAYERS,…",
+        help="For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
+    ),
     option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
     option("--attention", default="auto", help="auto, sdpa or eager."),
 )

@@ -72,6 +72,12 @@ def check_module(name: str, module: Any) -> None:
         raise CheckpointError(
             f"{name}: is quantised; quantised models are evaluated from files only; give the checkpoint folder"
         )
+    places = list(dict.fromkeys(map(str, getattr(module, "hf_device_map", {}).values())))
+    if len(places) > 1 or places == ["disk"]:
+        raise CheckpointError(
+            f"{name}: is spread over {', '.join(places)} by accelerate; evaluate its checkpoint folder with "
+            "device_map='auto', or move the model to one device"
+        )
     tensors = [*module.parameters(), *module.buffers()]
     if not tensors or any(tensor.is_meta for tensor in tensors):
         raise CheckpointError(f"{name}: has weights without data (device meta); load them first")

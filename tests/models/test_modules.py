@@ -17,9 +17,21 @@ from evalkit.models.modules import is_stock
 from evalkit.models.state import state_digest
 from tests.tiny import tiny_checkpoint
 
-LOADING: dict[str, Any] = dict.fromkeys(
-    ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle", "trust_remote_code")
-) | dict.fromkeys(("device", "dtype", "attention"), "auto")
+LOADING: dict[str, Any] = (
+    dict.fromkeys(
+        (
+            "revision",
+            "context",
+            "context_method",
+            "context_original",
+            "context_config",
+            "allow_pickle",
+            "trust_remote_code",
+        )
+    )
+    | dict.fromkeys(("device", "dtype", "attention"), "auto")
+    | {"device_map": "none"}
+)
 
 
 @pytest.fixture(scope="module")
