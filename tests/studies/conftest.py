@@ -18,7 +18,7 @@ CHECKPOINTS = {
     "diff": {"model": "train/diff-seed*", "steps": "checkpoint-*"},
 }
 BENCHMARKS = {
-    "zs": {"suite": "zeroshot8"},
+    "zs": {"suite": "zeroshot8", "limit": 5},
     "lm_eval": {"tasks": ["piqa", "boolq"]},
     "longbench": {"data_dir": "rows", "context": "none", "tasks": "qasper", "max_prompt_tokens": 400},
     "needle": {"lengths": [200, 300], "depths": [0, 50], "repeats": 2},
