@@ -16,10 +16,8 @@ from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.selection import Selected, select
 from evalkit.studies.study_file import StudyBenchmark, StudyTable
-from evalkit.tables.layout import TableLayout
+from evalkit.tables.layout import TableLayout, layout_names
 from evalkit.tables.row_models import rows_of
-
-_UNFINISHED = "no run is finished, so the row of this model is unknown"
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ def _by_shape(
     where: str,
 ) -> dict[str, list[str]]:
     """Add the models that are not `used` to `chosen` by their shapes; return reason → models without a row."""
-    taken = {row: one.name for row, one in chosen.items()}
     left: dict[str, list[str]] = {}
+    found: dict[str, list[Selected]] = {}
     for name in results.study.names:
         if name in used:
             continue
@@ -82,30 +80,35 @@ def _by_shape(
             left.setdefault(str(error), []).append(name)
             continue
         if not (runs := results.runs(one.checkpoints, benchmark)):
-            left.setdefault(_UNFINISHED, []).append(name)
-            continue
-        try:
-            rows = rows_of(layout, runs[0])
-        except UsageError:
+            left.setdefault("no run is finished, so the row of this model is unknown", []).append(name)
+        elif not (runs[0].manifest.get("loaded") or {}).get("shape"):
             left.setdefault("the run does not store the model's shape; name its row under 'tables'", []).append(name)
-            continue
-        if len(rows) > 1:
+        elif len(rows := rows_of(layout, runs[0])) > 1:
             raise UsageError(
-                f"{where}: {one.name} has the model of rows {' and '.join(rows)}; write 'tables: {{{layout.name}: "
-                f"{{rows: {{{rows[0]}: {one.name}}}}}}}'"
+                f"{where}: {name} has the model of rows {' and '.join(rows)}; write {_written(layout, {rows[0]: name})}"
             )
-        if not rows:
+        elif not rows:
             left.setdefault("no row has this model", []).append(name)
-        elif rows[0] in taken:
-            left.setdefault(f"row '{rows[0]}' of this model is that of {taken[rows[0]]}", []).append(name)
         elif rows[0] in chosen:
-            raise UsageError(
-                f"{where}: {chosen[rows[0]].name} and {one.name} both have the model of row '{rows[0]}'; write "
-                f"'tables: {{{layout.name}: {{rows: {{{rows[0]}: {chosen[rows[0]].name}}}}}}}'"
-            )
+            left.setdefault(f"row '{rows[0]}' of this model is that of {chosen[rows[0]].name}", []).append(name)
         else:
-            chosen[rows[0]] = one
+            found.setdefault(rows[0], []).append(one)
+    if several := {row: [one.name for one in members] for row, members in found.items() if len(members) > 1}:
+        listed = ", ".join(f"'{row}' ({', '.join(names)})" for row, names in several.items())
+        first = {row: names[0] for row, names in several.items()}
+        raise UsageError(
+            f"{where}: several checkpoints have the model of one row: {listed}; write which one you mean, as in "
+            f"{_written(layout, first)}"
+        )
+    chosen |= {row: one for row, [one] in found.items()}
     return left
+
+
+def _written(layout: TableLayout, rows: Mapping[str, str]) -> str:
+    """Return what a study file says to assign rows."""
+    table = layout.name if layout.name in layout_names() else layout.path.name
+    listed = ", ".join(f"{row}: {name}" for row, name in rows.items())
+    return f"'tables: {{{table}: {{rows: {{{listed}}}}}}}'"
 
 
 def _remarks(results: StudyResults, shown: Sequence[Selected], benchmark: StudyBenchmark) -> tuple[str, ...]:

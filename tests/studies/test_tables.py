@@ -15,6 +15,7 @@ from evalkit.studies.results import read_results
 from evalkit.studies.study_file import read_study
 from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
 from evalkit.tables.request import TableRequest
+from tests.sealed import read, reseal, write
 from tests.studies.made import recorded, write_study
 
 CHECKPOINTS = {
@@ -101,8 +102,8 @@ def test_a_seed_that_is_not_finished_is_said(own: Path, finished: Run) -> None:
 def test_two_models_of_one_shape_are_ambiguous(own: Path, finished: Run) -> None:
     recorded(own, finished, {"cog on zs": "llama-125m-vanilla"}, limit=None, dtype="float32")
     words = (
-        r"table 'main_res': base and cog both have the model of row 'vanilla_125m'; write 'tables: \{main_res: "
-        r"\{rows: \{vanilla_125m: base\}\}\}'"
+        r"table 'main_res': several checkpoints have the model of one row: 'vanilla_125m' \(base, cog\); "
+        r"write which one you mean, as in 'tables: \{main_res: \{rows: \{vanilla_125m: base\}\}\}'"
     )
     with pytest.raises(UsageError, match=words):
         filled(own)
@@ -115,8 +116,19 @@ def test_a_model_of_two_rows_is_ambiguous(own: Path, tmp_path: Path) -> None:
     items = {"one": {"model": "llama-125m-intg"}, "two": {"model": "llama-125m-intg"}}
     layout = {"suite": "zeroshot8", "rows": [{"items": items}], "columns": [{"items": {"piqa": None}}]}
     (tmp_path / "twice.yaml").write_text(yaml.safe_dump(layout), "utf-8")
-    with pytest.raises(UsageError, match=r"intg has the model of rows one and two; write 'tables: \{twice: "):
+    with pytest.raises(UsageError, match=r"intg has the model of rows one and two; write 'tables: \{twice\.yaml: "):
         filled(own, str(tmp_path / "twice.yaml"))
+
+
+def test_runs_without_a_shape(own: Path) -> None:
+    """Of an early version, or of an architecture of which evalkit stores none."""
+    folder = next((own.parent / "runs").glob("run0-*"))
+    manifest = read(folder, "manifest.json")
+    del manifest["loaded"]["shape"]
+    write(folder, "manifest.json", manifest)
+    reseal(folder)
+    assert "base: the run does not store the model's shape; name its row under 'tables'" in filled(own).without_row
+    assert "vanilla_125m" in rows(filled(with_tables(own, main_res={"rows": {"vanilla_125m": "base"}})))
 
 
 def test_benchmarks_by_suite(own: Path, finished: Run) -> None:
