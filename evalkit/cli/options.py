@@ -257,6 +257,10 @@ DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files,
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
 
 
+STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
+BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
+
+
 def named_run(given: str, root: Path | None = None) -> Run:
     """Return the finished run that a command's RUN names.
 
