@@ -85,13 +85,19 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
     )
     curve, failed = GrowingCurve(given.folder, given.plot, progress.say), dict[str, str]()
     progress.say(f"watching {given.folder}; Ctrl-C ends it, and the same command resumes")
+    seen = False
     with remembering():
         for one in watcher:
             failed.pop(one.folder.name, None)
             _evaluate(one, options, watcher, curve, failed)
+            seen = True
     if left := watcher.incomplete | failed:
         listed = "; ".join(f"{name}: {why}" for name, why in left.items())
         raise CheckpointError(f"not evaluated: {listed}")
+    if not seen:
+        raise CheckpointError(
+            f"no checkpoint appeared in {given.folder}; expected folders with a config.json and a step in their name"
+        )
 
 
 def _evaluate(

@@ -189,8 +189,9 @@ class Watcher:
 
     def _is_over(self) -> bool:
         now = time.monotonic()
-        changed = max([one.changed for one in self._known.values()], default=0.0)
-        if self._idle is not None and now - max(self._active, changed) >= self._idle:
+        # A change may complete a checkpoint, which is seen when it has settled
+        changed = max([one.changed + self._settled for one in self._known.values()], default=0.0)
+        if self._idle is not None and now - max(self._active, changed) > self._idle:
             return True
         if self._until is None or not self._is_reached():
             return False

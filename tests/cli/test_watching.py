@@ -137,6 +137,13 @@ def test_options_without_a_folder(training: Path, documents: Path, capsys: pytes
     assert "nowhere: is not a folder; give the folder that the training saves checkpoints in" in err
 
 
+def test_nothing_appears(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (training / "logs").mkdir()
+    code, _, err = command(arguments(training, documents, "--idle", "0.001"), capsys)
+    assert code == 1
+    assert err.splitlines()[-1].startswith(f"evalkit: no checkpoint appeared in {training}; expected folders with")
+
+
 def test_wrong_tasks_end_it(training: Path, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An option that is invalid for every checkpoint is not reported for each."""
     tiny_checkpoint(training / "checkpoint-10", window=1024)

@@ -154,6 +154,12 @@ def test_removed_checkpoints_are_no_error(sharded: Path, training: Path) -> None
     assert (found, said) == ([10, 30], [])
 
 
+def test_a_short_patience_does_not_lose_what_is_there(sharded: Path, training: Path) -> None:
+    for step in (10, 20):
+        shutil.copytree(sharded, training / f"checkpoint-{step}")
+    assert [one.step for one in watch(training, idle=0.0)] == [10, 20]
+
+
 def test_two_folders_with_one_step(sharded: Path, training: Path) -> None:
     for name in ("checkpoint-10", "step10"):
         shutil.copytree(sharded, training / name)
