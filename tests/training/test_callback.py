@@ -207,8 +207,30 @@ def test_the_weights_of_another_step_do_not_get_its_name(
     del asked["every"]
     saved = evalkit.evaluate(tmp_path / "x" / "checkpoint-4", progress=Progress(live=False), **asked)
     assert live.scores.equals(saved.scores)
-    assert names(asked["output"])[-1] == "x step 4"
-    assert not caplog.records
+    assert "x step 2" not in names(asked["output"])
+    assert not [one for one in caplog.records if one.name.startswith("evalkit")]
+
+
+def test_a_best_model_in_place_of_the_last_step_is_named(
+    folder: Path, asked: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stopped by an evaluation after an epoch, the last step's weights are gone before a callback is called."""
+
+    class Stopping(transformers.TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **_: Any) -> None:
+            metrics["eval_loss"] = state.global_step
+            control.should_training_stop = state.global_step == 4
+
+    trainer = trainer_of(folder, tmp_path / "x", save_strategy="epoch", eval_strategy="epoch", max_steps=20,
+                         per_device_train_batch_size=32, load_best_model_at_end=True,
+                         metric_for_best_model="loss")  # fmt: skip
+    trainer.add_callback(evalkit.TrainerCallback(trainer, **(asked | {"every": 100})))
+    trainer.add_callback(Stopping())
+    trainer.train()
+    assert (trainer.state.global_step, trainer.state.best_global_step) == (4, 2)
+    assert names(asked["output"]) == []
+    [warning] = [one for one in caplog.records if one.name.startswith("evalkit")]
+    assert warning.getMessage().startswith("step 4, the last one, is not evaluated: the trainer has loaded ")
 
 
 def test_a_failed_evaluation_does_not_end_the_training(
