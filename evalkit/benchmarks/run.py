@@ -133,7 +133,7 @@ def evaluate(
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
     }
-    options = _given_options(arguments, settings or {})
+    options = given_options(arguments, settings or {})
     with progress or Progress() as shown:
         if isinstance(model, (str, Path)):
             if name is not None:
@@ -167,7 +167,7 @@ def _benchmark_of(suite: str | Path | None) -> Benchmark:
     return benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
 
 
-def _given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, merged with the benchmark's settings.
 
     Raises:

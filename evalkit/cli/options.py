@@ -238,7 +238,7 @@ def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
     return path
 
 
-def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+def figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """Validate a figure's path before hours of work."""
     from evalkit.reporting.figures import check_figure_path
 
@@ -252,7 +252,7 @@ def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Pa
 
 RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
-PLOT = option("--plot", type=FOLDER, callback=_figure_path, help="Also draw it, into a .png or .pdf file.")
+PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png or .pdf file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
 
