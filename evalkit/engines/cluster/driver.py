@@ -259,10 +259,10 @@ class Driver:
         except EvalkitError as error:
             self._queue.end(job, "failed", str(error), error)
             return
-        job.deliver(flight, digest, answer.seconds)
-        busy = sum(bool(one.flights) for one in self._pool.workers)
-        self._progress.task(f"{busy + 1} worker{'s' * (busy > 0)}: {job.label}, {batch.task}")
-        self._progress.advance(job.weight * batch.work / job.total if job.total else 0.0, batch.documents)
+        advanced = job.deliver(flight, digest, answer.seconds)
+        busy = sum(bool(one.flights) or one is worker for one in self._pool.workers)
+        self._progress.task(f"{busy} worker{'s' * (busy != 1)}: {job.label}, {batch.task}")
+        self._progress.advance(advanced, batch.documents)
         left = job.seconds_left
         hands = max(1, self._pool.holding(job.model))
         job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)

@@ -124,14 +124,17 @@ class TrackedJob:
         if not flight.workers and self.flights.pop(key_of(flight.batch), None) is not None:
             self.ready.appendleft(flight)
 
-    def deliver(self, flight: Flight, digest: int, seconds: float) -> None:
-        """Count a stored batch."""
+    def deliver(self, flight: Flight, digest: int, seconds: float) -> float:
+        """Count a stored batch; return how much of the run's weight it was."""
+        before = self.left
         key = key_of(flight.batch)
         self.delivered[key] = digest
         self.flights.pop(key, None)
-        self.done += flight.batch.work
+        # A batch that an earlier session planned differently may be finished in part
+        self.done = min(self.done + flight.batch.work, self.total)
         self.measured_work += flight.batch.work
         self.measured_seconds += seconds
+        return before - self.left
 
 
 def key_of(batch: Batch) -> BatchKey:
