@@ -90,13 +90,21 @@ class OpenRun:
             self._say(planned.message)
         return planned
 
-    def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice) -> None:
+    def store(self, batch: Batch, rows: Rows, seconds: float, place: BatchDevice, packed: bytes | None = None) -> None:
         """Add a computed batch to the journal.
+
+        Args:
+            batch: the batch.
+            rows: its rows.
+            seconds: time that it took.
+            place: device that computed it.
+            packed: see `Journal.append`.
 
         Raises:
             RunError: it could not be written; earlier batches are unaffected.
         """
-        self.finished.append(Entry(batch.journal or batch.task, batch.number, round(seconds, 4), place), rows)
+        entry = Entry(batch.journal or batch.task, batch.number, round(seconds, 4), place)
+        self.finished.append(entry, rows, packed)
 
     def report(self, done: float, seconds_left: float | None) -> None:
         """Publish the progress to other processes; see `Lock.report`."""

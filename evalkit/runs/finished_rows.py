@@ -45,9 +45,9 @@ class FinishedRows:
         for entry, batch in journal.read():
             self._add(entry, batch)
 
-    def append(self, entry: Entry, rows: Rows) -> None:
+    def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> None:
         """Add a finished batch to the journal; see `Journal.append`."""
-        self._add(*self._journal.append(entry, rows))
+        self._add(*self._journal.append(entry, rows, packed))
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys

@@ -150,8 +150,13 @@ class Journal:
             raise RunError(f"journal {self._path} was changed while it was read; run the same command again")
         return found[1]
 
-    def append(self, entry: Entry, rows: Rows) -> tuple[Entry, pa.RecordBatch]:
+    def append(self, entry: Entry, rows: Rows, packed: bytes | None = None) -> tuple[Entry, pa.RecordBatch]:
         """Write an entry and flush it to disk; return it with its rows, as `read` does.
+
+        Args:
+            entry: the batch.
+            rows: its rows.
+            packed: `to_bytes` of the same rows, where another process has made it.
 
         Raises:
             RunError: the entry could not be written; earlier entries are unaffected.
@@ -160,7 +165,7 @@ class Journal:
 
         try:
             batch = record_batch(rows, self.row)
-            columns = to_bytes(batch)
+            columns = to_bytes(batch) if packed is None else packed
         except ValueError as error:
             raise RunError(f"batch {entry.batch} of {entry.task} cannot be stored: {error}") from error
         header = [self._run, entry.task, entry.batch, entry.seconds, entry.place, schema_digest(self.row)]

@@ -171,7 +171,7 @@ def interrupt_and_resume(
     """Stop a run after some batches and resume it: the result must equal the whole run's, to the last bit."""
     append, written = Journal.append, []
 
-    def stops(own: Journal, entry: Any, rows: Any) -> Any:
+    def stops(own: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
         if len(written) == after:
             raise KeyboardInterrupt
         written.append(entry)

@@ -255,7 +255,7 @@ class Driver:
             return
         assert job.run is not None
         try:
-            job.run.store(batch, rows, answer.seconds, answer.place)
+            job.run.store(batch, rows, answer.seconds, answer.place, answer.rows)
         except EvalkitError as error:
             self._queue.end(job, "failed", str(error), error)
             return

@@ -241,7 +241,7 @@ def test_an_interrupted_run_resumes(run: Evaluate, finished: Run, monkeypatch: p
     """Interrupted after every few batches, at any kind of request: nothing is scored twice, and nothing differs."""
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
         found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) % 3 == 0:
@@ -374,7 +374,7 @@ def test_sampled_texts_are_those_of_an_undisturbed_run(
     assert texts(run(**options, output=tmp_path / "single", token_budget=1)) == expected
     append = Journal.append
 
-    def interrupt(journal: Journal, entry: Any, rows: Any) -> None:
+    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> None:
         append(journal, entry, rows)
         raise KeyboardInterrupt
 

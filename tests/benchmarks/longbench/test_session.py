@@ -146,7 +146,7 @@ def test_what_is_missing_is_generated(
     append = Journal.append
     count = 0
 
-    def stop(journal: Journal, entry: Any, rows: Any) -> Any:
+    def stop(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
         nonlocal count
         if count == after:
             raise Stopped

@@ -135,7 +135,7 @@ def test_an_interrupted_run_resumes(small: Evaluate, tmp_path: Path, monkeypatch
     whole = small(output=tmp_path / "whole")
     append, written = Journal.append, []
 
-    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
         found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) in (1, 3, 5):
@@ -169,7 +169,7 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(own, tree, trunk)
 
-    def interrupt(journal: Journal, entry: Any, rows: Any) -> Any:
+    def interrupt(journal: Journal, entry: Any, rows: Any, packed: Any = None) -> Any:
         found = append(journal, entry, rows)
         written.append((entry.task, entry.batch))
         if len(written) == 2:
