@@ -18,6 +18,7 @@ from typing import Any
 from evalkit.activity import doing
 from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.random_state import RandomState, random_state
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -52,10 +53,12 @@ class TaskPlan:
     checkpoint: Checkpoint
     tasks: TaskSet
     manifest: dict[str, Any]
+    randomness: RandomState
 
     @cached_property
     def requests(self) -> Sequence[Any]:
         """All of lm-eval's requests to the model."""
+        self.randomness.restore()
         for task in self.tasks.tasks.values():
             _add_task_to_errors(task)
             # Again, since the sampler's state changes with every document
@@ -116,7 +119,7 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "include_path": str(request.include_path) if request.include_path else None,
         **provenance(request.model, checkpoint),
     }
-    return TaskPlan(request, checkpoint, tasks, manifest)
+    return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
 def first_requests(task: Any, count: int) -> list[Any]:
