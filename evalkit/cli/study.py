@@ -44,7 +44,7 @@ def run(ctx: click.Context, file: Path, wait: bool, dry_run: bool, form: Format,
     STUDY is a YAML file. All runs are planned before anything is computed. A run that fails is reported at the end,
     and the others go on. The same command again continues, in this process or in others at the same time.
 
-    Exits with 1 if a run failed.
+    Exits with 1 if a run failed or left out tasks, and with 0 if the others compute the rest.
     """
     from evalkit.progress import Progress
 
@@ -61,7 +61,8 @@ def run(ctx: click.Context, file: Path, wait: bool, dry_run: bool, form: Format,
             from evalkit.studies.running import outcomes_report, run_study
 
             outcomes = run_study(found, progress, _runner(), wait)
-            report, failed = outcomes_report(outcomes), any(one.state == "failed" for _, one in outcomes)
+            report = outcomes_report(outcomes)
+            failed = any(one.state == "failed" or one.job.plan.manifest.get("left_out") for _, one in outcomes)
     print_report(report, form, standalone)
     ctx.exit(1 if failed else 0)
 

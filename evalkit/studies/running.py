@@ -87,7 +87,7 @@ def outcomes_report(found: Sequence[tuple[StudyRun, Outcome]]) -> Report:
     table = simple_table("outcomes", ["run", "state", "result"], rows, texts=3)
     count = {state: sum(one["state"] == state for one in content) for state in ("finished", "failed", "in use")}
     parts = [f"{number} {state}" for state, number in count.items() if number]
-    notes = []
+    notes = [f"{one['run']}: left out: {one['left_out']}" for one in content if one["left_out"]]
     if count["failed"]:
         notes.append("the same command tries the failed runs again")
     if count["in use"]:
@@ -113,4 +113,5 @@ def _record(run: StudyRun, outcome: Outcome) -> dict[str, Any]:
         "score": score,
         "result": result,
         "message": outcome.message,
+        "left_out": "; ".join(outcome.job.plan.manifest.get("left_out", ())),
     }

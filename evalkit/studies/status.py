@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import EvalkitError, RunError
 from evalkit.inputs.validated import misfit
@@ -23,7 +23,7 @@ from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
 from evalkit.studies.planning import plan_of
-from evalkit.studies.records import Record, record_of
+from evalkit.studies.records import record_of
 from evalkit.studies.study_file import Study, StudyRun
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
@@ -76,17 +76,26 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
             plan = plan_of(study, run, say)
         except EvalkitError as error:
             return RunState(run, "not planned", reason=str(error))
-        identity, parameters = plan.manifest["id"], parameter_count(plan.checkpoint)
-        record = Record(label=run.label, folder=plan.folder.name, id=identity, parameters=parameters)
-    folder = study.output / record.folder
-    known = RunState(run, "missing", folder, record.id, parameters=record.parameters, reason=record.error)
+        return state_of_plan(run, plan)
+    known = RunState(run, "missing", id=record.id, parameters=record.parameters, reason=record.error)
+    return _state_of_folder(known, study.output / record.folder)
+
+
+def state_of_plan(run: StudyRun, plan: Plan) -> RunState:
+    """Return the state of a planned run; whether it has failed is in its record."""
+    known = RunState(run, "missing", id=plan.manifest["id"], parameters=parameter_count(plan.checkpoint))
+    return _state_of_folder(known, plan.folder)
+
+
+def _state_of_folder(known: RunState, folder: Path) -> RunState:
+    known = replace(known, folder=folder)
     try:
-        return _state_of_folder(known, folder)
+        return _read_state(known, folder)
     except RunError as error:
         return replace(known, state="failed", reason=str(error))
 
 
-def _state_of_folder(known: RunState, folder: Path) -> RunState:
+def _read_state(known: RunState, folder: Path) -> RunState:
     owner = read_owner(folder)
     if owner and is_locked(folder):
         return replace(

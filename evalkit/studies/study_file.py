@@ -24,10 +24,8 @@ Paths are relative to the study file. `steps` names folders in each `model`, or 
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,12 +39,12 @@ from evalkit.comparison.steps import step_in
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
+from evalkit.models.matching import is_pattern, matching
 from evalkit.models.spec import ModelSpec
 from evalkit.reporting.escape import printable
 from evalkit.resources import RUNS
 
 _MODEL_OPTIONS = tuple(name for name in ModelSpec.__dataclass_fields__ if name != "model")
-_PATTERN = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -293,11 +291,9 @@ def _checkpoints(
 
 def _matches(where: str, folder: Path, text: str) -> list[str]:
     """Return the folders of a pattern, relative to the study file; a name without one as it is."""
-    if not _PATTERN.search(text) or (folder / text).exists():
+    if not is_pattern(text, folder):
         return [text]
-    # Path.glob accepts no absolute pattern
-    found = sorted(glob.glob(text, root_dir=folder), key=_by_number)  # noqa: PTH207
-    if not found:
+    if not (found := matching(text, folder)):
         raise UsageError(f"{where}: no folder matches '{text}' in {folder.resolve()}")
     return found
 
@@ -320,10 +316,6 @@ def _steps(where: str, folder: Path, model: str, given: str | Sequence[str]) -> 
 def _located(folder: Path, model: str) -> str:
     """Return a model of the study file as `--model` takes it: its path if there is such a file or folder."""
     return str(folder / model) if (folder / model).exists() else model
-
-
-def _by_number(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def _check_tables(where: str, study: Study) -> None:
