@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
 
 
+_LONGER = 4
+"""Prompts of generated answers are longer than others, so that a sample has fewer."""
+
+
 class GeneratedAnswer(NamedTuple):
     """The journal's row of a document."""
 
@@ -140,7 +144,7 @@ class GeneratedBenchmark(Benchmark):
 
         facts, found = assumed_facts(plan, tokenizer), []
         for task, documents in self.documents(plan).items():
-            requests = self.generation_requests(self.sampled(plan, sample), task, facts, tokenizer)
+            requests = self.generation_requests(self.sampled(plan, sample // _LONGER), task, facts, tokenizer)
             prompts = [one.prompt for one in requests]
             scale = len(documents) / len(prompts)
             alone = sum(len(prompt.tokens) for prompt in prompts)

@@ -23,6 +23,13 @@ class TaskTokens:
     """Most tokens that are generated."""
 
 
-def spread(count: int, most: int) -> list[int]:
-    """Return at most `most` places among `count`, evenly spread from the first."""
-    return sorted({place * count // most for place in range(most)}) if count > most else list(range(count))
+def spread(count: int, most: int, block: int = 1) -> list[int]:
+    """Return at most `most` places among `count`, in blocks of neighbours that are evenly spread from the first.
+
+    Neighbours may share a prefix, and parts of a task may differ in length, so both are sampled.
+    """
+    if count <= most:
+        return list(range(count))
+    blocks = max(1, most // block)
+    starts = (number * (count - block) // blocks for number in range(blocks))
+    return sorted({start + place for start in starts for place in range(block)})

@@ -19,8 +19,8 @@ from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.remembered import remembered
 from evalkit.studies.speed import EFFICIENCY, Speed
 
-SAMPLE = 40
-"""Documents of each task that are tokenised."""
+SAMPLE = 80
+"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
 _ROW_BYTES, _ANSWER_BYTES = 150, 2000
 """Bytes of a scored choice and of a generated answer in journal and tables together: of runs of zeroshot8 and
 LongBench."""

@@ -190,7 +190,7 @@ def _notes(found: Sequence[_Estimate], factors: Mapping[str, tuple[float, int]])
             "benchmarks without one, all of them"
         )
     return [
-        f"tokens: of {SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once",
+        f"tokens: of at most {SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once",
         f"time: from {basis}; without loading and preparing models; answers may end before their longest length",
         "memory: weights and one batch of one run; disk: journals and tables",
     ]

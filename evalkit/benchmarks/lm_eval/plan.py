@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,8 +122,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
     return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
-def first_requests(task: Any, count: int) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task.
+def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
+    """Return lm-eval's requests for the first documents of a task, or for those at some places among them.
 
     Raises:
         DataError: lm-eval cannot build them; names task and document.
@@ -132,7 +132,9 @@ def first_requests(task: Any, count: int) -> list[Any]:
     found: list[Any] = []
     doc_id = 0
     try:
-        for doc_id, doc in task.doc_iterator(rank=0, limit=count, world_size=1):
+        for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
+            if places is not None and place not in places:
+                continue
             context = task.fewshot_context(
                 doc, num_fewshot=task.config.num_fewshot or 0, gen_prefix=task.doc_to_prefix(doc)
             )

@@ -14,10 +14,13 @@ from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.plan import TaskPlan, first_requests
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
 from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
-from evalkit.benchmarks.task_tokens import TaskTokens
+from evalkit.benchmarks.task_tokens import TaskTokens, spread
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import window_of
 from evalkit.scoring.token_counts import SampledGroup, estimated_tokens
+
+_BLOCK = 4
+"""Documents next to each other in a sample."""
 
 
 def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
@@ -29,9 +32,9 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
     plan.randomness.restore()
     for name, task in plan.tasks.tasks.items():
         whole = len(task.eval_docs) if limit is None else min(limit, len(task.eval_docs))
-        documents = min(sample, whole)
-        for members in group_by_task(first_requests(task, documents)).values():
-            found.append(_task(name, members, encoding, documents, whole))
+        places = spread(whole, sample, _BLOCK)
+        for members in group_by_task(first_requests(task, whole, set(places))).values():
+            found.append(_task(name, members, encoding, len(places), whole))
     return found
 
 

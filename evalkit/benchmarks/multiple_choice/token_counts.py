@@ -13,26 +13,13 @@ from evalkit.benchmarks.task_tokens import TaskTokens
 from evalkit.models.tokenizer_alone import window_of
 from evalkit.scoring.token_counts import SampledGroup, estimated_tokens
 
-_OF_SUBJECT = 3
-"""Least documents of a subject: with fewer, what they share is unknown."""
-
 
 def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
     """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompter = Prompter(plan.template, tokenizer, window, say)
-    return [_task(plan, prompter, task, found) for task, found in _sampled(plan, sample).items()]
-
-
-def _sampled(plan: ChoicePlan, sample: int) -> dict[str, list[Question]]:
-    """Return the first documents of each task, more for tasks of many subjects."""
-    limit = plan.request.limit
-    least = sample if limit is None else min(sample, limit)
-    found = load_questions(plan.suite, plan.library, least, plan.others)
-    subjects = max(len({question.subtask for question in questions}) for questions in found.values())
-    if (more := _OF_SUBJECT * subjects) <= least or (limit is not None and limit <= least):
-        return found
-    return load_questions(plan.suite, plan.library, more if limit is None else min(more, limit), plan.others)
+    found = load_questions(plan.suite, plan.library, plan.request.limit, plan.others, sample)
+    return [_task(plan, prompter, task, questions) for task, questions in found.items()]
 
 
 def _task(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
