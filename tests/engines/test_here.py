@@ -17,7 +17,6 @@ from evalkit.engines.here import run_here
 from evalkit.models.locate import silent
 from evalkit.models.spec import ModelSpec
 from evalkit.models.state import state_digest
-from evalkit.progress import Progress
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.lock import locked
 from tests.benchmarks.conftest import plugin  # noqa: F401
@@ -25,19 +24,8 @@ from tests.benchmarks.lm_eval.made import write_task
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import KINDS, Silent, asked, same, tables
 from tests.documents import made_up
+from tests.studies.made import Told
 from tests.tiny import tiny_checkpoint
-
-
-class Told(Progress):
-    """Keeps its messages."""
-
-    def __init__(self) -> None:
-        super().__init__(live=False)
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        """Keep a message."""
-        self.lines.append(line)
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +177,11 @@ def test_requests_that_draw_random_numbers_are_those_of_a_single_run(files: Path
     )
 
     def options(output: str, suite: Any) -> dict[str, Any]:
-        return {"suite": suite, "include_path": tmp_path / "tasks", "tasks": ("drawing",), "output": tmp_path / output}
+        own = {} if suite == mine else {"include_path": tmp_path / "tasks"}
+        return {"suite": suite, "tasks": ("drawing",), "output": tmp_path / output, **own}
 
     mine = tmp_path / "mine.yaml"
-    mine.write_text("description: drawn\ntasks: [drawing]\ntemplate: plain\nrule: acc\n")
+    mine.write_text("description: drawn\ngroups: {Drawn: [drawing]}\ntask_files: tasks\ntemplate: plain\nrule: acc\n")
     both = ("lm_eval", mine)
     single = [run_plan(planned(files / "model0", options("single", one), silent), Silent()) for one in both]
     plans = [planned(files / f"model{seed}", options("jobs", one), silent) for seed in (1, 0) for one in both]
