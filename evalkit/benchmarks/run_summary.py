@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import PurePath
 from typing import Any
 
 from evalkit.benchmarks.outcomes import Metric
@@ -62,12 +64,14 @@ def summary_report(runs: Sequence[SummarisedRun]) -> Report:
     averages = [one.average for one in runs] if len(tasks) > 1 else [None] * len(runs)
     name = next((one["name"] for one in averages if one), None)
     headers = ["checkpoint", *(_heading(task, runs, metrics) for task in tasks), *([name] if name else [])]
+    folder, labels = _labels([one.model for one in runs])
     rows = []
-    for one, found, average in zip(runs, metrics, averages, strict=True):
+    for label, one, found, average in zip(labels, runs, metrics, averages, strict=True):
         cells = [_cell(found.get(task)) if one.run else _NONE for task in tasks]
-        rows.append([one.model, *cells, *([percent(average["accuracy"]) if average else _NONE] if name else [])])
+        rows.append([label, *cells, *([percent(average["accuracy"]) if average else _NONE] if name else [])])
     lower = any(metric.higher_is_better is False for one in metrics for metric in one.values())
-    notes = [f"{one.model}: {one.state}: {one.message}" for one in runs if one.message]
+    notes = [f"checkpoints are in {folder}"] if folder else []
+    notes += [f"{one.model}: {one.state}: {one.message}" for one in runs if one.message]
     notes += [f"{one.model}: {note}" for one in runs if one.run for note in mixture(one.run.manifest)]
     if any(metric.official is False for one in metrics for metric in one.values()):
         notes.append("*: not the official documents of the task")
@@ -78,6 +82,15 @@ def summary_report(runs: Sequence[SummarisedRun]) -> Report:
         content=[_content(one, found) for one, found in zip(runs, metrics, strict=True)],
         records=[_record(one, found) for one, found in zip(runs, metrics, strict=True)],
     )
+
+
+def _labels(models: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the folder that all checkpoints are in, empty if there is none, and their names without it."""
+    parents = [PurePath(model).parts[:-1] for model in models]
+    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*parents, strict=False))]
+    if not common:
+        return "", list(models)
+    return str(PurePath(*common)), [str(PurePath(*PurePath(model).parts[len(common) :])) for model in models]
 
 
 def _what(runs: Sequence[SummarisedRun]) -> str:

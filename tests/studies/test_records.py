@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,26 @@ def test_a_folder_that_cannot_be_written_is_named(study: Study) -> None:
     (study.output / ".studies").touch()
     with pytest.raises(RunError, match=r"\.studies.* cannot be written"):
         save_record(study.output, run, study.output / "folder", "0123")
+
+
+_WRITING = """
+import sys
+from pathlib import Path
+from evalkit.studies.records import save_record
+from evalkit.studies.study_file import read_study
+study = read_study(Path(sys.argv[1]))
+for number in range(200):
+    save_record(study.output, study.runs[0], study.output / "folder", "0123", f"{sys.argv[2]} {number}")
+"""
+
+
+def test_processes_may_write_a_record_at_the_same_time(study: Study) -> None:
+    command = [sys.executable, "-c", _WRITING, str(study.path)]
+    started = [subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True) for number in range(3)]
+    for one in started:
+        _, err = one.communicate(timeout=120)
+        assert one.returncode == 0, err
+    record = record_of(study.output, study.runs[0])
+    assert record is not None
+    assert record.error.endswith(" 199")
+    assert len(list((study.output / ".studies").iterdir())) == 1
