@@ -14,7 +14,7 @@ from evalkit.benchmarks.task_tokens import TaskTokens
 from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
 from evalkit.models.parameter_count import parameter_count
-from evalkit.models.shapes import BYTES, ModelShape, cache_bytes_per_token, flops_per_token, read_shape
+from evalkit.models.shapes import BYTES, ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.remembered import remembered
 from evalkit.studies.speed import EFFICIENCY, Speed
@@ -101,13 +101,14 @@ def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
     key = (digest, kind.kind, repr(about), repr(plan.request.limit if hasattr(plan.request, "limit") else None))
     tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, SAMPLE, silent), most=64)
     config, dtype = config_of(checkpoint, silent), str(specification["dtype"])
-    parameters, shape = parameter_count(checkpoint), _shape(config)
+    shape = _shape(config)
+    count = parameter_count(checkpoint) if shape is None else parameters(shape).total
     return RunCost(
         tasks=tuple(tasks),
-        parameters=parameters,
+        parameters=count,
         dtype=dtype,
-        operations=_operations(tasks, shape, parameters),
-        weight_bytes=None if parameters is None else parameters * BYTES[dtype],
+        operations=_operations(tasks, shape, count),
+        weight_bytes=None if count is None else count * BYTES[dtype],
         batch_bytes=_batch_bytes(plan, config, shape, dtype, device, tasks),
     )
 
@@ -119,10 +120,10 @@ def _shape(config: dict[str, Any]) -> ModelShape | None:
         return None
 
 
-def _operations(tasks: list[TaskTokens], shape: ModelShape | None, parameters: int | None) -> float | None:
+def _operations(tasks: list[TaskTokens], shape: ModelShape | None, count: int | None) -> float | None:
     """Return the operations of all distinct tokens, at the mean length of the task's sequences."""
     if shape is None:
-        return None if parameters is None else 2.0 * parameters * sum(task.distinct for task in tasks)
+        return None if count is None else 2.0 * count * sum(task.distinct for task in tasks)
     return float(sum(task.distinct * flops_per_token(shape, int(task.alone / max(task.rows, 1.0))) for task in tasks))
 
 

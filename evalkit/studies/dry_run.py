@@ -13,6 +13,7 @@ from typing import Any
 
 from evalkit.activity import doing, imports
 from evalkit.benchmarks.base import Say
+from evalkit.brief import counted
 from evalkit.errors import EvalkitError
 from evalkit.progress import clock
 from evalkit.remembered import remembering
@@ -177,16 +178,15 @@ def _row(record: Mapping[str, Any]) -> list[str]:
 
 def _summary(total: Mapping[str, Any]) -> str:
     time = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing, one after the other"
-    return f"{total['runs']:,} runs, {total['to_do']:,} of them not finished{time}"
+    return f"{counted(total['runs'], 'run')}, {total['to_do']:,} of them not finished{time}"
 
 
 def _notes(found: Sequence[_Estimate], factors: Mapping[str, tuple[float, int]]) -> list[str]:
     devices = ", ".join(dict.fromkeys(one.device for one in found))
     basis = f"a matrix product timed now on {devices}, of whose speed scoring is assumed to reach {EFFICIENCY:.0%}"
     if "" in factors:
-        count = factors[""][1]
         basis = (
-            f"{count} finished run{'s' * (count > 1)} of this study on the same hardware, scaled by operations; for "
+            f"{counted(factors[''][1], 'finished run')} of this study on the same hardware, scaled by operations; for "
             "benchmarks without one, all of them"
         )
     return [

@@ -12,6 +12,7 @@ from typing import Any
 from evalkit.activity import doing
 from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.run import planned
+from evalkit.brief import counted
 from evalkit.engines.base import Job
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.models.files import safetensors_header
@@ -50,7 +51,7 @@ def plan_study(study: Study, say: Say) -> list[PlannedRun]:
 def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> list[PlannedRun]:
     """Plan some runs of a study, without recording them. Raises as `plan_study`."""
     found, problems, say = [], _Problems(), _once(say)
-    with remembering(), doing(f"planning {len(runs)} runs"):
+    with remembering(), doing(f"planning {counted(len(runs), 'run')}"):
         for run in runs:
             try:
                 found.append(PlannedRun(run, plan_of(study, run, say)))
@@ -78,7 +79,7 @@ def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say
         SeveralErrors: checkpoints or options are invalid; all problems.
     """
     jobs, problems, say = [], list[str](), _once(say)
-    with remembering(), doing(f"planning {len(models)} runs"):
+    with remembering(), doing(f"planning {counted(len(models), 'run')}"):
         for model in models:
             try:
                 jobs.append(Job(model, _checked(planned(model, options, say))))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.brief import counted
 from evalkit.engines.base import JobRunner, Outcome
 from evalkit.progress import Progress
 from evalkit.reporting.report import Report
@@ -92,8 +93,8 @@ def outcomes_report(found: Sequence[tuple[StudyRun, Outcome]]) -> Report:
         notes.append("the same command tries the failed runs again")
     if count["in use"]:
         notes.append("other processes compute the runs in use; --wait stays until they are finished")
-    return Report((table,), (f"{len(content)} runs: {', '.join(parts)}",), notes=tuple(notes), content=content,
-                  records=content)  # fmt: skip
+    verdict = f"{counted(len(content), 'run')}: {', '.join(parts)}"
+    return Report((table,), (verdict,), notes=tuple(notes), content=content, records=content)
 
 
 def _record(run: StudyRun, outcome: Outcome) -> dict[str, Any]:

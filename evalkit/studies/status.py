@@ -111,7 +111,8 @@ def _read_state(known: RunState, folder: Path) -> RunState:
         run = load_run(folder)
         if run.complete and run.manifest["id"] == known.id:
             score, result = benchmark_of(run).headline(run)
-            parameters = (run.manifest.get("loaded") or {}).get("parameters") or known.parameters
+            # The record's first: counted in the same way for runs that are not finished
+            parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
             seconds = run_seconds(run)
             return replace(known, state="finished", share=1.0, score=score, result=result, seconds=seconds, reason="",
                            parameters=parameters)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from evalkit.brief import counted
 from evalkit.progress import clock
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
@@ -32,10 +33,12 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     left = [one for one in states if one.state != "finished"]
     known = [one.seconds_left for one in left if one.seconds_left is not None]
-    summary = [f"{len(states)} runs: {totals}"]
+    summary = [f"{counted(len(states), 'run')}: {totals}"]
     if known:
         unknown = len(left) - len(known)
-        summary.append(f"about {clock(sum(known))} left{f', without {unknown} runs of unknown time' * bool(unknown)}")
+        summary.append(
+            f"about {clock(sum(known))} left{f', without {counted(unknown, 'run')} of unknown time' * bool(unknown)}"
+        )
     content = {
         "study": str(study.path),
         "output": str(study.output),
