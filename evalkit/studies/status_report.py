@@ -36,9 +36,8 @@ def status_report(study: Study, states: Sequence[RunState]) -> Report:
     summary = [f"{counted(len(states), 'run')}: {totals}"]
     if known:
         unknown = len(left) - len(known)
-        summary.append(
-            f"about {clock(sum(known))} left{f', without {counted(unknown, 'run')} of unknown time' * bool(unknown)}"
-        )
+        without = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
+        summary.append(f"about {clock(sum(known))} left{without}")
     content = {
         "study": str(study.path),
         "output": str(study.output),
