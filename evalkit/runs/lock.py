@@ -69,11 +69,13 @@ class Lock:
         """
         self._owner = self._owner.model_copy(update={"done": done, "seconds_left": seconds_left})
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Write the owner's file, and renew it until `end`."""
         self._write()
         self._thread.start()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Mark the folder as released."""
         self._stop.set()
         self._thread.join()
         self._owner = self._owner.model_copy(update={"released": True})
@@ -110,11 +112,11 @@ def locked(folder: Path) -> Iterator[Lock]:
         owner = read_owner(folder)
         if owner and owner.host != platform.node() and is_active(folder, owner):
             raise _in_use(folder, owner)
-        held._start()
+        held.start()
         try:
             yield held
         finally:
-            held._end()
+            held.end()
     finally:
         lock.release()
 
