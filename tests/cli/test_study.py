@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalkit.cli import main
-from tests.studies.made import CHOICES, made_files, made_study
+from tests.studies.tiny_studies import CHOICES, made_files, made_study
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -24,7 +24,7 @@ from tests.benchmarks.lm_eval.made import write_task
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import KINDS, Silent, asked, same, tables
 from tests.documents import made_up
-from tests.studies.made import Told
+from tests.studies.tiny_studies import Told
 from tests.tiny import tiny_checkpoint
 
 

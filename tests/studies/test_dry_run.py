@@ -23,7 +23,7 @@ from evalkit.studies.study_file import read_study
 from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.printed import printed
-from tests.studies.made import CHOICES, NEEDLE, Told, made_files, made_study
+from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study
 
 
 @pytest.fixture(scope="module")

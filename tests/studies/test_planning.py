@@ -16,7 +16,7 @@ from evalkit.models.locate import silent
 from evalkit.studies.planning import plan_checkpoints, plan_study
 from evalkit.studies.records import record_of
 from evalkit.studies.study_file import read_study
-from tests.studies.made import CHOICES, NEEDLE, made_files, made_study
+from tests.studies.tiny_studies import CHOICES, NEEDLE, made_files, made_study
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from evalkit.errors import RunError
 from evalkit.studies.records import finished_run_of, record_of, save_record
 from evalkit.studies.study_file import Study, read_study
-from tests.studies.made import made_study
+from tests.studies.tiny_studies import made_study
 
 
 @pytest.fixture

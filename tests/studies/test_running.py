@@ -23,7 +23,7 @@ from evalkit.studies.records import record_of
 from evalkit.studies.running import outcomes_report, run_study
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
-from tests.studies.made import CHOICES, NEEDLE, Told, made_files, made_study, same_tables, tables_of
+from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study, same_tables, tables_of
 
 CHECKPOINTS = {"A": "vanilla", "B": "intg-*", "C": {"model": "train-*", "steps": "checkpoint-*"}}
 

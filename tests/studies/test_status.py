@@ -22,7 +22,7 @@ from evalkit.studies.status import RunState, states_of
 from evalkit.studies.status_report import status_report
 from evalkit.studies.study_file import Study, read_study
 from tests.printed import printed
-from tests.studies.made import Told, made_files, made_study
+from tests.studies.tiny_studies import Told, made_files, made_study
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import yaml
 
 from evalkit.errors import UsageError
 from evalkit.studies.study_file import StudyRun, read_study
-from tests.studies.made import CHOICES, made_study
+from tests.studies.tiny_studies import CHOICES, made_study
 
 
 @pytest.fixture
