@@ -8,6 +8,7 @@
     run.results("acc_norm")      # another rule, no model needed
     evalkit.compare(run, "1a2b3c4")   # paired on the same documents; runs by folder, name, id or checkpoint
     evalkit.evaluate(model, tokenizer=tokenizer, name="step 1000")   # a model in memory, which is not changed
+    trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000))   # transformers' Trainer, while it trains
 
     lm_eval.simple_evaluate(model=evalkit.harness("demo"), tasks=["lambada_openai"])
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
         CheckpointError,
         DataError,
         EvalkitError,
+        OutOfMemoryError,
         RunError,
+        RunInUseError,
         ScoringError,
         TableError,
         TemplateError,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from evalkit.runs.finding import list_runs
     from evalkit.runs.folder import Run
     from evalkit.scores.results import Average, Results, TaskResult
+    from evalkit.training.callback import TrainerCallback
 
 # Not read from the installed metadata: the distribution named "evalkit" is another project
 __version__ = "0.1.0"
@@ -59,12 +63,15 @@ _MODULES = {
     "Average": "scores.results",
     "Results": "scores.results",
     "TaskResult": "scores.results",
+    "TrainerCallback": "training.callback",
     **dict.fromkeys(
         (
             "CheckpointError",
             "DataError",
             "EvalkitError",
+            "OutOfMemoryError",
             "RunError",
+            "RunInUseError",
             "ScoringError",
             "TableError",
             "TemplateError",
@@ -82,15 +89,18 @@ __all__ = [
     "Comparison",
     "DataError",
     "EvalkitError",
+    "OutOfMemoryError",
     "Progress",
     "Results",
     "Run",
     "RunError",
+    "RunInUseError",
     "ScoringError",
     "TableError",
     "TaskDifference",
     "TaskResult",
     "TemplateError",
+    "TrainerCallback",
     "UnknownNameError",
     "UsageError",
     "compare",

@@ -6,9 +6,11 @@ for each key. Outside the block every value is made anew, so that a long-lived p
 
 from __future__ import annotations
 
+import pickle
 import threading
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -39,6 +41,30 @@ def remembering() -> Iterator[None]:
             _memory.depth -= 1
             if not _memory.depth:
                 _memory.values.clear()
+
+
+def is_remembering() -> bool:
+    """Return whether values are kept at the moment."""
+    return bool(_memory.depth)
+
+
+class Compressed(Sequence[Value]):
+    """A list whose items are pickled and compressed, and restored one by one when they are read.
+
+    Args:
+        items: pickled at once.
+    """
+
+    def __init__(self, items: Iterable[Value]) -> None:
+        self._items = [zlib.compress(pickle.dumps(item), 1) for item in items]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [pickle.loads(zlib.decompress(item)) for item in self._items[index]]
+        return pickle.loads(zlib.decompress(self._items[index]))
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
 
 import evalkit
 from evalkit.benchmarks.lm_eval.harness import Harness
 from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
+from tests.training.trainers import trainer_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -48,6 +47,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return evaluate(*args, **(made | options))
 
     monkeypatch.setattr(evalkit, "evaluate", with_documents)
+    callback = partial(evalkit.TrainerCallback, data_dir=documents, allow_unofficial_data=True)
+    monkeypatch.setattr(evalkit, "TrainerCallback", callback, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -64,39 +65,12 @@ def simple_evaluate(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_its_code_runs(place: Path, simple_evaluate: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"batches": [torch.arange(20).reshape(2, 10) + step for step in range(100)]}
+    names["trainer"] = trainer_of(place / "small" / "step1000", place / "trained", bf16=True, max_steps=4)
     for block in BLOCKS:
         exec(compile(block, "docs/python.md", "exec"), names)
     assert "100 Average(Knowledge (1 of 5), " in capsys.readouterr().out
     assert isinstance(simple_evaluate[0], Harness)
-    train_by_callback(names["Evaluation"], place)
-    assert {run.manifest["model"] for run in evalkit.list_runs()} >= {"step 100", "step 2", "step 4"}
-
-
-def train_by_callback(callback: Callable[[], Any], place: Path) -> None:
-    """Four steps of transformers' trainer in mixed precision, which saves every two."""
-    checkpoint = place / "small" / "step1000"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
-    rows = [{"input_ids": list(range(n, n + 8)), "labels": list(range(n, n + 8))} for n in range(8)]
-    arguments = TrainingArguments(
-        output_dir=str(place / "trained"),
-        max_steps=4,
-        save_steps=2,
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        bf16=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = Trainer(
-        model,
-        arguments,
-        data_collator=default_data_collator,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=[callback()],
-    )
-    trainer.train()
+    assert {run.manifest["model"] for run in evalkit.list_runs()} >= {"step 100", "trained step 2", "trained step 4"}
 
 
 def test_its_columns_are_the_tables(place: Path, finished: evalkit.Run) -> None:

@@ -59,6 +59,11 @@ class Batch:
     journal: str = ""
     """Name of the task in the journal; empty: `task`."""
 
+    def warm(self) -> None:
+        """Compute what needs no model, if its content has a method for it; not a part of what is pickled."""
+        if warm := getattr(self.content, "warm", None):
+            warm()
+
 
 Batches = Generator[Batch, None, None]
 

@@ -47,6 +47,7 @@ def evaluate(
     revision: str | None = None,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     device: str = "auto",
+    device_map: str = "none",
     dtype: str = "auto",
     attention: str = "auto",
     context: int | Literal["none"] | None = None,
@@ -85,6 +86,8 @@ def evaluate(
         tokenizer: folder or hub name of another tokenizer; for a model in memory its tokenizer, which is not
             changed.
         device: "auto" (a CUDA device if there is one, else the CPU), "cpu", "cuda", "cuda:1", …
+        device_map: for a model larger than one GPU: "auto" spreads its layers over all GPUs and the CPU's memory;
+            "cuda:0=12,cpu=8" places 12 and 8 layers; "none": one device.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: the implementation: "auto" (sdpa, or eager for an architecture without it), "sdpa" or "eager".
         context: context window in tokens, by context extension; "none": the window that the model was trained on;
@@ -120,6 +123,7 @@ def evaluate(
         "revision": revision,
         "tokenizer": tokenizer,
         "device": device,
+        "device_map": device_map,
         "dtype": dtype,
         "attention": attention,
         "context": context,
@@ -129,7 +133,7 @@ def evaluate(
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
     }
-    options = _given_options(arguments, settings or {})
+    options = given_options(arguments, settings or {})
     with progress or Progress() as shown:
         if isinstance(model, (str, Path)):
             if name is not None:
@@ -163,7 +167,7 @@ def _benchmark_of(suite: str | Path | None) -> Benchmark:
     return benchmark(kind_of_suite(None if suite is None else values.name_or_path("--suite", suite)))
 
 
-def _given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that differ from their defaults, merged with the benchmark's settings.
 
     Raises:

@@ -23,6 +23,7 @@ from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Entry
 from evalkit.runs.writing import RunWriter, find_finished, open_run
+from evalkit.scoring.prefetch import prefetched
 
 if TYPE_CHECKING:
     from evalkit.runs.columns import Rows
@@ -69,10 +70,18 @@ class OpenRun:
         stored = self._writer.manifest.get("facts") if self.finished else None
         return None if stored is None else restored(stored, self._kind.facts())
 
-    def start(self, prepared: Prepared) -> None:
-        """Store the model's facts in the manifest; warn if earlier batches were computed on another kind of device."""
+    def start(self, prepared: Prepared) -> Any:
+        """Store the model's facts in the manifest, and return those to plan with: of a resumed run, its first ones.
+
+        Warns if earlier batches were computed on another kind of device.
+        """
         self._writer.compute_on(prepared.place)
-        self._writer.save_manifest(**prepared.about, facts=asdict(prepared.facts))
+        recorded = self.facts()
+        facts = prepared.facts if recorded is None else recorded
+        budgets = () if recorded is None else ("token_budget", "kept_tokens")
+        about = {name: value for name, value in prepared.about.items() if name not in budgets}
+        self._writer.save_manifest(**about, facts=asdict(facts))
+        return facts
 
     def batches(self, facts: Any, tokenizer: Any) -> Planned:
         """Plan the missing batches."""
@@ -148,12 +157,12 @@ def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
     loaded = holder.model_of(plan, progress.say)
     with doing("preparing prompts and batches"):
         computer = kind.computer(kind.setup(plan), loaded, current.budget(), progress.say)
-        current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
-        planned = current.batches(computer.facts, loaded.tokenizer)
+        facts = current.start(Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer))
+        planned = current.batches(facts, loaded.tokenizer)
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:
-        for batch in batches:
+        for batch in prefetched(batches, Batch.warm):
             if batch.task != task:
                 progress.task(task := batch.task)
             started = time.perf_counter()

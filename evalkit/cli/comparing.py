@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import MARGIN, OUTPUT, PLOT, argument, option, typed_option
+from evalkit.cli.options import BENCHMARK, MARGIN, OUTPUT, PLOT, STUDY, argument, is_typed, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from evalkit.comparison.curves import Curve
+    from evalkit.comparison.sides import Side
     from evalkit.reporting.formats import Format
 
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 @argument("runs", nargs=-1)
 @typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
+@STUDY
+@BENCHMARK
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
 @PRINTING
@@ -27,9 +33,13 @@ if TYPE_CHECKING:
 @option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points by which the average "
         "may be lower.")  # fmt: skip
 @OUTPUT
+@click.pass_context
 def compare(
+    ctx: click.Context,
     runs: tuple[str, ...],
     groups: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
     rule: str | None,
     curve: bool,
     form: Format,
@@ -42,7 +52,8 @@ def compare(
     """Compare runs on the same documents: paired differences, intervals, tests, and the smallest detectable difference.
 
     RUNS are run folders, or ids, names or checkpoints of runs in --output (evalkit ls runs). The first is the baseline
-    A; each other one is compared with it, with Holm's correction over the tasks of each pair.
+    A; each other one is compared with it, with Holm's correction over the tasks of each pair. With --study they are
+    names of its checkpoints, NAME or NAME@STEP, whose seeds are the runs of a side; without any, all of them.
 
     \b
     evalkit compare RUN_A RUN_B
@@ -50,10 +61,19 @@ def compare(
     evalkit compare --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN     several seeds: the claim is about architectures
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
+    evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
+    evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
     _check(curve, fail_if_worse, margin)
+    _check_study(study, benchmark, groups, is_typed(ctx, "output"))
+    notes: tuple[str, ...] = ()
     if curve:
-        _curves(runs, groups, rule, form, standalone, plot, output)
+        with doing("reading runs"):
+            if study is None:
+                curves = _curves(runs, groups, rule, output)
+            else:
+                curves, notes = _curves_of_study(study, runs, benchmark, rule)
+        _print_curves(curves, notes, form, standalone, plot)
         return 0
     with doing("reading and comparing runs"):
         from evalkit.comparison.comparison import compare_sides
@@ -61,8 +81,13 @@ def compare(
         from evalkit.comparison.decision import exit_code
         from evalkit.comparison.sides import find_sides
 
-        found = compare_sides(find_sides(runs, groups, output), rule)
-        report = comparison_report(found)
+        sides: Sequence[Side]
+        if study is None:
+            sides = find_sides(runs, groups, output)
+        else:
+            sides, notes = _sides_of_study(study, runs, benchmark)
+        found = compare_sides(sides, rule)
+        report = comparison_report(found).with_notes(notes)
     print_report(report, form, standalone)
     if plot:
         from evalkit.comparison.plots import forest
@@ -73,31 +98,58 @@ def compare(
     return exit_code(found, margin / scale) if fail_if_worse else 0
 
 
-def _curves(
-    runs: tuple[str, ...],
-    groups: tuple[str, ...],
-    rule: str | None,
-    form: Format,
-    standalone: bool,
-    plot: Path | None,
-    output: Path,
-) -> None:
-    from evalkit.comparison.curve_report import curve_report
+def _sides_of_study(
+    path: Path, names: tuple[str, ...], benchmark: str | None
+) -> tuple[Sequence[Side], tuple[str, ...]]:
+    from evalkit.studies.results import read_results
+    from evalkit.studies.sides import study_sides
+
+    results = read_results(path)
+    found = study_sides(results, names, results.study.benchmark(benchmark))
+    return found.sides, found.notes
+
+
+def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, output: Path) -> list[Curve]:
     from evalkit.comparison.curves import curve
     from evalkit.comparison.sides import find_trainings
 
-    with doing("reading runs"):
-        found = [curve(side, rule) for side in find_trainings(runs, groups, output)]
-    print_report(curve_report(found), form, standalone)
+    return [curve(side, rule) for side in find_trainings(runs, groups, output)]
+
+
+def _curves_of_study(
+    path: Path, names: tuple[str, ...], benchmark: str | None, rule: str | None
+) -> tuple[list[Curve], tuple[str, ...]]:
+    from evalkit.comparison.curves import curve
+    from evalkit.studies.results import read_results
+    from evalkit.studies.sides import study_trainings
+
+    results = read_results(path)
+    found = study_trainings(results, names, results.study.benchmark(benchmark))
+    return [curve(one.side, rule, one.steps) for one in found], tuple(note for one in found for note in one.notes)
+
+
+def _print_curves(
+    found: list[Curve], notes: tuple[str, ...], form: Format, standalone: bool, plot: Path | None
+) -> None:
+    from evalkit.comparison.curve_report import curve_report
+
+    print_report(curve_report(found).with_notes(notes), form, standalone)
     if plot:
         from evalkit.comparison.plots import curves as draw
 
         draw(found, plot)
 
 
-def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
-    from evalkit.errors import UsageError
+def _check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...], output: bool) -> None:
+    if study is None and benchmark is not None:
+        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    if study is not None and groups:
+        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+    if study is not None and output:
+        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
 
+
+def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
     if curve and fail_if_worse:
         raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
     if margin and not fail_if_worse:

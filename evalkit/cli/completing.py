@@ -57,6 +57,20 @@ def _runs() -> Iterable[str]:
     return (path.name for path in sorted(root_of_runs().glob("*/")))
 
 
+def _of_study(ctx: click.Context, parameter: str) -> Iterable[str] | None:
+    """Return the names that the study of the command has for a parameter; None where they are not a study's."""
+    if ctx.params.get("study") is None or parameter not in ("runs", "--benchmark"):
+        return () if parameter == "--benchmark" else None
+    from evalkit.studies.records import recorded_checkpoints
+    from evalkit.studies.study_file import read_study
+
+    try:
+        study = read_study(ctx.params["study"], recorded_checkpoints)
+    except EvalkitError:
+        return ()
+    return study.names if parameter == "runs" else (one.name for one in study.benchmarks)
+
+
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "--suite": _suites,
     "--rule": _rules,
@@ -66,6 +80,7 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "name": _tables,
     "run": _runs,
     "runs": _runs,
+    "--benchmark": tuple,
 }
 """Option or argument → its known names. A file is accepted in place of any of them."""
 _LISTS = ("--tasks",)
@@ -77,9 +92,11 @@ def completer(parameter: str) -> Completer | None:
     if parameter not in _NAMES:
         return None
 
-    def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, prefix = incomplete.rpartition(",") if parameter in _LISTS else ("", "", incomplete)
-        found = [CompletionItem(before + comma + name) for name in _NAMES[parameter]() if name.startswith(prefix)]
+        if (names := _of_study(ctx, parameter)) is None:
+            names = _NAMES[parameter]()
+        found = [CompletionItem(before + comma + name) for name in names if name.startswith(prefix)]
         return found or [CompletionItem(incomplete, type="file")]
 
     return complete

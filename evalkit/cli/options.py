@@ -238,7 +238,7 @@ def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
     return path
 
 
-def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+def figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """Validate a figure's path before hours of work."""
     from evalkit.reporting.figures import check_figure_path
 
@@ -252,9 +252,13 @@ def _figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Pa
 
 RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
-PLOT = option("--plot", type=FOLDER, callback=_figure_path, help="Also draw it, into a .png or .pdf file.")
+PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png or .pdf file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
+
+
+STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
+BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
@@ -291,6 +295,12 @@ ORIGIN = option_group(
 )
 COMPUTING = option_group(
     option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …"),
+    option(
+        "--device-map",
+        default="none",
+        metavar="none|auto|DEVICE=LAYERS,…",
+        help="For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
+    ),
     option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
     option("--attention", default="auto", help="auto, sdpa or eager."),
 )

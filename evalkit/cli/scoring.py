@@ -32,6 +32,7 @@ from evalkit.cli.options import (
 )
 from evalkit.cli.printing import PRINTING, print_report, print_run
 from evalkit.cli.running import run_and_print, run_several
+from evalkit.cli.watching import WATCH, watch, watched
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 @option("--allow-unofficial-data", is_flag=True, help="Accept documents that are not the pinned ones; marked.")
 @typed_option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
               "such as max_prompt_tokens=3500 of longbench; again for each.")  # fmt: skip
+@WATCH
 @DETAIL
 @PRINTING
 def run(
@@ -95,7 +97,11 @@ def run(
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
+    evalkit run --watch TRAINING --limit 200 --plot curve.png       each checkpoint of a training, as it appears
     """
+    if (watching := watched(ctx, options)) is not None:
+        watch(watching, _request_options(ctx, options, settings))
+        return
     with doing("planning the run"):
         named, asked = checkpoints_of(ctx, checkpoints, model), _request_options(ctx, options, settings)
     if len(named) > 1:

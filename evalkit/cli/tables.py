@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import EXPORT, FOLDER, RUN, argument, named_run, option, typed_option
+from evalkit.cli.options import BENCHMARK, EXPORT, FOLDER, RUN, STUDY, argument, named_run, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.reporting.formats import Format
+    from evalkit.reporting.table import Table
+    from evalkit.tables.request import TableRequest
 
 _SOURCES = ("published", "runs", "both")
 
@@ -25,10 +28,12 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @click.command()
 @argument("name", required=False)
 @argument("more", nargs=-1, metavar="")
-@option("--source", type=click.Choice(_SOURCES), default="published", help="Source of numbers: the paper, "
-        "runs, or runs with the difference to the paper.")  # fmt: skip
+@option("--source", type=click.Choice(_SOURCES), help="Source of numbers: the paper, runs, or runs with the difference "
+        "to the paper.  [default: published; runs with --study]")  # fmt: skip
 @option("--runs", metavar="RUN RUN …|FILE.yaml", help="Runs, assigned to rows by their models; or a YAML "
         "file that maps rows to runs.")  # fmt: skip
+@STUDY
+@BENCHMARK
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
 @option(
@@ -39,20 +44,27 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @option(
     "--allow-mixed", "mixed", is_flag=True, help="Mark runs with another protocol than the first; do not reject them."
 )
+@option("--drop-empty", is_flag=True, help="Leave out rows without a run, and sections without rows.")
 @option("--as-printed", is_flag=True, help="The paper's own averages and marks, errors included.")
 @option("--audit", is_flag=True, help="Where the paper's tables and text contradict its numbers.")
+@typed_option("--all", "every", is_flag=True, help="Every table, a file each in the folder --output; with --study "
+              "those that it has runs for.")  # fmt: skip
 @PRINTING
-@_FILE
+@typed_option("--output", "-o", type=FOLDER, help="File to write, with --all the folder.  [default: the terminal]")
 def table(
     name: str | None,
     more: tuple[str, ...],
+    source: str | None,
     runs: str | None,
+    study: Path | None,
+    benchmark: str | None,
     audit: bool,
+    every: bool,
     form: Format,
     standalone: bool,
     output: Path | None,
-    **options: object,
-) -> None:
+    **options: Any,
+) -> int:
     """Print one of the paper's tables, filled from the paper or from your runs; NAME may be your own layout file.
 
     \b
@@ -61,24 +73,114 @@ def table(
     evalkit table sig_abl_main --source runs --runs RUN RUN RUN
     evalkit table main_res --source both --runs my_runs.yaml --stderr
     evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
+    evalkit table main_res --study study.yaml --drop-empty
+    evalkit table --all --study study.yaml --format latex -o tables/
     evalkit table --audit
     """
-    from evalkit.reporting.report import Report
     from evalkit.tables.layout import layout_names
     from evalkit.tables.request import TableRequest, audited, make
 
     if more and runs is None:
         raise UsageError(f"{more[0]}: a table has one NAME; give runs after --runs")
+    _check_study(source, runs, study, benchmark)
+    request = TableRequest(name or "", source or ("published" if study is None else "runs"), **options)
+    if every:
+        _check_every(name, runs, audit, output)
+        return _print_every(request, study, benchmark, form, standalone, output or Path())
     if audit:
-        if runs or options["as_printed"]:
-            raise UsageError("--audit reads the published tables only; omit --runs and --as-printed")
+        if runs or study or request.as_printed:
+            raise UsageError("--audit reads the published tables only; omit --runs, --study and --as-printed")
         made = audited([name] if name else layout_names())
     elif name is None:
-        raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --audit")
+        raise UsageError(f"name a table, or a layout file: {', '.join(layout_names())}; or give --all or --audit")
+    elif study is not None:
+        made = _of_study(request, study, benchmark)
     else:
         with doing("reading runs") if runs else nullcontext():
-            made = make(TableRequest(name, **_runs(runs, more), **options))  # type: ignore[arg-type]
+            made = make(replace(request, **_runs(runs, more)))
+    _print_table(made, form, standalone, output)
+    return 0
+
+
+def _check_study(source: str | None, runs: str | None, study: Path | None, benchmark: str | None) -> None:
+    if benchmark is not None and study is None:
+        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    if study is not None and runs is not None:
+        raise UsageError("--study and --runs both name the runs of the table; give one of them")
+    if study is not None and source == "published":
+        raise UsageError("--study is for --source runs or both; omit --source published")
+
+
+def _check_every(name: str | None, runs: str | None, audit: bool, output: Path | None) -> None:
+    if name is not None or audit:
+        raise UsageError(f"--all prints every table; omit {name or '--audit'}")
+    if runs is not None:
+        raise UsageError("--all takes runs from a study: give --study FILE.yaml in place of --runs")
+    if output is None:
+        raise UsageError("--all writes a file for each table; give their folder: -o tables/")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; --all needs a folder")
+
+
+def _print_table(made: Table, form: Format, standalone: bool, output: Path | None) -> None:
+    from evalkit.reporting.report import Report
+
     print_report(Report((made,)), form, standalone, output)
+
+
+def _of_study(request: TableRequest, path: Path, benchmark: str | None) -> Table:
+    """Fill a table from a study; the study's models that are not in it are listed on standard error."""
+    from evalkit.studies.results import read_results
+    from evalkit.studies.tables import UnfilledTable, study_table
+
+    with doing("reading runs"):
+        results = read_results(path)
+        found = study_table(results, request, benchmark)
+    if isinstance(found, UnfilledTable):
+        raise UsageError(f"study {path} cannot fill table {found.name}: {found.why}")
+    for line in found.without_row:
+        click.echo(f"not in {found.table.name}: {line}", err=True)
+    return found.table
+
+
+def _print_every(
+    request: TableRequest, path: Path | None, benchmark: str | None, form: Format, standalone: bool, folder: Path
+) -> int:
+    """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
+    from evalkit.errors import EvalkitError, TableError
+    from evalkit.reporting.formats import SUFFIXES
+    from evalkit.studies.results import read_results
+    from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
+    from evalkit.tables.layout import layout_names
+    from evalkit.tables.request import make
+
+    results = None if path is None else read_results(path)
+    if results is not None and benchmark is not None:
+        results.study.benchmark(benchmark)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output {folder} cannot be made: {error.strerror or error}") from error
+    written: set[str] = set()
+    failed = False
+    for name in layout_names() if results is None else study_layouts(results.study):
+        one = replace(request, name=name)
+        try:
+            with doing(f"table {name}"):
+                found = FilledTable(make(one), ()) if results is None else study_table(results, one, benchmark)
+            if isinstance(found, UnfilledTable):
+                click.echo(printable(f"left out: {found.name}: {found.why}"), err=True)
+                continue
+            if found.table.name in written:
+                raise UsageError(f"another table is called {found.table.name}; rename the layout's file")
+            written.add(found.table.name)
+            _print_table(found.table, form, standalone, folder / f"{found.table.name}{SUFFIXES[form]}")
+        except EvalkitError as error:
+            click.echo(printable(f"evalkit: table {Path(name).stem}: {error}"), err=True)
+            failed = True
+    if not (written or failed):
+        raise TableError(f"study {path} has no finished run for any table")
+    return int(failed)
 
 
 def _runs(first: str | None, more: tuple[str, ...]) -> dict[str, Any]:

@@ -56,16 +56,20 @@ class Curve:
     """Line → printed label."""
 
 
-def curve(side: Side, rule: str | None = None) -> Curve:
+def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | None = None) -> Curve:
     """Return the accuracy of every checkpoint of a training, on the documents that all of them have.
+
+    Args:
+        side: the training.
+        rule: scoring rule; None: the runs' own.
+        steps_of_runs: step of each run; None: as `step_of` finds it.
 
     Raises:
         UsageError: a run has no step, two have the same, there is only one run, or the runs differ in model, documents
             or measurement settings.
     """
     by_step: dict[int, Run] = {}
-    for run in side.runs:
-        step = step_of(run)
+    for run, step in zip(side.runs, steps_of_runs or map(step_of, side.runs), strict=True):
         if step is None:
             raise UsageError(
                 f"run {run.folder.name} has no training step; expected one in its model's folder or revision "

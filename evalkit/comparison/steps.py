@@ -27,14 +27,18 @@ def step_of(run: Run) -> int | None:
     """Return a run's step, from its checkpoint's revision, trainer_state.json or name; None if none has it."""
     if (step := step_in(str(run.manifest.get("revision") or ""))) is not None:
         return step
-    model = str(run.manifest["model"])
+    step = step_of_checkpoint(str(run.manifest["model"]))
+    return step if step is not None else step_in(run.folder.name)
+
+
+def step_of_checkpoint(model: str) -> int | None:
+    """Return the step of a checkpoint folder or name, from its trainer_state.json or its last part; else None."""
     path = Path(model) / "trainer_state.json"
     try:
         return int(read_json(path, CheckpointError, most=MOST_TEXT_BYTES)["global_step"])
     except (CheckpointError, ValueError, KeyError, TypeError, OverflowError):
         pass  # not a checkpoint of transformers' trainer, or no longer on this machine
-    step = step_in(model.rstrip("/").rpartition("/")[2])
-    return step if step is not None else step_in(run.folder.name)
+    return step_in(model.rstrip("/").rpartition("/")[2])
 
 
 def steps_of(runs: Sequence[Run]) -> list[int] | None:

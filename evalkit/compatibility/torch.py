@@ -38,11 +38,13 @@ def unwrap_forward(module: Any) -> None:
             del own["forward"]
 
 
-def has_hooks(module: Any) -> bool:
-    """Return whether a module has hooks around its forward pass, which a copy of its class would not have.
+def hooks_of(module: Any) -> list[Any]:
+    """Return the functions that run before and after a module's forward pass, which a copy of its class does not have.
 
     Public methods register and remove hooks, but none lists them.
     """
-    return bool(
-        names.attribute(_PACKAGE, module, "_forward_hooks") or names.attribute(_PACKAGE, module, "_forward_pre_hooks")
-    )
+    return [
+        hook
+        for name in ("_forward_pre_hooks", "_forward_hooks")
+        for hook in names.attribute(_PACKAGE, module, name).values()
+    ]

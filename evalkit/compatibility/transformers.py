@@ -15,6 +15,7 @@ from evalkit.compatibility import names
 
 _PACKAGE = "transformers"
 _ATTENTION = "_attn_implementation"
+_INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
 def attention_of(config: Any) -> str | None:
@@ -113,6 +114,18 @@ def masked_language_models() -> Collection[str]:
     auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
     found: Collection[str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
     return found
+
+
+def is_of_gradients(hook: Any) -> bool:
+    """Return whether a hook is the one of activation checkpointing, which marks embeddings and changes no number.
+
+    transformers adds it with `enable_input_require_grads`. If a version names it differently, a model with it counts as
+    changed, and its evaluations are not resumed.
+    """
+    return (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) == (
+        "transformers.modeling_utils",
+        _INPUT_GRADIENTS,
+    )
 
 
 @contextmanager

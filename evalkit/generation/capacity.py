@@ -15,7 +15,6 @@ import numpy as np
 from evalkit.generation.batches import plan_batches
 from evalkit.generation.generator import CHUNK, Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.scoring.memory import device_bytes
 
 _GPU_SHARE, _CPU_SHARE = 0.5, 0.25
 """Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
@@ -86,15 +85,16 @@ def capacity_of(generator: Generator, budget: int | None, context: int) -> Capac
         budget: most tokens of a batch; None: as many as fit into a share of the memory, whoever else uses it.
         context: the model's context window in tokens.
     """
-    device, size = generator.device, generator.token_bytes
+    device = generator.device
     share = _GPU_SHARE if device.type == "cuda" else _CPU_SHARE
-    room = int((device_bytes(device) - generator.weight_bytes) * share)
+    # Each layer's keys and values are on its device
+    rooms = [int(generator.memory[place] * share) // size for place, size in generator.token_bytes_on.items() if size]
     return Capacity(
         # Without a key-value cache, prompts are generated one by one
-        tokens=budget or (max(1, room // size) if size else context),
+        tokens=budget or (max(1, min(rooms)) if rooms else context),
         most_rows=1 if generator.one_by_one else _GPU_ROWS if device.type == "cuda" else _CPU_ROWS,
         chunk=generator.chunk,
-        token_bytes=size,
+        token_bytes=generator.token_bytes,
     )
 
 

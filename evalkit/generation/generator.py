@@ -30,7 +30,7 @@ from evalkit.generation.sampling import sampler_of
 from evalkit.models.dynamic import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.architecture import rotary_lengths
-from evalkit.scoring.budget import weight_bytes
+from evalkit.scoring.budget import memory_beside_weights
 from evalkit.scoring.memory import check_room, is_out_of_memory, refuse_to_split
 
 CHUNK = 512
@@ -61,12 +61,15 @@ class Generator:
         self._head = model.get_output_embeddings()
         self.device = self._head.weight.device
         self._dynamic = dynamic_modules(model)
-        self.weight_bytes = weight_bytes(model)
+        self.memory = memory_beside_weights(model)
+        """Bytes of memory beside the weights, by device."""
         # Only the logits of a chunk's last token are needed
         last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if last else {}
         self.token_bytes = 0
         """Bytes of one token's keys and values, in all layers; 0 if the model has no key-value cache."""
+        self.token_bytes_on: dict[torch.device, int] = {}
+        """Bytes of one token's keys and values in the layers of each device."""
         self.without_cache = self._check_cache()
         """Reason why the model does not run on evalkit's cache; empty if it does."""
         # Rotary frequencies that depend on the longest position in a forward pass need each prompt whole and by itself
@@ -95,15 +98,19 @@ class Generator:
                 ]
             except Exception as error:  # an architecture of any kind may fail in any way
                 return f"{name} does not run on evalkit's cache ({type(error).__name__}: {first_line(error)[:120]})"
-        size = sum(s[0, :, 0].numel() * s.element_size() for s in (*storage.keys, *storage.values) if s is not None)
-        if not size:
+        sizes: dict[torch.device, int] = {}
+        for states in (*storage.keys, *storage.values):
+            if states is not None:
+                own = states[0, :, 0].numel() * states.element_size()
+                sizes[states.device] = sizes.get(states.device, 0) + own
+        if not any(sizes.values()):
             return f"{name} has no key-value cache"
         cached = torch.cat([part.logits[0].float() for part in parts])
         gap = cached.amax(-1) - cached.gather(-1, uncached.argmax(-1, keepdim=True))[:, 0]
         # Written so that NaN exceeds the tolerance
         if not (gap <= _CACHE_TOLERANCE * (cached.amax(-1) - cached.mean(-1))).all():
             return f"{name} gives different logits with a key-value cache than without one"
-        self.token_bytes = size
+        self.token_bytes, self.token_bytes_on = sum(sizes.values()), sizes
         return ""
 
     def generate(self, prompts: Sequence[Prompt], say: Callable[[str], None] = lambda _: None) -> list[Generation]:

@@ -48,7 +48,8 @@ _CODE = ("*.py", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Files of its folder that a checkpoint's own Python code may read."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
-_TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+TRAINER_FILES = ("optimizer", "scheduler", "scaler", "training_args", "rng_state", "trainer_state")
+"""Beginnings of the names of files that only a trainer reads."""
 _HEADER_LIMIT = 100_000_000
 """The format's limit on the header, in bytes; a larger length means that the file has another format."""
 
@@ -77,6 +78,11 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
 
 
+def weight_indexes(folder: Path) -> tuple[Path, ...]:
+    """Return the indexes of a folder's sharded weights."""
+    return tuple(path for name in _WEIGHTS if (path := folder / f"{name}.index.json").is_file())
+
+
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     """Return the tokenizer files of a folder in a fixed order; empty if there is no vocabulary."""
     if not any((folder / name).is_file() for name in VOCABULARY_FILES):
@@ -95,7 +101,7 @@ def code_files(folder: Path) -> tuple[Path, ...]:
     counted = [*tokenizer_files(folder), folder / "config.json", folder / GENERATION_CONFIG]
     counted += [folder / f"{name}.index.json" for name in _WEIGHTS]
     found = _matching(folder, _CODE, counted)
-    return tuple(path for path in found if not path.name.startswith(_TRAINER_FILES))
+    return tuple(path for path in found if not path.name.startswith(TRAINER_FILES))
 
 
 def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
@@ -198,7 +204,7 @@ def _why_no_weights(folder: Path) -> str:
         path.name
         for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt")
         for path in folder.glob(pattern)
-        if not path.name.startswith(_TRAINER_FILES)
+        if not path.name.startswith(TRAINER_FILES)
     )
     found = f" (found {', '.join(others[:3])})" if others else ""
     return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"

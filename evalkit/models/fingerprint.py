@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,22 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     found = combine(checkpoint, weights, hashes.of)
     hashes.save()
     return found
+
+
+def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the parts of a checkpoint's fingerprint by name, without weights that were never hashed on this machine.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    hashes = FileHashes()
+    digests = [(path.name, hashes.known(path)) for path in checkpoint.weights()]
+    unknown = any(digest is None for _, digest in digests)
+    if unknown and checkpoint.gguf is not None:
+        return {}
+    found = asdict(combine(checkpoint, [(name, digest or "") for name, digest in digests], hashes.of))
+    hashes.save()
+    return {part: digest for part, digest in found.items() if not (unknown and part == "weights")}
 
 
 def combine(checkpoint: Checkpoint, weights: Iterable[tuple[str, str]], hash_of: Callable[[Path], str]) -> Fingerprint:

@@ -81,6 +81,10 @@ class FileHashes:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
         return digest.hexdigest()
 
+    def known(self, path: Path) -> str | None:
+        """Return the digest of a file that was hashed before, of its new content if it has changed; else None."""
+        return self.of(path) if self._entry(path.resolve()) else None
+
     def of_bytes(self, path: Path, before: State, started: float, quick: str, sha256: Callable[[], str]) -> str:
         """Return the digest of content that was read from a file.
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.parts import base_of
+from evalkit.models.parts import base_of, layers_of
 
 _TRIED = 16
 """Tokens of the forward passes of this check."""
@@ -106,7 +106,7 @@ def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Te
         found[-1] = (found[-1][0], (out[0] if isinstance(out, tuple) else out).float())
 
     hooks = []
-    for layer in _layers_of(model):
+    for layer in layers_of(model):
         hooks += [layer.register_forward_pre_hook(enter, with_kwargs=True), layer.register_forward_hook(leave)]
     try:
         with torch.inference_mode():
@@ -117,12 +117,6 @@ def _run_layers(given: str, model: Any, ids: torch.Tensor, inputs: list[torch.Te
         for hook in hooks:
             hook.remove()
     return found
-
-
-def _layers_of(model: Any) -> list[Any]:
-    layers = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in base_of(model).modules() if isinstance(module, torch.nn.ModuleList))
-    return next((list(found) for found in lists if len(found) == layers), [])
 
 
 def _changes(clean: _States, other: _States, last: bool = False) -> list[float]:

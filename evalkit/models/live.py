@@ -25,6 +25,7 @@ from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
 from evalkit.models.context_settings import UNSTRETCHED
+from evalkit.models.device_map import NONE
 from evalkit.models.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
@@ -37,9 +38,10 @@ from evalkit.models.state import state_digest
 from evalkit.models.temporary import temporary_folder
 from evalkit.models.tokenizer import load_tokenizer, probe_ids
 
-_FILE_OPTIONS = ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle",
-                 "trust_remote_code")  # fmt: skip
+_FILE_OPTIONS = ("revision", "device_map", "context", "context_method", "context_original", "context_config",
+                 "allow_pickle", "trust_remote_code")  # fmt: skip
 """Fields of `ModelSpec` that control how files are loaded."""
+_DEFAULTS = (("context", UNSTRETCHED), ("device_map", NONE))
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def live_model(
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     for argument in _FILE_OPTIONS:
-        if others[argument] not in (None, False) and (argument, others[argument]) != ("context", UNSTRETCHED):
+        if others[argument] not in (None, False) and (argument, others[argument]) not in _DEFAULTS:
             raise UsageError(
                 f"{argument}: does not apply to a model in memory; leave it out, or save the model and give its folder"
             )

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.brief import brief
 from evalkit.compatibility.transformers import attention_of
-from evalkit.errors import CheckpointError, UnknownNameError, UsageError
+from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.checks import (
     check_causal,
     check_numbers,
@@ -27,12 +27,16 @@ from evalkit.models.checks import (
 )
 from evalkit.models.config_check import WINDOW_KEYS, check_sizes
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window
+from evalkit.models.device_map import NONE
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import LoadedFiles, snapshot
 from evalkit.reporting.escape import printable
+
+if TYPE_CHECKING:
+    from evalkit.models.placement import Placement
 
 _FALLBACK_WINDOW = 2048
 _LONGEST_TOKENIZER_WINDOW = 1_000_000
@@ -56,7 +60,7 @@ class LoadedModel:
     dtype: str
     """Dtype of the weights: "float32", "bfloat16" or "float16"."""
     device: str
-    """Device of the weights, e.g. "cpu" or "cuda"."""
+    """Device of the weights, e.g. "cpu" or "cuda"; "cuda:0+cuda:1" of a model that is spread over both."""
     window: int
     """Context window in tokens."""
     bos_id: int | None
@@ -71,6 +75,8 @@ class LoadedModel:
     """Of the bytes that it was loaded from; None if it was not created by `load`."""
     generation: Mapping[str, Any] | None = None
     """The checkpoint's generation_config.json, if any; None for a GGUF file, whose fingerprint covers it."""
+    placement: Placement | None = None
+    """Device of each layer, if `--device-map` names or spreads them."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
 
@@ -112,7 +118,8 @@ class LoadedModel:
         names = ("architecture", "parameters", "dtype", "device", "window", "bos_id", "eos_id", "attention")
         extension = None if self.extension is None else self.extension.specification()
         shape = shape_facts(self.model.config.to_dict())
-        return {name: getattr(self, name) for name in names} | {"context_extension": extension, "shape": shape}
+        placed = {} if self.placement is None else {"device_map": self.placement.summary()}
+        return {name: getattr(self, name) for name in names} | {"context_extension": extension, "shape": shape} | placed
 
     def _token(self, token_id: int | None) -> str:
         if token_id is None:
@@ -124,6 +131,7 @@ def load(
     checkpoint: Checkpoint,
     *,
     device: str = "auto",
+    device_map: str = NONE,
     dtype: str = "auto",
     attention: str = "auto",
     extension: Extension | None = None,
@@ -134,6 +142,7 @@ def load(
     Args:
         checkpoint: from `locate`; also determines the tokenizer and what is trusted.
         device: "auto" (CUDA if available, else the CPU) or a torch device.
+        device_map: see `ModelSpec`.
         dtype: "auto" (the checkpoint's own), "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
         extension: context extension from `context_settings.extension_of`; None: no extension.
@@ -145,12 +154,15 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
+    from evalkit.models.dispatch import check_devices, resolve_device
+
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
+    check_devices(device_map)
     with _opened(checkpoint, say) as read:
         if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
             say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
-        model = _model(read, extension, compute_dtype, attention, place, say)
+        model, placement = _model(read, extension, compute_dtype, attention, place, device_map, say)
         tokenizer = _tokenizer(checkpoint, read, model, say)
     given = checkpoint.given
     window = extension.target if extension is not None else context_window(given, model.config, tokenizer, say)
@@ -159,34 +171,13 @@ def load(
         tokenizer,
         name=checkpoint.name,
         dtype=compute_dtype,
-        device=place,
+        device=place if placement is None else "+".join(placement.devices),
         window=window,
         extension=extension,
         fingerprint=read.fingerprint,
         generation=generation,
+        placement=placement,
     )
-
-
-def resolve_device(device: str) -> str:
-    """Return the torch device for a value of `--device`.
-
-    Raises:
-        UsageError: the value is no device, or this machine does not have the device.
-    """
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index
-    except RuntimeError as error:
-        raise UsageError(f"--device {device}: not a device; expected auto, cpu, cuda, cuda:N or mps") from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in count:
-        raise UsageError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
-    if (index or 0) >= count[kind]:
-        raise UsageError(f"--device {device}: this machine has {count[kind] or 'no'} {kind} device(s) for torch")
-    return device
 
 
 def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
@@ -241,9 +232,18 @@ def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
         yield copies.read()
 
 
-def _model(read: LoadedFiles, extension: Extension | None, dtype: str, attention: str, device: str, say: Say) -> Any:
-    """Build the model in evaluation mode on its device."""
+def _model(
+    read: LoadedFiles,
+    extension: Extension | None,
+    dtype: str,
+    attention: str,
+    device: str,
+    device_map: str,
+    say: Say,
+) -> tuple[Any, Placement | None]:
+    """Build the model in evaluation mode on its device, or on several."""
     from evalkit.models.build import build_model
+    from evalkit.models.dispatch import place_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_sizes(given, config, len(read.tensors))
@@ -259,10 +259,11 @@ def _model(read: LoadedFiles, extension: Extension | None, dtype: str, attention
     built = build_model(given, folder, read.tensors, own, dtype=dtype, attention=attention, remote=remote)
     check_report(given, built, say)
     check_numbers(given, config, built.model)
-    model = _move(given, built.model.eval().requires_grad_(False), device)
+    model = built.model.eval().requires_grad_(False)
+    placement = place_model(given, model, device, device_map, say)
     if stretched is not None:
         finish(given, model, stretched)
-    return model
+    return model, placement
 
 
 def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
@@ -290,15 +291,6 @@ def _tokenizer(checkpoint: Checkpoint, read: LoadedFiles, model: Any, say: Say) 
     model.name_or_path = model.config.name_or_path = str(checkpoint.folder)
     tokenizer.name_or_path = str(checkpoint.tokenizer or checkpoint.folder)
     return tokenizer
-
-
-def _move(given: str, model: Any, device: str) -> Any:
-    import torch
-
-    try:
-        return model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise CheckpointError(f"{given}: does not fit into the memory of {device}") from error
 
 
 def _scaled(count: int) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from transformers import PreTrainedModel
 
-from evalkit.compatibility.torch import compiled, has_hooks, is_wrapped_by_accelerate
+from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate
+from evalkit.compatibility.transformers import is_of_gradients
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.locate import DTYPES
 from evalkit.models.quiet import quiet
@@ -72,6 +73,12 @@ def check_module(name: str, module: Any) -> None:
         raise CheckpointError(
             f"{name}: is quantised; quantised models are evaluated from files only; give the checkpoint folder"
         )
+    places = list(dict.fromkeys(map(str, getattr(module, "hf_device_map", {}).values())))
+    if len(places) > 1 or places == ["disk"]:
+        raise CheckpointError(
+            f"{name}: is spread over {', '.join(places)} by accelerate; evaluate its checkpoint folder with "
+            "device_map='auto', or move the model to one device"
+        )
     tensors = [*module.parameters(), *module.buffers()]
     if not tensors or any(tensor.is_meta for tensor in tensors):
         raise CheckpointError(f"{name}: has weights without data (device meta); load them first")
@@ -88,17 +95,23 @@ def check_module(name: str, module: Any) -> None:
 def is_stock(module: Any) -> bool:
     """Return whether a model computes what its class computes with its config and state.
 
-    It has the modules that its class builds, with the same scalar attributes, no hooks and no other `forward` (that of
-    accelerate, which only adds autocast, is removed before scoring). What differs is not covered by a fingerprint.
+    It has the modules that its class builds, with the same scalar attributes, no other `forward` (that of accelerate,
+    which only adds autocast, is removed before scoring) and no hooks (but for that of activation checkpointing, which
+    changes no number). What differs is not covered by a fingerprint.
     """
     try:
         with quiet(), torch.device("meta"):
             built = type(module)(deepcopy(module.config))
     except Exception:  # a class that takes more than a config
         return False
-    return _attributes(built) == _attributes(module) and not any(
-        has_hooks(part) or ("forward" in vars(part) and not is_wrapped_by_accelerate(part)) for part in module.modules()
-    )
+    return _attributes(built) == _attributes(module) and not any(_is_changed(part) for part in module.modules())
+
+
+def _is_changed(part: Any) -> bool:
+    """Return whether a module has hooks that may change numbers, or another forward."""
+    if any(not is_of_gradients(hook) for hook in hooks_of(part)):
+        return True
+    return "forward" in vars(part) and not is_wrapped_by_accelerate(part)
 
 
 def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:

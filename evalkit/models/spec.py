@@ -17,6 +17,7 @@ from evalkit.inputs.fields import WORD, check_field_names, fitted
 from evalkit.inputs.values import name_or_path
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
+from evalkit.models.device_map import NONE, check_device_map
 from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, silent
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class ModelSpec:
     """Folder or hub name of a tokenizer that replaces the model's own."""
     device: str = "auto"
     """"auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:1", …"""
+    device_map: str = NONE
+    """"none" (one device), "auto" (spread over all GPUs, the rest in the CPU's memory, if the first is too small), or
+    numbers of layers by device: "cuda:0=12,cuda:1=12,cpu=8"."""
     dtype: str = "auto"
     """"auto" (the checkpoint's own), "float32", "bfloat16" or "float16"."""
     attention: str = "auto"
@@ -87,6 +91,7 @@ class ModelSpec:
             return load(
                 checkpoint,
                 device=self.device,
+                device_map=self.device_map,
                 dtype=self.dtype,
                 attention=self.attention,
                 extension=self.extension(checkpoint),
@@ -109,6 +114,7 @@ def model_spec(model: str | Path, **options: Any) -> ModelSpec:
     # Whether this machine has the device is checked when the model is loaded
     if not _DEVICE.fullmatch(spec.device):
         raise UsageError(f"--device {spec.device}: not a device; expected auto, cpu, cuda, cuda:N or mps")
+    check_device_map(spec.device, spec.device_map)
     if spec.attention not in ATTENTION:
         raise UnknownNameError("attention implementation", spec.attention, ATTENTION)
     return spec

@@ -6,3 +6,12 @@ from typing import Literal, get_args
 
 Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[Format, str] = {
+    "terminal": ".txt",
+    "markdown": ".md",
+    "latex": ".tex",
+    "html": ".html",
+    "csv": ".csv",
+    "json": ".json",
+}
+"""Endings of files in each format."""

@@ -6,7 +6,7 @@ In: a `Report`. Out: text, by `render`. All commands print by this module, so th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evalkit.errors import UsageError
@@ -40,6 +40,15 @@ class Report:
         """The notes of the report and of its parts, with those of their tables."""
         own = [*(plain(note) for table in self.tables for note in table.notes), *self.notes]
         return own + [note for part in self.parts for note in part.all_notes]
+
+    def with_notes(self, lines: Sequence[str]) -> Report:
+        """Return the report with further notes, at its end and in its JSON."""
+        if not lines:
+            return self
+        content = self.content | {"notes": list(lines)} if isinstance(self.content, dict) else self.content
+        *parts, last = self.parts or (self,)
+        last = replace(last, notes=(*last.notes, *lines))
+        return replace(self, parts=(*parts, last), content=content) if self.parts else replace(last, content=content)
 
 
 def render(report: Report, form: Format, *, standalone: bool = False, width: int | None = None) -> str:

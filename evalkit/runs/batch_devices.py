@@ -16,9 +16,9 @@ class BatchDevice(NamedTuple):
     """Device, hardware, kernel, host and threads of a batch."""
 
     device: str
-    """Torch's name of the device: "cpu", "cuda:1"."""
+    """Torch's name of the device: "cpu", "cuda:1"; "cuda:0+cuda:1" of a model that is spread over both."""
     hardware: str
-    """The accelerator's name, or the processor's architecture."""
+    """The accelerator's name, or the processor's architecture; several names are joined by "+"."""
     kernel: str
     """Attention kernel. Scored batches: one of `scoring.forward.KERNELS`, or "alone" without shared prefixes. Generated
     batches: the model's own implementation."""
@@ -42,7 +42,12 @@ def place_of(device: str, kernel: str) -> BatchDevice:
 
 
 def hardware_of(device: str) -> str:
-    """Return the accelerator's name, or the processor's architecture, of a torch device of this machine."""
+    """Return the accelerator's name, or the processor's architecture, of a torch device of this machine.
+
+    Of several devices, joined by "+", each distinct name is returned once.
+    """
+    if "+" in device:
+        return "+".join(dict.fromkeys(map(hardware_of, device.split("+"))))
     if not device.startswith("cuda"):
         return platform.machine()
     import torch

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from evalkit.atomic import replace_file
 from evalkit.errors import RunError, RunInUseError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, misfit
@@ -70,12 +69,12 @@ class Lock:
         self._owner = self._owner.model_copy(update={"done": done, "seconds_left": seconds_left})
 
     def start(self) -> None:
-        """Write the owner's file, and renew it until `end`."""
+        """Name this process as the owner, and renew it from now on."""
         self._write()
         self._thread.start()
 
     def end(self) -> None:
-        """Mark the folder as released."""
+        """Release the folder; the progress stays in the file."""
         self._stop.set()
         self._thread.join()
         self._owner = self._owner.model_copy(update={"released": True})
@@ -87,9 +86,12 @@ class Lock:
             self._write()
 
     def _write(self) -> None:
-        # A file that cannot be written costs the protection between machines only; the journal reports a full disk
+        # A file that cannot be written costs the protection between machines only; the journal reports a full disk.
+        # Not flushed to the disk: after a crash of the machine it means nothing
+        new = self._folder / f"{_OWNER}.new"
         with suppress(OSError):
-            replace_file(self._folder / _OWNER, json.dumps(self._owner.model_dump()).encode())
+            new.write_text(json.dumps(self._owner.model_dump()), encoding="utf-8")
+            new.replace(self._folder / _OWNER)
 
 
 @contextmanager

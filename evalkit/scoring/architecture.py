@@ -10,6 +10,7 @@ from typing import Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.config_check import WINDOW_KEYS
+from evalkit.models.placement import computing_devices
 from evalkit.models.stretch import BY_LENGTH_TYPE
 
 _WINDOW = 2048
@@ -20,7 +21,9 @@ def kernels_for(model: Any) -> tuple[str, ...]:
     """Return the tree attention kernels that may work for a model, the fastest first."""
     if not model.is_backend_compatible() or attention_of(model.config.get_text_config()) != "sdpa":
         return ("dense",)
-    return ("flex", "tiles", "dense") if model.device.type == "cuda" else ("tiles", "dense")
+    # FlexAttention's mask is on one device
+    flex = model.device.type == "cuda" and len(computing_devices(model)) == 1
+    return ("flex", "tiles", "dense") if flex else ("tiles", "dense")
 
 
 def window_of(config: Any) -> int:

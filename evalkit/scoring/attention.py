@@ -134,16 +134,16 @@ class TileLayout:
         depths: [nodes] number of ancestors of each node in the row.
         trunk: number of trunk tokens, which precede the tree's and to which every token attends.
         width: heads × head size of the queries.
-        dtype, device: of the queries.
+        dtype, device: of the queries of the first layer.
     """
 
     def __init__(
         self, ends: Ints, depths: Ints, trunk: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._tiles = [
-            (tile, _columns(tile, trunk), _tile_mask(ends, tile, trunk, dtype).to(device))
-            for tile in cut_tiles(ends, depths, trunk, _OVERHEAD // width)
-        ]
+        tiles = cut_tiles(ends, depths, trunk, _OVERHEAD // width)
+        self._tiles = [(tile, _columns(tile, trunk)) for tile in tiles]
+        # Layers may be on several devices; each device gets a copy of the masks when its first layer runs
+        self._masks = {device: [_tile_mask(ends, tile, trunk, dtype).to(device) for tile in tiles]}
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, product: Product | None
@@ -151,7 +151,7 @@ class TileLayout:
         """See `TreeAttention`."""
         _, heads, tokens, size = query.shape
         out = query.new_empty(1, tokens, heads, value.shape[3])
-        for tile, columns, mask in self._tiles:
+        for (tile, columns), mask in zip(self._tiles, self._masks_on(query.device), strict=True):
             part = query[:, :, tile.start : tile.end], _seen(key, columns), _seen(value, columns)
             if product is not None:
                 found = product(*part, mask, size**-0.5 if scale is None else scale)
@@ -161,6 +161,12 @@ class TileLayout:
                 )
             out[:, tile.start : tile.end] = found.transpose(1, 2)
         return out
+
+    def _masks_on(self, device: torch.device) -> list[torch.Tensor]:
+        """Return the tiles' masks on a device."""
+        if device not in self._masks:
+            self._masks[device] = [mask.to(device) for mask in next(iter(self._masks.values()))]
+        return self._masks[device]
 
 
 def _tile_mask(ends: Ints, tile: Tile, trunk: int, dtype: torch.dtype) -> torch.Tensor:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from evalkit.compatibility.transformers import attention_of
+from evalkit.models.parts import layers_of
+from evalkit.models.placement import computing_devices
 from evalkit.scoring.memory import device_bytes
 
 CPU_TOKENS = 2048
@@ -25,15 +30,30 @@ def auto_budget(model: Any) -> int:
     Args:
         model: the loaded model, whose weights are already in memory.
     """
-    device = model.get_output_embeddings().weight.device
-    most = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
-    fits = int((device_bytes(device) - weight_bytes(model)) * _SHARE / bytes_per_token(model))
+    memory = memory_beside_weights(model)
+    most = GPU_TOKENS if next(iter(memory)).type == "cuda" else CPU_TOKENS
+    # A batch's states are on each device in turn
+    fits = int(min(memory.values()) * _SHARE / bytes_per_token(model))
     return max(MIN_TOKENS, min(most, fits))
 
 
-def weight_bytes(model: Any) -> int:
-    """Return the bytes of a model's weights."""
-    return sum(one.numel() * one.element_size() for one in model.parameters())
+def memory_beside_weights(model: Any) -> dict[torch.device, int]:
+    """Return each computing device's memory beside the weights, in bytes; the device of the embedding is the first.
+
+    Layers that are stored elsewhere run on that device, so it has room for the largest of them.
+    """
+    weights = dict.fromkeys(computing_devices(model), 0)
+    for one in model.parameters():
+        if not one.is_meta:
+            weights[one.device] += weight_bytes([one])
+    stored = (weight_bytes(one for one in layer.parameters() if one.is_meta) for layer in layers_of(model))
+    weights[next(iter(weights))] += max(stored, default=0)
+    return {device: device_bytes(device) - own for device, own in weights.items()}
+
+
+def weight_bytes(weights: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of weights."""
+    return sum(one.numel() * one.element_size() for one in weights)
 
 
 def bytes_per_token(model: Any) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.transformers import attention_of
+from evalkit.models.placement import computing_devices
 from evalkit.resources import cache_dir, read_cached, write_cached
 from evalkit.runs.batch_devices import hardware_of
 
@@ -77,12 +78,18 @@ def _file_of(model: Any) -> Path:
         "config": config,
         "attention": attention_of(model.config.get_text_config()),
         "dtype": str(model.dtype),
-        "device": [model.device.type, hardware_of(str(model.device))],
+        "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), _layout(model)],
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "code": _code_digest(),
     }
     text = json.dumps(identity, sort_keys=True, default=str)
     return cache_dir() / "sharing" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _layout(model: Any) -> list[str]:
+    """Return the device of each part of a model that is spread over devices, which its masks must follow; else none."""
+    places = getattr(model, "hf_device_map", {})
+    return [f"{name} {device}" for name, device in places.items()] if len(set(places.values())) > 1 else []
 
 
 @cache

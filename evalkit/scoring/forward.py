@@ -146,7 +146,7 @@ class Forward:
         """Score one sequence, [length], without a tree but with evalkit's output head."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
-        hidden = self._base(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[0]
+        hidden = self._states(input_ids=ids[:, :-1], use_cache=False)
         return Scores.after_first(self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
 
     @torch.inference_mode()
@@ -164,8 +164,7 @@ class Forward:
         """Return the final hidden states of one sequence, [length, d_model], by the model's own attention."""
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
-        states: torch.Tensor = self._base(input_ids=ids, use_cache=False).last_hidden_state[0]
-        return states
+        return self._states(input_ids=ids, use_cache=False)
 
     @torch.inference_mode()
     def hidden_shared(self, tree: Tree, trunk: Ints) -> torch.Tensor:
@@ -220,7 +219,7 @@ class Forward:
         ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
         forget_lengths(self._dynamic)
         cache = DynamicCache()
-        hidden = self._base(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[0]
+        hidden = self._states(input_ids=ids, past_key_values=cache, use_cache=True)
         scores = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
         layers = tuple((layer.keys, layer.values) for layer in cache.layers)
         return Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
@@ -237,11 +236,14 @@ class Forward:
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
             before = torch.arange(len(trunk.tokens), device=self._device)
             with alibi_by_position(self._base, torch.cat((before, positions[0]))):
-                hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
-        else:
-            with attending(self._model, self._layout(tree, len(trunk.tokens))):
-                hidden = self._base(**inputs, use_cache=bool(trunk.layers)).last_hidden_state
-        states: torch.Tensor = hidden[0]
+                return self._states(**inputs, use_cache=bool(trunk.layers))
+        with attending(self._model, self._layout(tree, len(trunk.tokens))):
+            return self._states(**inputs, use_cache=bool(trunk.layers))
+
+    def _states(self, **inputs: Any) -> torch.Tensor:
+        """Run the base model on one row; return its final hidden states, [length, d_model], on the head's device."""
+        # Where the last layer is on another device and no module follows it, so are the states
+        states: torch.Tensor = self._base(**inputs).last_hidden_state[0].to(self._device)
         return states
 
     def _layout(self, tree: Tree, trunk: int) -> TreeAttention:

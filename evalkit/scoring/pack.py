@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,28 @@ class TreeBatch:
         """Return the tree of all sequences after the trunk; its paths are in the order of items and their sequences."""
         sequences = [sequence for item in self.items for sequence in item.sequences]
         return build_tree(sequences, [mask for item in self.items for mask in item.is_scored], len(self.trunk))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the tree, and with few arrays: each costs as much as a thousand tokens."""
+        sequences = [sequence for item in self.items for sequence in item.sequences]
+        masks = [mask for item in self.items for mask in item.is_scored]
+        names = [(item.index, item.label, item.group, len(item.sequences)) for item in self.items]
+        lengths = list(map(len, sequences))
+        return _unpacked, (self.trunk, names, lengths, np.concatenate(sequences), np.packbits(np.concatenate(masks)))
+
+
+def _unpacked(
+    trunk: Ints, names: list[tuple[int, str, str, int]], lengths: list[int], tokens: Ints, masks: NDArray[np.uint8]
+) -> TreeBatch:
+    """Return a batch from its pickled form; see `TreeBatch.__reduce__`."""
+    ends = np.cumsum(lengths)[:-1]
+    sequences = iter(np.split(tokens, ends))
+    scored = iter(np.split(np.unpackbits(masks, count=len(tokens)).astype(bool), ends))
+    items = [
+        SequenceSet(index, label, group, tuple(islice(sequences, count)), tuple(islice(scored, count)))
+        for index, label, group, count in names
+    ]
+    return TreeBatch(trunk, tuple(items))
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,32 @@
-"""Prefetching of token trees: the next batch's tree is built in a thread while the model scores the current batch.
+"""Prefetching: the next batch is made ready in a thread while the model computes the current one.
 
-In: planned batches. Out: the same batches in order, each with its tree built.
+In: an iterator of batches, and what makes one ready, such as building its tree. Out: the same batches in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from evalkit.scoring.pack import TreeBatch
+Prefetched = TypeVar("Prefetched")
 
 
-def prefetched(batches: list[TreeBatch], skip: Callable[[TreeBatch], bool]) -> Iterator[tuple[int, TreeBatch]]:
-    """Yield batches with their numbers, while a thread builds the tree of the next one.
+def prefetched(batches: Iterator[Prefetched], warm: Callable[[Prefetched], None]) -> Iterator[Prefetched]:
+    """Yield batches, while a thread takes the next one from the iterator and makes it ready.
 
     Args:
-        batches: emptied at the start, so that finished batches can be freed.
-        skip: whether a batch is skipped.
+        batches: advanced in the thread only.
+        warm: makes a batch ready.
     """
-    left = [(number, batch) for number, batch in enumerate(batches) if not skip(batch)][::-1]
-    batches.clear()
-    with ThreadPoolExecutor(1, "evalkit-tree") as builder:
-        following = builder.submit(_build_tree, left[-1][1]) if left else None
-        while left and following is not None:
-            number, batch = left.pop()
-            following.result()
-            following = builder.submit(_build_tree, left[-1][1]) if left else None
-            yield number, batch
 
+    def following() -> Prefetched | None:
+        if (batch := next(batches, None)) is not None:
+            warm(batch)
+        return batch
 
-def _build_tree(batch: TreeBatch) -> None:
-    _ = batch.tree
+    with ThreadPoolExecutor(1, "evalkit-prefetch") as thread:
+        future = thread.submit(following)
+        while (batch := future.result()) is not None:
+            future = thread.submit(following)
+            yield batch

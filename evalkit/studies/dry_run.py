@@ -87,7 +87,7 @@ def dry_run_report(study: Study, say: Say) -> Report:
 
 def _costs(planned: Sequence[PlannedRun], say: Say) -> tuple[list[_Estimate], list[str]]:
     """Return the estimates without times, and a message for each benchmark that has none."""
-    from evalkit.models.load import resolve_device
+    from evalkit.models.dispatch import resolve_device
 
     found, problems = [], dict[str, None]()
     for one in planned:

@@ -6,6 +6,7 @@ In: a `Study`, or checkpoints and options. Out: the plan of each run, recorded; 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.models.files import safetensors_header
 from evalkit.models.parameter_count import parameter_count
 from evalkit.remembered import remembering
-from evalkit.studies.records import save_record
+from evalkit.studies.records import finished_run_of, save_record
 from evalkit.studies.study_file import Study, StudyRun
 
 
@@ -49,16 +50,28 @@ def plan_study(study: Study, say: Say) -> list[PlannedRun]:
 
 
 def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> list[PlannedRun]:
-    """Plan some runs of a study, without recording them. Raises as `plan_study`."""
+    """Plan some runs of a study, without recording them.
+
+    A finished run whose checkpoint is gone is left out. Raises as `plan_study`.
+    """
     found, problems, say = [], _Problems(), _once(say)
     with remembering(), doing(f"planning {counted(len(runs), 'run')}"):
         for run in runs:
             try:
                 found.append(PlannedRun(run, plan_of(study, run, say)))
             except EvalkitError as error:
-                problems.add(run, str(error))
+                if _is_finished(study, run):  # trainers delete earlier steps
+                    say(f"{run.label}: finished, and not checked again, since it cannot be planned ({error})")
+                else:
+                    problems.add(run, str(error))
     problems.raise_any(f"study {study.path}", _same_runs(found))
     return found
+
+
+def _is_finished(study: Study, run: StudyRun) -> bool:
+    with suppress(EvalkitError):
+        return finished_run_of(study, run) is not None
+    return False
 
 
 def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:

@@ -15,7 +15,7 @@ from evalkit.atomic import replace_file
 from evalkit.errors import RunError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, misfit
-from evalkit.runs.folder import Run, load_run
+from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.studies.study_file import Study, StudyRun
 
 _RECORDS = ".studies"
@@ -31,6 +31,8 @@ class Record(Stored):
     folder: str
     """Name of its folder among the runs."""
     id: str
+    checkpoint: str = ""
+    """Its checkpoint, relative to the study file: so seeds and steps are known where their files are not."""
     error: str = ""
     """Why it failed when it was last tried; empty: it did not."""
     parameters: int | None = None
@@ -65,6 +67,7 @@ def save_record(
     same = known if known and known.id == identity else None
     record = Record(
         label=run.label,
+        checkpoint=run.checkpoint.given,
         folder=folder.name,
         id=identity,
         error=(same.error if same else "") if error is None else error,
@@ -82,8 +85,18 @@ def save_record(
 
 def record_of(root: Path, run: StudyRun) -> Record | None:
     """Return the record of a run; None if it has none, or a damaged one."""
+    return _read(root / _RECORDS / f"{run.key}.json")
+
+
+def recorded_checkpoints(root: Path) -> frozenset[str]:
+    """Return the checkpoints of all records, relative to their study files."""
+    found = (_read(path) for path in (root / _RECORDS).glob("*.json"))
+    return frozenset(one.checkpoint for one in found if one is not None and one.checkpoint)
+
+
+def _read(path: Path) -> Record | None:
     with suppress(RunError):
-        content = read_json(root / _RECORDS / f"{run.key}.json", RunError, most=_LARGEST)
+        content = read_json(path, RunError, most=_LARGEST)
         if misfit(content, Record) is None and "/" not in content["folder"]:
             return Record.model_validate(content)
     return None
@@ -96,7 +109,7 @@ def finished_run_of(study: Study, run: StudyRun) -> Run | None:
         RunError: its folder is damaged.
     """
     record = record_of(study.output, run)
-    if record is None or not (study.output / record.folder).is_dir():
+    if record is None or not (study.output / record.folder / RESULTS).is_file():
         return None
     found = load_run(study.output / record.folder)
     return found if found.complete and found.manifest["id"] == record.id else None

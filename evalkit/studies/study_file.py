@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,10 +39,11 @@ from evalkit.comparison.steps import step_in
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
-from evalkit.models.matching import is_pattern, matching
 from evalkit.models.spec import ModelSpec
 from evalkit.reporting.escape import printable
 from evalkit.resources import RUNS
+from evalkit.studies.patterns import StudyFolders
+from evalkit.tables.layout import layout_names
 
 _MODEL_OPTIONS = tuple(name for name in ModelSpec.__dataclass_fields__ if name != "model")
 
@@ -90,7 +91,7 @@ class StudyTable:
     benchmark: str | None = None
     """Whose runs fill it; None: the only benchmark that fits."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Row of the layout → checkpoint; others are assigned by their names, then by their models."""
+    """Row of the layout → checkpoint, or NAME@STEP; others are assigned by their names, then by their models."""
     drop_empty: bool = False
     """Whether rows and sections without a run are left out."""
     caption: str | None = None
@@ -158,8 +159,13 @@ class Study:
         return known[name] if name is not None else self.benchmarks[0]
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path, recorded: Callable[[Path], Collection[str]] = lambda _: ()) -> Study:
     """Read a study file and find its checkpoints.
+
+    Args:
+        path: the file.
+        recorded: folder of runs → checkpoints that were evaluated, for readers of results: they stand for the seeds of
+            a pattern without a folder, and for steps whose folders are gone.
 
     Raises:
         UsageError: the file is invalid, or names no checkpoint: names the key.
@@ -172,14 +178,16 @@ def read_study(path: Path) -> Study:
     )
     _check_settings(where, content.settings, benchmarks)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
+    output = RUNS if content.output is None else path.parent / given_path(f"{where}: 'output'", content.output)
+    folders = StudyFolders(path.parent, frozenset(recorded(output)))
     checkpoints = tuple(
         one
         for name, given in content.checkpoints.items()
-        for one in _checkpoints(f"{where}, checkpoint '{name}'", path.parent, name, given, of_models)
+        for one in _checkpoints(f"{where}, checkpoint '{name}'", folders, name, given, of_models)
     )
     study = Study(
         path=path,
-        output=RUNS if content.output is None else path.parent / given_path(f"{where}: 'output'", content.output),
+        output=output,
         checkpoints=checkpoints,
         benchmarks=benchmarks,
         tables={name: StudyTable(**dict(table)) for name, table in content.tables.items()},
@@ -269,40 +277,40 @@ def _check_settings(where: str, settings: Mapping[str, Any], benchmarks: Sequenc
 
 
 def _checkpoints(
-    where: str, folder: Path, name: str, given: Any, settings: Mapping[str, Any]
+    where: str, folders: StudyFolders, name: str, given: Any, settings: Mapping[str, Any]
 ) -> Iterator[StudyCheckpoint]:
     """Yield the checkpoints of an entry: its seeds, and the steps of each."""
     options = dict(settings)
     options |= {option: value for option in _MODEL_OPTIONS if (value := getattr(given, option)) is not None}
     listed = [given.model] if isinstance(given.model, str) else given.model
-    models = [one for text in listed for one in _matches(where, folder, text)]
+    models = [one for text in listed for one in _required(where, folders.root, text, folders.models(text))]
     for number, model in enumerate(models, start=1):
         seed = number if len(models) > 1 else None
         if given.steps is None:
-            yield StudyCheckpoint(name, seed, None, model, _located(folder, model), options)
+            yield StudyCheckpoint(name, seed, None, model, folders.located(model), options)
             continue
-        for step, part in _steps(where, folder, model, given.steps):
-            if (folder / model).is_dir():
+        for step, part in _steps(where, folders, model, given.steps):
+            if folders.is_folder(model):
                 inside = f"{model.rstrip('/')}/{part}"
-                yield StudyCheckpoint(name, seed, step, inside, _located(folder, inside), options)
+                yield StudyCheckpoint(name, seed, step, inside, folders.located(inside), options)
             else:
                 yield StudyCheckpoint(name, seed, step, f"{model}@{part}", model, options | {"revision": part})
 
 
-def _matches(where: str, folder: Path, text: str) -> list[str]:
-    """Return the folders of a pattern, relative to the study file; a name without one as it is."""
-    if not is_pattern(text, folder):
-        return [text]
-    if not (found := matching(text, folder)):
+def _required(where: str, folder: Path, text: str, found: list[str]) -> list[str]:
+    if not found:
         raise UsageError(f"{where}: no folder matches '{text}' in {folder.resolve()}")
     return found
 
 
-def _steps(where: str, folder: Path, model: str, given: str | Sequence[str]) -> list[tuple[int, str]]:
+def _steps(where: str, folders: StudyFolders, model: str, given: str | Sequence[str]) -> list[tuple[int, str]]:
     """Return (step, folder in the model or revision), by step."""
     parts = [given] if isinstance(given, str) else list(given)
-    if (folder / model).is_dir():
-        parts = [one for part in parts for one in _matches(f"{where}, model '{model}'", folder / model, part)]
+    if folders.is_folder(model):
+        inside = f"{where}, model '{model}'"
+        parts = [
+            one for part in parts for one in _required(inside, folders.root / model, part, folders.steps(model, part))
+        ]
     found = []
     for part in parts:
         if (step := step_in(part)) is None:
@@ -313,18 +321,15 @@ def _steps(where: str, folder: Path, model: str, given: str | Sequence[str]) -> 
     return sorted(found)
 
 
-def _located(folder: Path, model: str) -> str:
-    """Return a model of the study file as `--model` takes it: its path if there is such a file or folder."""
-    return str(folder / model) if (folder / model).exists() else model
-
-
 def _check_tables(where: str, study: Study) -> None:
     for name, table in study.tables.items():
+        if not name.endswith((".yaml", ".yml")) and name not in layout_names():
+            raise UsageError(f"{where}, 'tables': {UnknownNameError('table', name, layout_names())}")
         if table.benchmark is not None and table.benchmark not in {one.name for one in study.benchmarks}:
             known = [one.name for one in study.benchmarks]
             raise UsageError(f"{where}, table '{name}': {UnknownNameError('benchmark', table.benchmark, known)}")
-        for row, checkpoint in table.rows.items():
-            if checkpoint not in study.names:
+        for row, given in table.rows.items():
+            if not {given, given.rpartition("@")[0]} & set(study.names):
                 raise UsageError(
-                    f"{where}, table '{name}', row '{row}': {UnknownNameError('checkpoint', checkpoint, study.names)}"
+                    f"{where}, table '{name}', row '{row}': {UnknownNameError('checkpoint', given, study.names)}"
                 )

@@ -60,8 +60,8 @@ class RunMapping:
     """Mapping from rows to runs."""
 
     rule: str | None
-    rows: dict[str, tuple[Path, ...]]
-    values: Path | None
+    rows: Mapping[str, Sequence[Path | Run]]
+    values: Path | None = None
 
 
 class _MappingFile(FileSettings):
@@ -104,7 +104,7 @@ def map_runs(layout: TableLayout, runs: Sequence[Run]) -> RunMapping:
     for run in runs:
         _check_suite(layout, run)
     found = find_rows(layout, runs)
-    return RunMapping(None, {key: tuple(run.folder for run in members) for key, members in found.items()}, None)
+    return RunMapping(None, found)
 
 
 def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, mixed: bool = False) -> Measured:
@@ -112,7 +112,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
 
     Args:
         layout: the table.
-        mapping: models → run folders.
+        mapping: models → runs.
         rule: rule of all runs; overrides the mapping's.
         mixed: mark runs with another protocol than the first run's, where they would be rejected.
 
@@ -126,7 +126,7 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     for model in mapping.rows:
         if model not in known:
             raise UnknownNameError(f"row of table {layout.name}", model, known)
-    runs = {model: tuple(_open(folder, model) for folder in folders) for model, folders in mapping.rows.items()}
+    runs = {model: tuple(_open(one, model) for one in given) for model, given in mapping.rows.items()}
     rule = rule or mapping.rule
     numbers: dict[str, dict[str, Number]] = {}
     for model, seeds in runs.items():
@@ -171,9 +171,11 @@ def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | 
     return found
 
 
-def _open(folder: Path, model: str) -> Run:
+def _open(given: Path | Run, model: str) -> Run:
+    if isinstance(given, Run):
+        return given
     try:
-        return find_run(str(folder), root_of_runs())
+        return find_run(str(given), root_of_runs())
     except UsageError as error:
         raise UsageError(f"row '{model}': {error}") from error
     except RunError as error:

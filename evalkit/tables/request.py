@@ -13,6 +13,7 @@ from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Table
 from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
+from evalkit.tables.adjusted_layout import without_empty
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
@@ -32,6 +33,8 @@ class TableRequest:
     """YAML file that maps rows to runs."""
     runs: tuple[str, ...] = ()
     """Runs in place of a mapping, by folder or name; they are assigned to rows by their models."""
+    drop_empty: bool = False
+    """Leave out rows without a run, and sections without rows."""
     rule: str | None = None
     as_printed: bool = False
     """Print the paper's own averages and marks."""
@@ -49,23 +52,42 @@ def make(request: TableRequest) -> Table:
     Raises:
         EvalkitError: the layout, the numbers, the runs or the combination of options is invalid.
     """
-    _check(request)
+    _check_source(request)
+    check_options(request)
     layout = load_layout(request.name)
     if request.source == "published":
         printed = printed_cells(layout) if request.as_printed else None
         return fill(layout, Filling(published_numbers(layout), printed=printed))
-    found = measure(layout, _mapping(layout, request), request.rule, request.mixed)
-    both = request.source == "both"
-    notes = (*found.notes, *(literal(text) for text in _legend(request, found)))
+    return made_of_runs(layout, _mapping(layout, request), request)
+
+
+def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest, remarks: Sequence[str] = ()) -> Table:
+    """Fill a layout from runs.
+
+    Args:
+        layout: the layout; the request's name is not used.
+        mapping: the runs of its rows.
+        request: the options.
+        remarks: further notes.
+
+    Raises:
+        EvalkitError: as `make`; or all rows are empty and none are to be printed.
+    """
+    found = measure(layout, mapping, request.rule, request.mixed)
+    published = published_numbers(layout) if request.source == "both" else None
+    if request.drop_empty:
+        layout = without_empty(layout, found.numbers)
+        if not layout.models:
+            raise UsageError(f"table {layout.name}: no row has a run, so --drop-empty leaves nothing to print")
     return fill(
         layout,
         Filling(
             found.numbers,
-            published=published_numbers(layout) if both else None,
+            published=published,
             leads=_significant(layout, found) if request.significance else None,
             spreads=request.spreads,
             row_marks=found.row_marks,
-            notes=notes,
+            notes=(*found.notes, *(literal(text) for text in (*_legend(request, found), *remarks))),
         ),
     )
 
@@ -130,19 +152,24 @@ def printed_cells(layout: TableLayout) -> Printed:
     return read_printed(layout.printed)
 
 
-def _check(request: TableRequest) -> None:
+def _check_source(request: TableRequest) -> None:
     published, given = request.source == "published", request.mapping is not None or bool(request.runs)
     if published and given:
         raise UsageError("--runs is for --source runs or both; add one of them")
     if not published and not given:
         raise UsageError(
-            f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders, or "
-            "--runs RUN RUN …"
+            f"--source {request.source} needs --runs FILE.yaml, which maps the table's rows to run folders, "
+            "--runs RUN RUN …, or --study FILE.yaml"
         )
+
+
+def check_options(request: TableRequest) -> None:
+    """Raise `UsageError` if an option is not one of the source's."""
+    published = request.source == "published"
     if request.as_printed and not published:
         raise UsageError("--as-printed shows the paper's own marks; use it with --source published only")
     runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": bool(request.rule),
-                 "--allow-mixed": request.mixed}  # fmt: skip
+                 "--allow-mixed": request.mixed, "--drop-empty": request.drop_empty}  # fmt: skip
     if published and (asked := [name for name, on in runs_only.items() if on]):
         raise UsageError(f"{asked[0]} is for numbers of runs, not for published ones; add --source runs")
 

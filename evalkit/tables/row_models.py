@@ -62,9 +62,13 @@ def row_mismatch(layout: TableLayout, item: LayoutItem, run: Run) -> str:
     return f"row '{item.key}' is {first.name}, {row}; the run's model is {own}{apart}"
 
 
-def _row_of(layout: TableLayout, run: Run) -> str:
-    loaded = run.manifest.get("loaded") or {}
-    ours = loaded.get("shape")
+def rows_of(layout: TableLayout, run: Run) -> list[str]:
+    """Return the rows whose model a run's is, in the layout's order.
+
+    Raises:
+        UsageError: the run's manifest has no model shape.
+    """
+    ours = (run.manifest.get("loaded") or {}).get("shape")
     if ours is None:
         raise UsageError(
             f"run {run.folder.name}: its manifest lacks the model's sizes and attention, which determine its row of "
@@ -72,9 +76,13 @@ def _row_of(layout: TableLayout, run: Run) -> str:
         )
     named = [(item.key, model) for item in layout.models for model in _named(layout, item)]
     rows = [key for key, model in named if ours == _facts(model)]
-    rows = rows or [key for key, model in named if _alike(ours, model)]
-    if len(set(rows)) != 1:
-        what = f"rows {' and '.join(sorted(set(rows)))} of" if rows else "no row of"
+    return list(dict.fromkeys(rows or [key for key, model in named if _alike(ours, model)]))
+
+
+def _row_of(layout: TableLayout, run: Run) -> str:
+    rows = rows_of(layout, run)
+    if len(rows) != 1:
+        what = f"rows {' and '.join(sorted(rows))} of" if rows else "no row of"
         raise UsageError(
             f"run {run.folder.name}: its model ({_of_run(run)}) is that of {what} table {layout.name}; "
             "name the row in a --runs FILE.yaml, or leave the run out"

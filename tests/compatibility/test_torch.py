@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evalkit.compatibility.torch import compiled, has_hooks
+from evalkit.compatibility.torch import compiled, hooks_of
 from evalkit.errors import EvalkitError
 
 
@@ -19,11 +19,11 @@ def test_what_is_inside_of_a_compiled_module() -> None:
 
 def test_hooks() -> None:
     module = torch.nn.Linear(2, 2)
-    assert not has_hooks(module)
+    assert not hooks_of(module)
     for register in (module.register_forward_hook, module.register_forward_pre_hook):
         handle = register(lambda *_: None)
-        assert has_hooks(module)
+        assert hooks_of(module)
         handle.remove()
-        assert not has_hooks(module)
-    with pytest.raises(EvalkitError, match=r"torch \S+ has no object._forward_hooks, .* pip install torch=="):
-        has_hooks(object())
+        assert not hooks_of(module)
+    with pytest.raises(EvalkitError, match=r"torch \S+ has no object._forward_pre_hooks, .* pip install torch=="):
+        hooks_of(object())

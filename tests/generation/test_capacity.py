@@ -27,7 +27,9 @@ def made(model: Any, budget: int | None = None) -> MeasuredCapacity:
 def test_a_quarter_of_the_memory_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever other programs use, so that batches are the same everywhere."""
     model = model_of("llama", VANILLA)
-    total = psutil.virtual_memory()._replace(total=4000 * BYTES + 1 + weight_bytes(model), available=1 << 30)
+    total = psutil.virtual_memory()._replace(
+        total=4000 * BYTES + 1 + weight_bytes(model.parameters()), available=1 << 30
+    )
     monkeypatch.setattr(psutil, "virtual_memory", lambda: total)
     room = made(model)
     assert (room.tokens, room.most_rows) == (1000, 16)

@@ -11,15 +11,28 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
 import evalkit
+from evalkit.compatibility.torch import hooks_of
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.live import live_model
 from evalkit.models.modules import is_stock
 from evalkit.models.state import state_digest
 from tests.tiny import tiny_checkpoint
 
-LOADING: dict[str, Any] = dict.fromkeys(
-    ("revision", "context", "context_method", "context_original", "context_config", "allow_pickle", "trust_remote_code")
-) | dict.fromkeys(("device", "dtype", "attention"), "auto")
+LOADING: dict[str, Any] = (
+    dict.fromkeys(
+        (
+            "revision",
+            "context",
+            "context_method",
+            "context_original",
+            "context_config",
+            "allow_pickle",
+            "trust_remote_code",
+        )
+    )
+    | dict.fromkeys(("device", "dtype", "attention"), "auto")
+    | {"device_map": "none"}
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +72,16 @@ def test_a_model_that_was_changed_is_checked_by_itself(model: Any) -> None:
     assert not is_stock(hooked)
     assert not is_stock(replaced)
     assert state_digest(replaced) != state_digest(model)
+
+
+def test_activation_checkpointing_changes_nothing(model: Any) -> None:
+    """transformers adds a hook, which only marks the embeddings; with another hook, the model is changed."""
+    training = copy.deepcopy(model).train()
+    training.activation_checkpointing_enable({"use_reentrant": True})
+    assert hooks_of(training.get_input_embeddings())
+    assert is_stock(training)
+    training.get_input_embeddings().register_forward_hook(lambda *_: None)
+    assert not is_stock(training)
 
 
 def test_unsupported_models_are_rejected(model: Any, tokenizer: Any, folder: Path) -> None:

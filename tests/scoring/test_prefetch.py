@@ -1,37 +1,61 @@
-"""Prefetching of token trees."""
+"""Prefetching of batches."""
 
 from __future__ import annotations
 
-import numpy as np
+import threading
+from collections.abc import Iterator
+
 import pytest
 
-from evalkit.scoring.pack import SequenceSet, TreeBatch
 from evalkit.scoring.prefetch import prefetched
 
 
-def batches(count: int) -> list[TreeBatch]:
-    tokens = np.arange(5, dtype=np.int32)
-    item = SequenceSet(0, "", "", (tokens,), (np.ones(5, np.bool_),))
-    return [TreeBatch(tokens[:number], (item,)) for number in range(count)]
+class Made:
+    """A batch."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.warmed_by = ""
+
+    def warm(self) -> None:
+        """Note the thread."""
+        self.warmed_by = threading.current_thread().name
 
 
-def test_each_batch_comes_once_with_its_number_and_its_tree() -> None:
-    plan = batches(4)
-    numbers = []
-    for number, batch in prefetched(plan, lambda batch: len(batch.trunk) == 2):
-        assert "tree" in vars(batch)
-        assert number == len(batch.trunk)
-        numbers.append(number)
-    assert numbers == [0, 1, 3]
-    assert not plan
+def batches(count: int, taken: list[int] | None = None) -> Iterator[Made]:
+    """Yield batches; note which were taken."""
+    for number in range(count):
+        if taken is not None:
+            taken.append(number)
+        yield Made(number)
 
 
-def test_nothing_to_do() -> None:
-    assert list(prefetched([], lambda batch: False)) == []
-    assert list(prefetched(batches(3), lambda batch: True)) == []
+def test_every_batch_in_order_made_ready_by_a_thread() -> None:
+    found = list(prefetched(batches(5), Made.warm))
+    assert [one.number for one in found] == [0, 1, 2, 3, 4]
+    assert all(one.warmed_by.startswith("evalkit-prefetch") for one in found)
 
 
-def test_an_error_in_the_tree_builder_is_raised() -> None:
-    broken = TreeBatch(np.empty(0, np.int32), (SequenceSet(0, "", "", (np.arange(3, dtype=np.int32),), ()),))
-    with pytest.raises(IndexError):
-        list(prefetched([broken], lambda batch: False))
+def test_one_batch_ahead() -> None:
+    taken: list[int] = []
+    run = prefetched(batches(5, taken), Made.warm)
+    assert next(run).number == 0
+    assert next(run).number == 1
+    run.close()  # type: ignore[attr-defined]
+    assert taken == [0, 1, 2]
+
+
+def test_no_batches() -> None:
+    assert list(prefetched(batches(0), Made.warm)) == []
+
+
+def test_a_failure_comes_after_the_batches_before_it() -> None:
+    def broken() -> Iterator[Made]:
+        yield Made(0)
+        raise ValueError("broken")
+
+    found = []
+    with pytest.raises(ValueError, match="broken"):
+        for one in prefetched(broken(), Made.warm):
+            found.append(one.number)
+    assert found == [0]

@@ -11,12 +11,14 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
+from evalkit.engines.here import run_here
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
 from evalkit.studies.planning import plan_checkpoints, plan_study
 from evalkit.studies.records import record_of
+from evalkit.studies.running import run_study
 from evalkit.studies.study_file import read_study
-from tests.studies.tiny_studies import CHOICES, NEEDLE, made_files, made_study
+from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study
 
 
 @pytest.fixture
@@ -126,3 +128,12 @@ def test_checkpoints_of_one_benchmark(folder: Path) -> None:
     assert [one.split(":")[0] for one in raised.value.problems] == [models[1], models[3]]
     jobs = plan_checkpoints(models[::2], options, silent)
     assert [job.label for job in jobs] == models[::2]
+
+
+def test_a_finished_run_whose_checkpoint_is_gone_is_kept(folder: Path) -> None:
+    path = made_study(folder, {"A": "vanilla", "B": "./intg-seed1"})
+    run_study(read_study(path), Told(), run_here, wait=False)
+    shutil.rmtree(folder / "intg-seed1")
+    said: list[str] = []
+    assert [one.run.label for one in plan_study(read_study(path), said.append)] == ["A on zeroshot8"]
+    assert said[-1].startswith("B on zeroshot8: finished, and not checked again")

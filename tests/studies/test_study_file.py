@@ -116,8 +116,8 @@ def test_a_runs_key_is_the_same_in_every_folder_and_differs_with_every_option(fo
         ({"benchmarks": {"zeroshot9": {}}}, "benchmark 'zeroshot9': unknown suite 'zeroshot9'"),
         ({"benchmarks": {"x": {"suite": "zeroshot8", "lengths": [1]}}}, "benchmark 'x': unknown setting 'lengths'"),
         ({"benchmarks": {"x": {"suite": 8}}}, "benchmark 'x': 'suite' is 8; expected a name or a YAML file"),
-        ({"tables": {"t": {"benchmark": "y"}}}, "table 't': unknown benchmark 'y'"),
-        ({"tables": {"t": {"rows": {"r": "B"}}}}, "table 't', row 'r': unknown checkpoint 'B'"),
+        ({"tables": {"main_res": {"benchmark": "y"}}}, "table 'main_res': unknown benchmark 'y'"),
+        ({"tables": {"main_res": {"rows": {"r": "B"}}}}, "table 'main_res', row 'r': unknown checkpoint 'B'"),
     ],
 )
 def test_what_is_wrong_is_named(change: dict[str, Any], message: str, folder: Path) -> None:

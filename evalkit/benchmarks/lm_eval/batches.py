@@ -28,7 +28,6 @@ from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
-from evalkit.scoring.prefetch import prefetched
 
 EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""
@@ -57,6 +56,10 @@ class ScoringContent:
     batch: pack.TreeBatch
     rows: dict[int, list[RequestRow]]
     """Index of an item → a row for each of its sequences, without the scores."""
+
+    def warm(self) -> None:
+        """See `Batch.warm`."""
+        _ = self.batch.tree
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ def _to_score(
             for n in numbers[item.index]
         )
 
-    for number, batch in prefetched(pack.plan(items, facts.token_budget), done):
+    for number, batch in enumerate(pack.plan(items, facts.token_budget)):
+        if done(batch):
+            continue
         rows_of = {item.index: [found[n][2] for n in numbers[item.index]] for item in batch.items}
         fresh = [
             (key, row)

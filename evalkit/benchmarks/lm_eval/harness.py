@@ -43,6 +43,7 @@ def harness(
     revision: str | None = None,
     tokenizer: str | Path | None = None,
     device: str = "auto",
+    device_map: str = "none",
     dtype: str = "auto",
     attention: str = "auto",
     context: int | Literal["none"] | None = None,
@@ -78,6 +79,7 @@ def harness(
         revision=revision,
         tokenizer=tokenizer,
         device=device,
+        device_map=device_map,
         dtype=dtype,
         attention=attention,
         context=context,
@@ -126,7 +128,9 @@ class Harness(HFLM):  # type: ignore[misc]
             spec.extension(checkpoint, say)
             loaded = spec.load(checkpoint, say)
         elif given := [
-            name for name, value in model.items() if str(value) not in ("None", "False", "auto", UNSTRETCHED)
+            name
+            for name, value in model.items()
+            if str(value) not in ("None", "False", "auto", UNSTRETCHED) or (name, value) == ("device_map", "auto")
         ]:
             raise UsageError(f"{loaded.name}: the model is already loaded; leave out {given[0]}, or give its path")
         if loaded.bos_id is None and loaded.eos_id is None:

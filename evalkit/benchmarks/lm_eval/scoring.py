@@ -53,10 +53,15 @@ def score_all(
         engine.check(items)
     if engine.shares and given_budget == engine.budget:
         check_budget(items, given_budget)
-    for _, batch in prefetched(plan(items, engine.budget), lambda _: False):
+    for batch in prefetched(iter(plan(items, engine.budget)), build_tree_of):
         for item, scores in likelihoods(engine, batch):
             for index, (likelihood, greedy) in zip(members[item.index], scores, strict=True):
                 yield index, likelihood, greedy
+
+
+def build_tree_of(batch: TreeBatch) -> None:
+    """Build a batch's tree."""
+    _ = batch.tree
 
 
 def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet, list[tuple[float, bool]]]]:

@@ -8,7 +8,7 @@ that straddles a boundary counts with the later segment and no continuation is e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -63,6 +63,16 @@ class EncodedQuestion:
     sequences: tuple[TokenSequence, ...]
     unconditional: tuple[TokenSequence, ...] = ()
     """The choices without the context, if a rule needs them (`pmi`)."""
+
+    def without_text(self) -> EncodedQuestion:
+        """Return it without prompts and tokens, as the rows of the score table need it."""
+        question = replace(self.question, contexts=(), continuations=(), gaps=(), doc={})
+        sequences = tuple(replace(one, tokens=_NO_TOKENS) for one in self.sequences)
+        alone = tuple(replace(one, tokens=_NO_TOKENS) for one in self.unconditional)
+        return EncodedQuestion(question, sequences, alone)
+
+
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Prompter:

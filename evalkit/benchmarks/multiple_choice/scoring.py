@@ -6,22 +6,21 @@ the tasks, in order, while the model scores the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import takewhile
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.models.locate import silent
-from evalkit.remembered import remembered
+from evalkit.remembered import Compressed, is_remembering, remembered
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
-from evalkit.scoring.prefetch import prefetched
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
@@ -35,9 +34,6 @@ _CANDIDATES = 2
 _TASKS_KEPT = 16
 """Tasks whose tokens are kept for the next checkpoint with the same tokenizer."""
 
-_Encoded: TypeAlias = tuple[list[EncodedQuestion], list[pack.TreeBatch]]
-"""A task's documents as token sequences, and their batches."""
-
 
 @dataclass(frozen=True)
 class ScoringFacts:
@@ -49,6 +45,19 @@ class ScoringFacts:
     """Maximum number of tokens in a batch."""
     shares: bool
     """Whether sequences share the computation of common prefixes."""
+
+
+@dataclass(frozen=True)
+class ChoiceContent:
+    """Content of a batch of multiple-choice documents."""
+
+    batch: pack.TreeBatch
+    questions: dict[int, EncodedQuestion]
+    """Index of an item → its document, without text."""
+
+    def warm(self) -> None:
+        """See `Batch.warm`."""
+        _ = self.batch.tree
 
 
 @dataclass(frozen=True)
@@ -94,11 +103,11 @@ class Scoring:
 
     def compute(self, batch: Batch) -> list[ScoreRow]:
         """Score a batch."""
-        packed, questions = batch.content
+        content = batch.content
         return [
             row
-            for item, scores in self._engine.score(packed)
-            for row in question_rows(questions[item.index], scores, self._scored)
+            for item, scores in self._engine.score(content.batch)
+            for row in question_rows(content.questions[item.index], scores, self._scored)
         ]
 
 
@@ -108,40 +117,57 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
 
     specification = plan.manifest["specification"]
     tokenized = (plan.documents_key, specification["checkpoint"]["tokenizer"], specification["template"], facts)
+    given = plan.request.token_budget
 
-    def encode(task: str) -> _Encoded:
-        """Encode and plan a task."""
-        encoded, items, packed = remembered("batches", (tokenized, task), lambda: planned(task), most=_TASKS_KEPT)
-        if facts.shares and plan.request.token_budget == facts.token_budget:
-            pack.check_budget(items, facts.token_budget)
-        # Without their trees, which are made when a batch's turn comes and not kept
-        return encoded, [pack.TreeBatch(batch.trunk, batch.items) for batch in packed]
+    def task_batches(task: str) -> Sequence[Batch]:
+        """Return all batches of a task; within `remembering`, those of an earlier run with the same tokens."""
+        found: Sequence[Batch] = (
+            remembered("batches", (tokenized, task), lambda: Compressed(planned(task)), most=_TASKS_KEPT)
+            if is_remembering()
+            else planned(task)
+        )
+        if facts.shares and given == facts.token_budget:
+            pack.check_budget([item for batch in found for item in batch.content.batch.items], given)
+        return found
 
-    def planned(task: str) -> tuple[list[EncodedQuestion], list[pack.SequenceSet], list[pack.TreeBatch]]:
+    def planned(task: str) -> list[Batch]:
         """Encode and plan a task; raise `_Stopped` once stopped."""
         found = prompter.encode(plan.questions[task], plan.unconditional)
         encoded = list(takewhile(lambda _: not stop.is_set(), found))
         if stop.is_set():
             raise _Stopped
         items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
-        return encoded, items, pack.plan(items, facts.token_budget)
+        packed = pack.plan(items, facts.token_budget)
+        return [_batch(task, number, batch, encoded) for number, batch in enumerate(packed)]
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
-    with _BackgroundPlanner(encode, tasks, stop) as planner:
-        if plan.request.token_budget is not None:
+    with _BackgroundPlanner(task_batches, tasks, stop) as planner:
+        if given is not None:
             # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
             planner.wait()
         for task in tasks:
-            encoded, packed = planner.take(task)
+            for batch in _emptied(planner.take(task)):
+                # A finished batch is left out as a whole: the others' numbers stay the same
+                if any(key_of(one.question) not in finished for one in batch.content.questions.values()):
+                    yield batch
+                    planner.raise_failure()
 
-            def done(batch: pack.TreeBatch, encoded: list[EncodedQuestion] = encoded) -> bool:
-                return all(key_of(encoded[item.index].question) in finished for item in batch.items)
 
-            for number, batch in prefetched(packed, done):
-                members = {item.index: encoded[item.index] for item in batch.items}
-                work = sum(work_of(one.question) for one in members.values())
-                yield Batch(task, number, (batch, members), work, len(members))
-                planner.raise_failure()
+def _emptied(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield batches in order; remove them from a list, so that their trees are freed."""
+    if not isinstance(batches, list):
+        yield from batches
+        return
+    batches.reverse()
+    while batches:
+        yield batches.pop()
+
+
+def _batch(task: str, number: int, batch: pack.TreeBatch, encoded: Sequence[EncodedQuestion]) -> Batch:
+    members = {item.index: encoded[item.index] for item in batch.items}
+    work = sum(work_of(one.question) for one in members.values())
+    questions = {index: one.without_text() for index, one in members.items()}
+    return Batch(task, number, ChoiceContent(batch, questions), work, len(members))
 
 
 class _Stopped(Exception):
@@ -157,7 +183,7 @@ class _BackgroundPlanner:
         stop: set on exit; makes `plan` return early.
     """
 
-    def __init__(self, plan: Callable[[str], _Encoded], tasks: list[str], stop: Event) -> None:
+    def __init__(self, plan: Callable[[str], Sequence[Batch]], tasks: list[str], stop: Event) -> None:
         self._stop = stop
         self._encoder = ThreadPoolExecutor(1, "evalkit-encode")
         self._planned = {task: self._encoder.submit(plan, task) for task in tasks}
@@ -169,8 +195,8 @@ class _BackgroundPlanner:
         self._stop.set()
         self._encoder.shutdown(wait=True, cancel_futures=True)
 
-    def take(self, task: str) -> _Encoded:
-        """Return a task's documents and batches; wait until they are ready."""
+    def take(self, task: str) -> Sequence[Batch]:
+        """Return a task's batches; wait until they are ready."""
         return self._planned.pop(task).result()
 
     def wait(self) -> None:

@@ -1,0 +1,118 @@
+"""Cost of a cluster: the same run by a plain process, by one worker and by two, each of one thread.
+
+    python benchmarks/cluster.py --limit 200 --dtype bfloat16
+
+Times are from the start of the run's plan to its results, without the start of Ray: for the plain process all of
+`run_plan`, for workers the driver's loop, in which workers start, load the checkpoint and compute. Also printed: the
+driver's CPU time for a batch, without planning, and whether all tables are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+
+def main() -> None:
+    """Measure each in its own process and print the table."""
+    arguments = parse()
+    if arguments.workers is not None:
+        print(json.dumps(measure(arguments)))
+        return
+    found: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
+    tables: list[pd.DataFrame] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(arguments.turns):
+            for workers in found:
+                output = Path(folder) / f"{turn}-{workers}"
+                command = [sys.executable, __file__, *sys.argv[1:], "--workers", str(workers), "--output", str(output)]
+                done = subprocess.run(
+                    command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                )
+                found[workers].append(json.loads(done.stdout.splitlines()[-1]))
+                tables.append(pd.read_parquet(next(output.glob("*/scores.parquet"))))
+    plain, one, two = (min(one["seconds"] for one in measured) for measured in found.values())
+    print("| | seconds | ratio |\n|---|---|---|")
+    print(f"| plain process, one thread | {plain:.1f} | 1.00 |")
+    print(f"| one worker of one thread | {one:.1f} | {one / plain:.2f} |")
+    print(f"| two workers of one thread | {two:.1f} | one worker's {one / two:.2f}× |")
+    cost = min(measured["driver"] for measured in found[2])
+    batches = found[2][0]["batches"]
+    print(f"\ndriver: {1000 * cost:.2f} ms of CPU time a batch ({batches:.0f} batches), writing included")
+    print(f"tables equal to the last bit: {all(table.equals(tables[0]) for table in tables)}")
+
+
+def parse() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--limit", type=int, default=200)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--template", default="inst")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--turns", type=int, default=1, help="Times that each is measured; the shortest counts.")
+    parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the seconds of a run, and the driver's CPU seconds for a batch."""
+    from evalkit.benchmarks.run import planned
+    from evalkit.benchmarks.session import run_plan
+    from evalkit.engines.base import Job
+    from evalkit.progress import Progress
+
+    options: dict[str, Any] = {
+        "output": arguments.output,
+        "device": "cpu",
+        "dtype": arguments.dtype,
+        "limit": arguments.limit,
+        "template": arguments.template,
+        "data_dir": arguments.data_dir,
+    }
+    progress = Progress(live=False)
+    plan = planned(arguments.model, options, progress.say)
+    if not arguments.workers:
+        started = time.perf_counter()
+        run_plan(plan, progress)
+        return {"seconds": time.perf_counter() - started, "driver": 0.0, "batches": 0.0}
+    from evalkit.engines.cluster.driver import Driver
+    from evalkit.engines.cluster.job_queue import JobQueue
+    from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
+    from evalkit.engines.cluster.worker_pool import WorkerPool
+
+    class Counting(Driver):
+        """Counts the batches and the CPU time of this thread: planning has another thread."""
+
+        batches, cpu = 0, 0.0
+
+        def _take(self, answer: Any) -> None:
+            self.batches += 1
+            super()._take(answer)
+
+    with connected(ClusterOptions(workers=arguments.workers, worker_cpus=1), "cpu") as cluster:
+        started = time.perf_counter()
+        queue = JobQueue([Job("run", plan)], [1.0], progress, lambda _: None)
+        driver = Counting(WorkerPool(cluster, progress.say), queue, progress)
+        cpu = time.thread_time()
+        [outcome] = driver.run()
+        assert outcome.state == "finished", outcome.message
+        return {
+            "seconds": time.perf_counter() - started,
+            "driver": (time.thread_time() - cpu) / max(driver.batches, 1),
+            "batches": float(driver.batches),
+        }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The jobs of a driver: opened as workers need them, planned ahead of them, finished when the last batch is stored.
+
+In: jobs, and how many workers hold each checkpoint. Out: `TrackedJob`s with batches that are ready, and outcomes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from evalkit.benchmarks.base import Batch
+from evalkit.engines.base import Job, Outcome
+from evalkit.engines.cluster.planner import Planner
+from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
+from evalkit.engines.cluster.worker import PreparedRun
+from evalkit.errors import EvalkitError, RunInUseError
+from evalkit.progress import Progress
+
+_AHEAD = 4
+"""Planned batches for each worker of a job."""
+
+
+class JobQueue:
+    """The jobs, with their state.
+
+    Args:
+        jobs: the runs.
+        weights: relative cost of each.
+        progress: receives messages and progress.
+        done: called with each outcome.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], weights: Sequence[float], progress: Progress, done: Callable[[Outcome], None]
+    ) -> None:
+        self.jobs = [TrackedJob(n, job, max(w, 1e-9)) for n, (job, w) in enumerate(zip(jobs, weights, strict=True))]
+        self._progress = progress
+        self._done = done
+        self._planner = Planner(progress.say)
+        self._planning: dict[Future[Any], tuple[str, TrackedJob]] = {}
+        progress.start(sum(job.weight for job in self.jobs), 0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether every job has its outcome."""
+        return all(job.phase == "ended" for job in self.jobs)
+
+    @property
+    def is_planning(self) -> bool:
+        """Return whether the planner has something to do."""
+        return bool(self._planning)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the outcomes so far, in the order of the jobs."""
+        return [job.outcome for job in self.jobs if job.outcome is not None]
+
+    def open(self, workers: int) -> None:
+        """Open the jobs of as many checkpoints as there are workers, and one more; the longest first."""
+        active = {job.model for job in self.jobs if job.phase not in ("waiting", "ended")}
+        waiting: dict[str, list[TrackedJob]] = {}
+        for job in self.jobs:
+            if job.phase == "waiting":
+                waiting.setdefault(job.model, []).append(job)
+        room = max(1, workers) + 1 - len(active - waiting.keys())
+        ordered = sorted(waiting, key=lambda model: (model not in active, -sum(job.weight for job in waiting[model])))
+        for model in ordered[: max(room, 0)]:
+            for job in sorted(waiting[model], key=lambda job: -job.weight):
+                job.phase = "opening"
+                self._submit("open", job, self._planner.open)
+
+    def prepared(self, job: TrackedJob, answer: PreparedRun) -> None:
+        """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
+        if job.phase == "unprepared":
+            job.phase = "planning"
+            self._submit("plan", job, self._planner.plan, answer)
+
+    def advance(self, workers: Callable[[str], int]) -> None:
+        """Take what the planner has done, and ask it for more.
+
+        Args:
+            workers: checkpoint → number of workers that hold it.
+        """
+        for future in [future for future in self._planning if future.done()]:
+            what, job = self._planning.pop(future)
+            if job.phase == "ended":
+                continue
+            try:
+                found = future.result()
+            except RunInUseError as error:
+                self.end(job, "in use", str(error), error)
+            except EvalkitError as error:
+                self.end(job, "failed", str(error), error)
+            else:
+                self._take(what, job, found)
+        for job in self.jobs:
+            if job.phase != "computing":
+                continue
+            enough = _AHEAD * max(1, workers(job.model))
+            if job.batches is not None and not job.filling and len(job.ready) < enough:
+                job.filling = True
+                self._submit("fill", job, self._fill, 2 * enough)
+            elif job.is_computed:
+                job.phase = "finishing"
+                self._submit("finish", job, self._planner.finish)
+
+    def end(
+        self,
+        job: TrackedJob,
+        state: Literal["finished", "failed", "in use"],
+        message: str = "",
+        error: BaseException | None = None,
+    ) -> None:
+        """Record a job's outcome; close its folder unless it is finished."""
+        if job.phase == "ended":
+            return
+        job.phase = "ended"
+        job.ready.clear()
+        job.flights.clear()
+        if state != "finished":
+            self._planner.submit(self._planner.abandon, job, error or EvalkitError(message))
+        job.outcome = Outcome(job.job, state, message)
+        self._progress.advance(job.left, 0)
+        job.recipe = job.run = job.batches = None
+        self._done(job.outcome)
+
+    def close(self, error: BaseException) -> None:
+        """Close the folders of all unfinished jobs."""
+        self._planner.end([job for job in self.jobs if job.phase != "ended"], error)
+
+    def _take(self, what: str, job: TrackedJob, found: Any) -> None:
+        if what == "open" and found == "open":
+            job.phase = "unprepared"
+        elif what in ("open", "finish"):
+            self.end(job, "finished")
+        elif what == "plan":
+            job.phase = "computing"
+            self._progress.advance(job.weight * job.done / job.total if job.total else 0.0, 0)
+        else:
+            batches, asked = found
+            job.filling = False
+            job.ready.extend(Flight(batch) for batch in batches)
+            if len(batches) < asked:
+                job.batches = None
+
+    def _fill(self, job: TrackedJob, count: int) -> tuple[list[Batch], int]:
+        return self._planner.fill(job, count), count
+
+    def _submit(self, what: str, job: TrackedJob, work: Callable[..., Any], *arguments: Any) -> None:
+        self._planning[self._planner.submit(work, job, *arguments)] = what, job

@@ -1,0 +1,122 @@
+"""The thread that opens run folders, plans batches and writes results, while the driver serves the workers.
+
+In: requests about a `TrackedJob`. Out: futures. One thread does all, in order, since a folder's lock belongs to its
+thread and lm-eval's state to one task at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from evalkit.benchmarks.base import Batch, Say
+from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.session import finished, opened
+from evalkit.engines.cluster.tracked_job import TrackedJob
+from evalkit.engines.cluster.worker import PreparedRun, Recipe
+from evalkit.models.locate import Checkpoint
+from evalkit.models.spec import ModelSpec
+
+Found = Literal["finished", "open"]
+
+
+class Planner:
+    """The planning thread.
+
+    Args:
+        say: called with messages for the user.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._thread = ThreadPoolExecutor(1, "evalkit-plan")
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have a method of this class called in the thread."""
+        return self._thread.submit(work, *arguments)
+
+    def open(self, tracked: TrackedJob) -> Found:
+        """Open a job's folder, and write its results if nothing is missing.
+
+        Raises:
+            RunInUseError: another process has it open.
+            EvalkitError: the run cannot be opened or written.
+        """
+        plan = tracked.job.plan
+        if finished(plan, self._say) is not None:
+            return "finished"
+        run = tracked.run = tracked.stack.enter_context(opened(plan, self._say))
+        if not run.is_missing:
+            self.finish(tracked)
+            return "finished"
+        kind = plan.manifest["kind"]
+        tracked.facts = run.facts()
+        tracked.recipe = Recipe(
+            tracked.job.label,
+            kind,
+            portable(plan.request.model, plan.checkpoint),
+            plan.manifest["specification"],
+            benchmark(kind).setup(plan),
+            run.budget(),
+        )
+        return "open"
+
+    def plan(self, tracked: TrackedJob, prepared: PreparedRun) -> None:
+        """Store the model's facts and plan the batches.
+
+        Raises:
+            EvalkitError: a document cannot be computed, or the manifest cannot be written.
+        """
+        assert tracked.run is not None
+        tracked.facts = tracked.run.start(prepared.prepared)
+        planned = tracked.run.batches(tracked.facts, prepared.prepared.tokenizer)
+        tracked.total, tracked.done = planned.total, planned.done
+        tracked.batches = tracked.stack.enter_context(closing(planned.batches))
+
+    def fill(self, tracked: TrackedJob, count: int) -> list[Batch]:
+        """Return the next batches of a job; fewer than `count` at the end.
+
+        Raises:
+            EvalkitError: a document cannot be computed.
+        """
+        assert tracked.batches is not None
+        return list(islice(tracked.batches, count))
+
+    def finish(self, tracked: TrackedJob) -> None:
+        """Write a job's results and close its folder.
+
+        Raises:
+            EvalkitError: they cannot be computed or written; all batches are in the journal.
+        """
+        assert tracked.run is not None
+        with tracked.stack:
+            tracked.run.finish()
+
+    def abandon(self, tracked: TrackedJob, error: BaseException) -> None:
+        """Close a job's folder after an error; a new folder without a finished batch is removed."""
+        with suppress(BaseException):
+            tracked.stack.__exit__(type(error), error, error.__traceback__)
+
+    def end(self, tracked: list[TrackedJob], error: BaseException) -> None:
+        """Close all folders, and the thread."""
+        for one in tracked:
+            self._thread.submit(self.abandon, one, error)
+        self._thread.shutdown(wait=True, cancel_futures=False)
+
+
+def portable(model: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """Return a specification that means the same on another machine: absolute paths, the commit of a hub model."""
+    if checkpoint.kind in ("folder", "gguf"):
+        model = replace(model, model=str((checkpoint.gguf or checkpoint.folder).resolve()))
+    elif checkpoint.kind == "hub":
+        model = replace(model, revision=checkpoint.revision or model.revision)
+    if checkpoint.tokenizer is not None:
+        model = replace(model, tokenizer=str(checkpoint.tokenizer.resolve()))
+    if model.context_config and (path := Path(model.context_config).expanduser()).is_file():
+        model = replace(model, context_config=str(path.resolve()))
+    return model

@@ -1,0 +1,272 @@
+"""Ray: connection to a cluster, its resources, and workers as actors. Every call of Ray is here.
+
+In: options. Out: a `RayCluster`, whose workers answer by futures (`Call`), or an `EvalkitError` in one line.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalkit.engines.cluster.worker import BatchWorker
+from evalkit.errors import EvalkitError, UsageError, first_line
+
+ANSWER_SECONDS = 10.0
+"""Seconds in which a cluster must answer."""
+IN_HANDS = 2
+"""Batches that a worker has at a time: one is computed while the next one is made ready."""
+_STORE = 256 << 20
+"""Bytes of the object store of a cluster on this machine; batches are small."""
+_LOG_LINES = 8
+INSTALL = "pip install 'evalkit-checkpoints[ray]'"
+
+Call = Any
+"""A future of a worker's answer (`ray.ObjectRef`)."""
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Which workers are used."""
+
+    workers: int | None = None
+    """Number of workers; None: as many as the cluster has room for."""
+    address: str | None = None
+    """Address of a running cluster, or "auto"; None: a cluster on this machine."""
+    worker_cpus: int | None = None
+    """CPU cores of a worker, which are its threads; None: an equal share."""
+    worker_gpus: float | None = None
+    """GPUs of a worker, below 1 for several workers on one; None: one, if there are any and the device is not "cpu"."""
+    ship: bool = False
+    """Whether checkpoints are sent to the workers, which have no file system in common with this machine."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Resources of one worker."""
+
+    cpus: int
+    gpus: float
+
+    def __str__(self) -> str:
+        gpus = f" and {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
+        return f"{self.cpus} CPU core{'s' * (self.cpus != 1)}{gpus}"
+
+
+class WorkerLostError(Exception):
+    """A worker is gone; the message is Ray's reason."""
+
+
+class RayCluster:
+    """A connected cluster. Use `connected`.
+
+    Args:
+        needs: resources of a worker.
+        most: largest number of workers; None: as many as there is room for.
+        share: share of its machine's memory that a worker may use.
+    """
+
+    def __init__(self, needs: Needs, most: int | None, share: float) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self.needs = needs
+        self._most = most
+        settings = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
+        settings["max_concurrency"] = IN_HANDS
+        # Ray would set one thread, which is slower and has other last bits
+        threads = {name: str(needs.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        self._actor = ray.remote(BatchWorker).options(**settings, runtime_env={"env_vars": threads})
+        self._share = share
+
+    def capacity(self) -> int:
+        """Return the number of workers that the machines of the cluster have room for, up to the largest number."""
+        room = sum(_room(node["Resources"], self.needs) for node in self._ray.nodes() if node["Alive"])
+        return room if self._most is None else min(room, self._most)
+
+    def describe(self) -> str:
+        """Return the resources of the cluster for messages."""
+        return _described(self._ray.cluster_resources())
+
+    def describe_free(self) -> str:
+        """Return the resources that no job uses, for messages."""
+        return _described(self._ray.available_resources())
+
+    def start_worker(self) -> Any:
+        """Ask for a worker; it starts as soon as there is room for it."""
+        return self._actor.remote(self.needs.cpus, self._share)
+
+    def stop_worker(self, worker: Any) -> None:
+        """End a worker at once."""
+        with suppress(Exception):
+            self._ray.kill(worker, no_restart=True)
+
+    def call(self, worker: Any, method: str, *arguments: Any) -> Call:
+        """Call a method of a worker; its calls are answered in order."""
+        return getattr(worker, method).remote(*arguments)
+
+    def put(self, value: Any) -> Any:
+        """Store a large value once in the cluster, for an argument of `call`."""
+        return self._ray.put(value)
+
+    def answered(self, calls: Sequence[Call], seconds: float) -> list[Call]:
+        """Return the calls that are answered; wait for the first one, up to some seconds."""
+        if not calls:
+            return []
+        ready, rest = self._ray.wait(list(calls), num_returns=1, timeout=seconds)
+        if rest:
+            ready += self._ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+        return list(ready)
+
+    def answer(self, call: Call) -> Any:
+        """Return the answer of an answered call.
+
+        Raises:
+            WorkerLostError: the worker is gone.
+        """
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerLostError(_reason(error)) from error
+
+    def log_of(self, actor: str, file: str) -> list[str]:
+        """Return the last lines of a worker's standard error, if they can be read from here.
+
+        Args:
+            actor: Ray's id of the worker.
+            file: the file on the worker's machine.
+        """
+        with suppress(OSError, ValueError):
+            if file and Path(file).is_file():
+                return _last_lines(Path(file).read_text(encoding="utf-8", errors="replace"))
+        with suppress(Exception):  # needs the dashboard of the cluster
+            from ray.util.state import get_log
+
+            text = "".join(get_log(actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=5))
+            return _last_lines(text)
+        return []
+
+
+@contextmanager
+def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
+    """Connect to a cluster, or start one on this machine; end it and all workers at the end of the block.
+
+    Args:
+        options: which workers are used.
+        device: `--device` of the runs; "cpu" asks for no GPUs.
+
+    Raises:
+        UsageError: Ray is not installed, or the cluster has not the resources that are asked for.
+        EvalkitError: the cluster does not answer.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"--workers and --ray need Ray, which is not installed: {INSTALL}") from error
+    # Ray sends usage statistics unless this is set
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    # Ray prints its own messages on standard output, which is for results only
+    with redirect_stdout(io.StringIO()):
+        try:
+            _connect(ray, options)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
+            needs = _needs(options, ray, device)
+            share = needs.gpus if needs.gpus else needs.cpus / max(_most_cpus(ray), 1)
+            cluster = RayCluster(needs, options.workers, min(1.0, share))
+            if not cluster.capacity():
+                raise UsageError(
+                    f"no machine of the cluster has room for a worker: each needs {needs}, and the cluster has "
+                    f"{cluster.describe()}; see --worker-cpus and --worker-gpus"
+                )
+            yield cluster
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, options: ClusterOptions) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    if options.address is None:
+        ray.init(address="local", include_dashboard=False, object_store_memory=_STORE, **quiet)
+        return
+    address = options.address
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address != "auto":
+        if not (host and port.isdigit()):
+            raise UsageError(f"--ray {address}: expected HOST:PORT of a cluster's head node, or auto")
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise EvalkitError(
+                f"--ray {address}: no cluster answers there ({first_line(error)}); start one with ray start --head"
+            ) from error
+    failure: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            ray.init(address=address, **quiet)
+        except BaseException as error:
+            failure.append(error)
+
+    # Ray itself waits for minutes
+    thread = threading.Thread(target=connect, name="evalkit-ray", daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if thread.is_alive():
+        raise EvalkitError(f"--ray {address}: no Ray cluster answers there within {ANSWER_SECONDS:.0f} s")
+    if failure:
+        raise EvalkitError(f"--ray {address}: {first_line(failure[0])}") from failure[0]
+
+
+def _needs(options: ClusterOptions, ray: Any, device: str) -> Needs:
+    """Return the resources of a worker; equal shares of the smallest machine where none are given."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = options.worker_gpus
+    with_gpus = [one for one in nodes if one.get("GPU")]
+    if gpus is None:
+        gpus = 1.0 if with_gpus and device != "cpu" else 0.0
+    if gpus:
+        nodes = with_gpus or nodes
+    cpus = options.worker_cpus
+    if cpus is None:
+        cores = int(min((one.get("CPU", 1) for one in nodes), default=1))
+        # Of one machine: the number of workers that share it
+        sharing = min((one.get("GPU", 0) for one in nodes), default=0) / gpus if gpus else 1
+        if options.workers is not None and not gpus:
+            sharing = -(-options.workers // max(len(nodes), 1))
+        cpus = max(1, int(cores // max(sharing, 1)))
+    return Needs(cpus, gpus)
+
+
+def _most_cpus(ray: Any) -> float:
+    return float(max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1))
+
+
+def _room(resources: dict[str, float], needs: Needs) -> int:
+    room = int(resources.get("CPU", 0) // needs.cpus)
+    return room if not needs.gpus else min(room, int(resources.get("GPU", 0) / needs.gpus + 1e-9))
+
+
+def _described(resources: dict[str, float]) -> str:
+    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    return f"{cpus:g} CPU core{'s' * (cpus != 1)} and {gpus:g} GPU{'s' * (gpus != 1)}"
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a worker is gone, from Ray's long message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    detail = next((line for line in lines if "exit detail" in line or line.startswith("The actor")), "")
+    text = detail.partition("Worker exit detail:")[2] or detail or first_line(error)
+    return text.partition("Some common causes")[0].strip().rstrip(".")[:200]
+
+
+def _last_lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]

@@ -1,0 +1,144 @@
+"""State of a job while workers compute it.
+
+In: a job. Out: what the driver knows of it: whether its folder is open, which batches wait or are computed, how fast it
+goes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from evalkit.benchmarks.base import Batch
+from evalkit.benchmarks.loading import model_key
+from evalkit.benchmarks.session import OpenRun
+from evalkit.engines.base import Job, Outcome
+from evalkit.engines.cluster.worker import Recipe
+
+BatchKey = tuple[str, int]
+"""The journal's task, and the batch's number."""
+MOST_DEATHS = 3
+"""Number of workers that a batch may cost before its run fails."""
+
+
+@dataclass
+class Flight:
+    """A batch in the hands of workers."""
+
+    batch: Batch
+    workers: set[int] = field(default_factory=set)
+    """Numbers of the workers that have it."""
+    sent: float = 0.0
+    """When it was sent last; seconds of a monotonic clock."""
+    deaths: int = 0
+    """Workers that died of it."""
+    short: set[int] = field(default_factory=set)
+    """Workers without memory for it."""
+    split: bool = False
+    """Whether it may be split."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether a worker died of it, so that it is computed by itself."""
+        return bool(self.deaths)
+
+
+@dataclass
+class TrackedJob:
+    """A job with its state."""
+
+    number: int
+    job: Job
+    weight: float
+    """Relative cost of the whole run."""
+    phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
+    outcome: Outcome | None = None
+    stack: ExitStack = field(default_factory=ExitStack)
+    """Closes the folder."""
+    run: OpenRun | None = None
+    recipe: Recipe | None = None
+    facts: Any = None
+    batches: Iterator[Batch] | None = None
+    """Batches that are not planned yet; None before planning and after the last one."""
+    filling: bool = False
+    """Whether the planner is asked for batches."""
+    ready: deque[Flight] = field(default_factory=deque)
+    flights: dict[BatchKey, Flight] = field(default_factory=dict)
+    delivered: dict[BatchKey, int] = field(default_factory=dict)
+    """Digests of delivered rows, to compare those of a second delivery with."""
+    refusals: dict[int, str] = field(default_factory=dict)
+    """Worker → why it cannot prepare the job."""
+    deaths: int = 0
+    """Workers that died while they prepared it."""
+    total: float = 0.0
+    """Work of the whole run; the unit is the benchmark's."""
+    done: float = 0.0
+    measured_work: float = 0.0
+    measured_seconds: float = 0.0
+    """Work and seconds of the batches computed in this session."""
+
+    @property
+    def label(self) -> str:
+        """Return its name in messages."""
+        return self.job.label
+
+    @property
+    def name(self) -> str:
+        """Return its name in calls of workers."""
+        return f"{self.number} {self.job.plan.manifest['id']}"
+
+    @property
+    def model(self) -> str:
+        """Return the key of its checkpoint as it is loaded."""
+        plan = self.job.plan
+        spec, how = plan.request.model, model_key(plan.manifest["specification"])
+        return f"{spec.model} {spec.revision} {spec.tokenizer} {spec.device} {how}"
+
+    @property
+    def left(self) -> float:
+        """Return the unfinished share of its weight."""
+        return self.weight * (1 - self.done / self.total) if self.total else self.weight
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return the seconds of one worker for what is left; None before anything is measured."""
+        if not self.measured_work:
+            return None
+        return self.measured_seconds / self.measured_work * (self.total - self.done)
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a worker can do something for it now."""
+        return self.phase == "unprepared" or (self.phase == "computing" and bool(self.ready))
+
+    @property
+    def is_computed(self) -> bool:
+        """Return whether every batch is in the journal."""
+        return self.phase == "computing" and self.batches is None and not (self.ready or self.flights or self.filling)
+
+    def put_back(self, flight: Flight) -> None:
+        """Make a batch available again, unless another worker has it too or it is delivered."""
+        if not flight.workers and self.flights.pop(key_of(flight.batch), None) is not None:
+            self.ready.appendleft(flight)
+
+    def deliver(self, flight: Flight, digest: int, seconds: float) -> None:
+        """Count a stored batch."""
+        key = key_of(flight.batch)
+        self.delivered[key] = digest
+        self.flights.pop(key, None)
+        self.done += flight.batch.work
+        self.measured_work += flight.batch.work
+        self.measured_seconds += seconds
+
+
+def key_of(batch: Batch) -> BatchKey:
+    """Return what identifies a batch of a job."""
+    return batch.journal or batch.task, batch.number
+
+
+def label_of(batch: Batch) -> str:
+    """Return the name of a batch in messages."""
+    return f"batch {batch.number} of {batch.task} ({batch.documents} document{'s' * (batch.documents != 1)})"

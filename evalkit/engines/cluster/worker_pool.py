@@ -1,0 +1,174 @@
+"""The workers of a driver: started while the cluster has room, refused or removed when they cannot be used.
+
+In: a cluster. Out: `WorkerHandle`s, and the answers to their calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalkit.engines.cluster.ray_cluster import ANSWER_SECONDS, Call, RayCluster, WorkerLostError
+from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
+from evalkit.engines.cluster.worker import WorkerDescription, versions
+from evalkit.errors import EvalkitError
+
+_GROWTH = 5.0
+"""Seconds between two looks at the cluster's size."""
+_PATIENCE = 600.0
+"""Seconds without any worker after which the driver gives up."""
+
+
+@dataclass
+class WorkerHandle:
+    """A worker as the driver knows it."""
+
+    number: int
+    actor: Any
+    description: WorkerDescription | None = None
+    parked: bool = False
+    """Whether it is refused; it keeps its place in the cluster, so that no other worker starts there."""
+    model: str | None = None
+    """Checkpoint that it has loaded or is loading."""
+    prepared: set[int] = field(default_factory=set)
+    """Numbers of the jobs that it can compute."""
+    preparing: TrackedJob | None = None
+    flights: list[tuple[TrackedJob, Flight]] = field(default_factory=list)
+    """Batches in its hands, in the order in which it computes them."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it can be given work."""
+        return self.description is not None and not self.parked and self.preparing is None
+
+    def __str__(self) -> str:
+        where = f" on {self.description.host} (process {self.description.process})" if self.description else ""
+        return f"worker {self.number}{where}"
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """The answer to a call, or the loss of its worker."""
+
+    worker: WorkerHandle
+    job: TrackedJob
+    content: Any
+    lost: str = ""
+    """Why the worker is gone."""
+
+
+class WorkerPool:
+    """The workers.
+
+    Args:
+        cluster: the connected cluster.
+        say: called with messages for the user.
+    """
+
+    def __init__(self, cluster: RayCluster, say: Callable[[str], None]) -> None:
+        self.workers: list[WorkerHandle] = []
+        self._cluster = cluster
+        self._say = say
+        self._count = 0
+        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None]] = {}
+        self._looked = 0.0
+        self._alive = time.monotonic()
+        self._lost_at_start = 0
+        self._announced = False
+
+    def holding(self, model: str) -> int:
+        """Return the number of workers that have a checkpoint loaded or are loading it."""
+        return sum(worker.model == model for worker in self.workers)
+
+    def keep(self) -> None:
+        """Start workers while there is room for them.
+
+        Raises:
+            EvalkitError: no worker can be had.
+        """
+        now = time.monotonic()
+        if any(worker.description is not None and not worker.parked for worker in self.workers):
+            self._alive = now
+        elif now - self._alive > _PATIENCE or self._lost_at_start >= MOST_DEATHS:
+            raise EvalkitError(f"no worker could be started: {self._resources()}")
+        elif now - self._alive > ANSWER_SECONDS and self.workers and not self._announced:
+            self._announced = True
+            self._say(f"waiting for a worker: {self._resources()}")
+        if now - self._looked < _GROWTH:
+            return
+        self._looked = now
+        for _ in range(self._cluster.capacity() - len(self.workers)):
+            self._count += 1
+            worker = WorkerHandle(self._count, self._cluster.start_worker())
+            self.workers.append(worker)
+            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None
+
+    def call(self, worker: WorkerHandle, job: TrackedJob, method: str, *arguments: Any) -> None:
+        """Call a worker about a job; the answer comes from `answers`."""
+        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job
+
+    def put(self, value: Any) -> Any:
+        """Store a large argument in the cluster."""
+        return self._cluster.put(value)
+
+    def answers(self, seconds: float) -> Iterator[WorkerAnswer]:
+        """Yield the answers to calls and the losses of workers; wait for the first one, up to some seconds."""
+        for call in self._cluster.answered(list(self._calls), seconds):
+            if call not in self._calls:
+                continue  # of a worker that was lost meanwhile
+            worker, job = self._calls.pop(call)
+            try:
+                content = self._cluster.answer(call)
+            except WorkerLostError as error:
+                yield from self.remove(worker, str(error))
+                continue
+            if job is None:
+                self._welcome(worker, content)
+            else:
+                yield WorkerAnswer(worker, job, content)
+
+    def remove(self, worker: WorkerHandle, why: str) -> Iterator[WorkerAnswer]:
+        """Give up a worker; yield its loss for each job that it had something to do with."""
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
+        self._cluster.stop_worker(worker.actor)
+        self._looked = 0.0  # so that another one starts at once
+        self._lost_at_start += worker.description is None
+        jobs = [job for job, _ in worker.flights[:1]] or ([worker.preparing] if worker.preparing else [])
+        if not jobs:
+            self._say(f"{worker} was lost ({why})")
+            self.show_log(worker)
+        yield from (WorkerAnswer(worker, job, None, why) for job in jobs)
+
+    def show_log(self, worker: WorkerHandle) -> None:
+        """Print the end of a worker's log."""
+        if worker.description is not None:
+            for line in self._cluster.log_of(worker.description.actor, worker.description.log):
+                self._say(f"  its log: {line}")
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            self._cluster.stop_worker(worker.actor)
+
+    def _welcome(self, worker: WorkerHandle, description: WorkerDescription) -> None:
+        """Accept a worker, or refuse it if its versions differ."""
+        worker.description = description
+        own, theirs = versions(), description.versions
+        if not (differing := [name for name in own if theirs.get(name) != own[name]]):
+            return
+        worker.parked = True
+        what = ", ".join(f"{name} is {theirs.get(name)} there, {own[name]} here" for name in differing)
+        self._say(f"{worker} is refused: {what}")
+        if all(one.parked for one in self.workers) and len(self.workers) >= self._cluster.capacity():
+            raise EvalkitError(f"every worker is refused; {worker}: {what}; install the same versions everywhere")
+
+    def _resources(self) -> str:
+        return (
+            f"each needs {self._cluster.needs}, the cluster has {self._cluster.describe()}, and "
+            f"{self._cluster.describe_free()} of them are free"
+        )

@@ -1,0 +1,181 @@
+"""A real Ray cluster of several nodes on this machine, and the runs of a small study."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import run_plan
+from evalkit.engines.base import Job, Outcome
+from evalkit.progress import Progress
+from evalkit.runs.folder import JOURNAL, Run, load_run
+from tests.documents import made_up
+from tests.tiny import tiny_checkpoint
+
+FAULTS = Path(__file__).parent / "faults"
+ROOT = Path(__file__).parents[3]
+HEALTH = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 2000,
+          "health_check_failure_threshold": 4}  # fmt: skip
+"""A lost node is noticed in seconds."""
+
+
+class Recorder(Progress):
+    """Keeps what is said; `at` calls a function when a number of batches is stored."""
+
+    def __init__(self) -> None:
+        super().__init__(live=False)
+        self.said: list[str] = []
+        self.batches = 0
+        self.events: dict[int, Callable[[], None]] = {}
+
+    def say(self, line: str) -> None:
+        """Keep a line."""
+        self.said.append(line)
+
+    def advance(self, work: float, documents: int) -> None:
+        """Count a batch."""
+        super().advance(work, documents)
+        if documents:
+            self.batches += 1
+            if event := self.events.pop(self.batches, None):
+                # Not in the driver's thread, which would not notice its own delay
+                threading.Thread(target=event).start()
+
+    def at(self, batches: int, event: Callable[[], None]) -> Recorder:
+        """Call a function in a thread when a number of batches is stored."""
+        self.events[batches] = event
+        return self
+
+
+class Nodes:
+    """The nodes of the test's cluster; the driver's own node has no cores."""
+
+    def __init__(self, faults: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.faults = faults
+        path = os.pathsep.join([str(FAULTS), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.env = {"FAULTS": str(faults), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        settings = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**settings, "_system_config": HEALTH})
+        self.address = str(self._cluster.address)
+        self.nodes: list[Any] = []
+
+    def add(self, **env: str) -> Any:
+        """Add a node of one core."""
+        node = self._cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars={**self.env, **env})
+        self.nodes.append(node)
+        return node
+
+    def remove(self, node: Any) -> None:
+        """Take a node away as a power cut would."""
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def end(self) -> None:
+        """Stop everything."""
+        self._cluster.shutdown()
+
+
+def workers() -> list[psutil.Process]:
+    """Return the processes of workers."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any("ray::BatchWorker" in part for part in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """One cluster for all tests."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    nodes = Nodes(tmp_path_factory.mktemp("faults"))
+    yield nodes
+    nodes.end()
+
+
+@pytest.fixture
+def two_nodes(cluster: Nodes) -> Iterator[Nodes]:
+    """The cluster with two nodes of one core, without faults."""
+    for file in cluster.faults.iterdir():
+        file.unlink()
+    while len(cluster.nodes) < 2:
+        cluster.add()
+    yield cluster
+    while len(cluster.nodes) > 2:
+        cluster.remove(cluster.nodes[-1])
+    deadline = time.monotonic() + 20
+    while workers() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert workers() == []
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three checkpoints and documents."""
+    folder = tmp_path_factory.mktemp("files")
+    for seed in range(3):
+        tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
+    made_up(folder / "documents", count=40)
+    return folder
+
+
+def jobs_of(files: Path, output: Path, models: int = 2, **options: Any) -> list[Job]:
+    """Return jobs of a suite on several checkpoints."""
+    settings: dict[str, Any] = {
+        "data_dir": files / "documents",
+        "allow_unofficial_data": True,
+        "tasks": ("piqa", "boolq", "arc_easy"),
+        "device": "cpu",
+        "dtype": "float32",
+        "token_budget": 128,
+        "output": output,
+        **options,
+    }
+    names = [f"model{seed}" for seed in range(models)]
+    return [Job(name, planned(files / name, settings, lambda _: None)) for name in names]
+
+
+def tables_of(jobs: list[Job]) -> dict[str, pd.DataFrame]:
+    """Return the score tables of finished jobs, by label."""
+    return {job.label: load_run(job.plan.folder).scores for job in jobs}
+
+
+def same(jobs: list[Job], expected: dict[str, pd.DataFrame]) -> bool:
+    """Return whether the tables are those expected, to the last bit."""
+    found = tables_of(jobs)
+    return found.keys() == expected.keys() and all(found[name].equals(expected[name]) for name in expected)
+
+
+def states(outcomes: list[Outcome]) -> list[str]:
+    """Return the states of outcomes; print why one is not finished."""
+    print(*(one.message for one in outcomes if one.message), sep="\n")
+    return [one.state for one in outcomes]
+
+
+def batches_in(run: Run) -> int:
+    """Return the lines of a run's journal."""
+    return (run.folder / JOURNAL).read_bytes().count(b"\n")
+
+
+@pytest.fixture(scope="session")
+def expected(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    """The tables of a single process of one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    jobs = jobs_of(files, tmp_path_factory.mktemp("single"), models=3)
+    for job in jobs:
+        run_plan(job.plan, Recorder())
+    torch.set_num_threads(threads)
+    return tables_of(jobs)

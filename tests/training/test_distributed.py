@@ -1,0 +1,103 @@
+"""`evalkit.TrainerCallback` in trainings by two real processes (DistributedDataParallel)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import evalkit
+from tests.tiny import tiny_checkpoint
+from tests.training.trainers import equal
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "distributed_training.py"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("start") / "tiny", window=1024)
+
+
+def train(
+    start: Path,
+    folder: Path,
+    documents: Path | None,
+    *,
+    seconds: float = 0.0,
+    fails: bool = False,
+    arguments: dict[str, Any] | None = None,
+    **callback: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Train in two processes; without documents, without the callback."""
+    folder.mkdir()
+    asked = {"every": 2, "tasks": ["piqa"], "data_dir": str(documents), "allow_unofficial_data": True,
+             "output": str(folder / "runs")} | callback  # fmt: skip
+    options = {
+        "start": str(start),
+        "folder": str(folder),
+        "callback": None if documents is None else asked,
+        "arguments": {"ddp_backend": "gloo", "max_steps": 4} | (arguments or {}),
+        "seconds": seconds,
+        "fails": fails,
+    }
+    (folder / "options.json").write_text(json.dumps(options))
+    call = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*call, str(SCRIPT), str(folder / "options.json")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def states(folder: Path) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"state-{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def steps(state: dict[str, Any]) -> list[int]:
+    return [entry["step"] for entry in state["all"] if "evalkit/zeroshot8/piqa" in entry]
+
+
+def test_the_main_process_evaluates_and_nothing_changes(start: Path, documents: Path, tmp_path: Path) -> None:
+    plain, with_it = train(start, tmp_path / "plain", None), train(start, tmp_path / "with", documents)
+    assert (plain.returncode, with_it.returncode) == (0, 0), plain.stderr + with_it.stderr
+    for expected, found in zip(states(tmp_path / "plain"), states(tmp_path / "with"), strict=True):
+        assert found["wrapper"] == "DistributedDataParallel"
+        assert steps(found) == [2, 4]  # in both processes
+        for what in expected.keys() - {"all", "wrapper"}:
+            assert equal(found[what], expected[what]), what
+    first, second = states(tmp_path / "with")
+    assert equal(first["weights"], second["weights"])
+    runs = evalkit.list_runs(tmp_path / "with" / "runs")
+    assert sorted(str(run.manifest["model"]) for run in runs) == ["x step 2", "x step 4"]
+
+
+def test_a_failed_evaluation_ends_all_processes_or_none(start: Path, documents: Path, tmp_path: Path) -> None:
+    on = train(start, tmp_path / "on", documents, fails=True)
+    assert on.returncode == 0, on.stderr
+    assert on.stderr.count("step 2 failed and is left out; the training goes on: no space") == 1
+    assert [steps(state) for state in states(tmp_path / "on")] == [[], []]
+    stopped = train(start, tmp_path / "stopped", documents, fails=True, on_error="raise")
+    assert stopped.returncode != 0
+    assert "no space" in stopped.stderr
+    unplanned = train(start, tmp_path / "unplanned", documents, tasks=["piqq"])
+    assert unplanned.returncode != 0
+    assert "piqq" in unplanned.stderr
+
+
+@pytest.mark.slow
+def test_an_evaluation_may_take_longer_than_the_timeout(start: Path, documents: Path, tmp_path: Path) -> None:
+    found = train(start, tmp_path / "x", documents, seconds=25, arguments={"ddp_timeout": 15})
+    assert found.returncode == 0, found.stderr
+    assert [steps(state) for state in states(tmp_path / "x")] == [[2, 4], [2, 4]]
