@@ -9,8 +9,9 @@
     ├── TableError               a table's layout, numbers or mapping of runs that cannot be read or do not match
     ├── ScoringError             a document that cannot be scored (context window too small, out of memory)
     │   └── OutOfMemoryError     a batch that another process may have memory for
-    └── RunError                 a run folder that is damaged, or cannot be written
-        └── RunInUseError        a run folder that another process writes
+    ├── RunError                 a run folder that is damaged, or cannot be written
+    │   └── RunInUseError        a run folder that another process writes
+    └── SeveralErrors            problems that are independent of each other, all at once; printed on a line each
 
 A message is one line, whatever the names in it contain. It names the file, task, document, checkpoint or key, and says
 what was expected and what to do. The command line prints it without a traceback and exits with `exit_code`.
@@ -18,7 +19,7 @@ what was expected and what to do. The command line prints it without a traceback
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -48,6 +49,20 @@ class EvalkitError(Exception):
     def __str__(self) -> str:
         """Return the message on one line, without control characters."""
         return printable(super().__str__())
+
+
+class SeveralErrors(EvalkitError):
+    """Problems that are independent of each other, all at once.
+
+    Args:
+        summary: what has the problems.
+        problems: one message each.
+    """
+
+    def __init__(self, summary: str, problems: Sequence[str]) -> None:
+        super().__init__(f"{summary}: {'; '.join(problems)}")
+        self.summary = summary
+        self.problems = tuple(problems)
 
 
 class UsageError(EvalkitError):

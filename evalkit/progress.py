@@ -53,8 +53,10 @@ class Progress:
             news(line)
 
     def start(self, total: float, done: float) -> None:
-        """Start, with `done` of `total` finished in an earlier session."""
-        self._total, self._done, self._skipped = total, done, done
+        """Start, with `done` of `total` finished in an earlier session; ends the bar of the work before."""
+        self._bar = None
+        self._after.close()
+        self._total, self._done, self._skipped, self._documents = total, done, done, 0
         self._started = self._last_line = time.monotonic()
         if self._live:
             self._start_bar(total, done)
@@ -85,7 +87,7 @@ class Progress:
 
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
-        return f"{self._label}: {self.share():4.0%} of all, {self._rate()}, about {_clock(self._left())} left"
+        return f"{self._label}: {self.share():4.0%} of all, {self._rate()}, about {clock(self._left())} left"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started
@@ -125,7 +127,8 @@ class Progress:
         self._after.callback(self._bar.stop)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Format a time as hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

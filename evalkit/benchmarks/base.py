@@ -28,6 +28,7 @@ from evalkit.runs.forms import StoredResults
 if TYPE_CHECKING:
     from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request
+    from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
@@ -244,6 +245,21 @@ class Benchmark(ABC):
             UsageError: the benchmark cannot show its prompts.
         """
         raise UsageError(f"--show-prompts: benchmark {self.kind} does not support it; leave it out")
+
+    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Estimate the tokens of each task of a whole run, without a model.
+
+        Args:
+            plan: the run's plan.
+            tokenizer: the model's tokenizer.
+            sample: number of documents of each task to tokenise.
+            say: called with messages for the user.
+
+        Raises:
+            UsageError: the benchmark cannot estimate them.
+            EvalkitError: a sampled document cannot be computed.
+        """
+        raise UsageError(f"benchmark {self.kind} cannot estimate its tokens")
 
     def suites(self) -> Mapping[str, str]:
         """Return suite name, as in `evalkit run --suite` → description in one line."""

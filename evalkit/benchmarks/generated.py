@@ -6,22 +6,31 @@ together, and a batch is as large as memory allows.
 
 from __future__ import annotations
 
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, Say
+from evalkit.benchmarks.task_tokens import TaskTokens
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from evalkit.benchmarks.generating_facts import GeneratingFacts
-    from evalkit.generation.prompts import Prompt
+    from evalkit.generation.prompts import Ints, Prompt
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
+
+
+_LONGER = 4
+"""Prompts of generated answers are longer than others, so that a sample has fewer."""
 
 
 class GeneratedAnswer(NamedTuple):
@@ -121,6 +130,32 @@ class GeneratedBenchmark(Benchmark):
         prompts = [one.prompt for batch in found for one in batch.content]
         return Planned((batch for batch in found), sum(batch.work for batch in found), 0.0, room.estimate(prompts))
 
+    def sampled(self, plan: Any, count: int) -> Any:
+        """Return a plan with at most `count` documents of each task, for estimates; by default with all documents."""
+        return plan
+
+    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
+        import numpy as np
+
+        from evalkit.benchmarks.generating_facts import assumed_facts
+        from evalkit.generation.generator import CHUNK
+        from evalkit.scoring.token_counts import distinct_tokens
+
+        facts, found = assumed_facts(plan, tokenizer), []
+        for task, documents in self.documents(plan).items():
+            requests = self.generation_requests(self.sampled(plan, sample // _LONGER), task, facts, tokenizer)
+            prompts = [one.prompt for one in requests]
+            scale = len(documents) / len(prompts)
+            alone = sum(len(prompt.tokens) for prompt in prompts)
+            # One id for each chunk, so that only whole chunks are shared; the rest of a prompt is its own
+            chunks = [_chunk_ids(prompt.tokens, CHUNK) for prompt in prompts]
+            repeated = CHUNK * (sum(map(len, chunks)) - distinct_tokens([np.append(ids, 0) for ids in chunks]))
+            new = sum(prompt.max_new_tokens for prompt in prompts)
+            counts = (scale * len(prompts), scale * alone, scale * (alone - repeated), scale * new)
+            found.append(TaskTokens(task, len(documents), len(prompts), *counts))
+        return found
+
     def _unfinished_tasks(self, plan: Any, finished: FinishedRows) -> list[str]:
         """Return the tasks that have a document without an answer."""
         return [task for task, ids in self.documents(plan).items() if any((task, one) not in finished for one in ids)]
@@ -175,6 +210,14 @@ class _GenerationComputer:
             )
             for one, generation in zip(batch.content, found, strict=True)
         ]
+
+
+def _chunk_ids(tokens: Ints, chunk: int) -> NDArray[np.int32]:
+    """Return one number for each whole chunk that another prompt could share; equal chunks have equal numbers."""
+    import numpy as np
+
+    whole = (len(tokens) - 1) // chunk
+    return np.array([zlib.crc32(part.tobytes()) >> 1 for part in tokens[: whole * chunk].reshape(whole, chunk)], "i4")
 
 
 def _answers(task: str, ids: Sequence[str], finished: FinishedRows, writer: RunWriter) -> Iterator[GeneratedAnswer]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from evalkit.benchmarks.base import Say
@@ -18,6 +18,7 @@ from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, Ge
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
+from evalkit.benchmarks.task_tokens import spread
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.models.locate import Checkpoint
@@ -123,6 +124,11 @@ class PromptedBenchmark(GeneratedBenchmark):
     def documents(self, plan: PromptedPlan) -> dict[str, list[str]]:
         """Return task → document ids, which are the documents' numbers."""
         return {task: [str(number) for number in range(len(found))] for task, found in plan.tasks.items()}
+
+    def sampled(self, plan: PromptedPlan, count: int) -> PromptedPlan:
+        """Return a plan with documents spread over each task."""
+        tasks = {task: [every[place] for place in spread(len(every), count)] for task, every in plan.tasks.items()}
+        return replace(plan, tasks=tasks)
 
     def generation_requests(
         self, plan: PromptedPlan, task: str, facts: GeneratingFacts, tokenizer: Any

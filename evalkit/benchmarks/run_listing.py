@@ -5,7 +5,6 @@ In: a folder of runs. Out: a `Report`, whose JSON and CSV have all fields. No to
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError
+from evalkit.inputs.numbered import by_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
@@ -92,7 +92,7 @@ def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun
     orders: dict[str, Any] = {
         "date": lambda run: run.created,
         "name": lambda run: run.folder,
-        "model": lambda run: _by_number(run.checkpoint),
+        "model": lambda run: by_number(run.checkpoint),
         "score": lambda run: float("inf") if run.score is None else -run.score,
     }
     return sorted(chosen, key=orders[sort])
@@ -190,8 +190,3 @@ def _described(run: ListedRun) -> str:
         run.settings,
     )
     return " ".join(map(str, (Path(run.folder).name, *about, run.rule))).lower()
-
-
-def _by_number(text: str) -> list[tuple[int, str]]:
-    """Return a sort key with numeric order: checkpoint-500 before checkpoint-1000."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -327,6 +327,11 @@ CHECKPOINT = option_group(
     click.argument("checkpoint", metavar="[CKPT]", required=False, type=TEXT),
     option("--model", help=f"{_CHECKPOINT}  [required, here or as CKPT]"),
 )
+CHECKPOINTS = option_group(
+    click.argument("checkpoints", metavar="[CKPT]...", nargs=-1, type=TEXT),
+    option("--model", help=f"{_CHECKPOINT} Or a pattern in quotes, such as 'train/checkpoint-*'.  [required, here or "
+           "as CKPT]"),
+)  # fmt: skip
 
 
 def is_typed(ctx: click.Context, name: str) -> bool:
@@ -348,6 +353,27 @@ def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> s
             f"demo); see {ctx.command_path} --help"
         )
     return found
+
+
+def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) -> tuple[str, ...]:
+    """Return one checkpoint or several, as arguments or by `--model`; patterns are expanded.
+
+    Raises:
+        UsageError: none is given, both forms are used, or nothing matches a pattern.
+    """
+    from evalkit.models.matching import is_pattern, matching
+
+    if len(given) > 1 and model is not None and is_typed(ctx, "model"):
+        raise UsageError(f"checkpoints are given as arguments and as --model {model}; give all as arguments")
+    found: list[str] = []
+    for one in given if len(given) > 1 else [checkpoint_of(ctx, given[0] if given else None, model)]:
+        if not is_pattern(one):
+            found.append(one)
+        elif matches := matching(one):
+            found += matches
+        else:
+            raise UsageError(f"{one}: no folder and no .gguf file matches")
+    return tuple(dict.fromkeys(found))
 
 
 TRUST = option_group(

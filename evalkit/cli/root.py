@@ -19,9 +19,9 @@ import click
 
 from evalkit import __version__
 from evalkit.activity import shown_activity
-from evalkit.cli import comparing, longbench, looking, models, needle, scoring, tables
+from evalkit.cli import comparing, longbench, looking, models, needle, scoring, study, tables
 from evalkit.cli.options import SETTINGS, Commands
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.reporting.escape import printable
 
 
@@ -36,6 +36,7 @@ def cli() -> None:
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
+      evalkit study run STUDY.yaml               many checkpoints and benchmarks
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit models ls                          the paper's models, by name
       evalkit doctor                             versions, device, data and disk
@@ -47,6 +48,7 @@ for command in (
     scoring.rescore,
     longbench.longbench,
     needle.needle,
+    study.study,
     comparing.compare,
     tables.table,
     tables.integrity,
@@ -104,6 +106,10 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     try:
         code = cli.main(args=arguments, prog_name="evalkit", standalone_mode=False)
         return code if isinstance(code, int) else 0
+    except SeveralErrors as error:
+        for line in (f"{error.summary}:", *error.problems):
+            _print_error(line)
+        return error.exit_code
     except EvalkitError as error:
         _print_error(str(error))
         return error.exit_code

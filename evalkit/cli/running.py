@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.activity import doing
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.run_summary import SummarisedRun
+    from evalkit.engines.base import JobRunner, Outcome
+    from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
 
 
@@ -34,3 +37,39 @@ def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, st
     output(run, plan.manifest["rule"])
     if left_out := plan.manifest.get("left_out"):
         raise DataError(f"left out: {'; '.join(left_out)}")
+
+
+def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:
+    """Run a benchmark on several checkpoints.
+
+    Args:
+        models: see `evalkit.evaluate`.
+        options: see `evalkit.evaluate`.
+        runner: computes the runs.
+
+    Returns:
+        A summary, and whether all runs are finished and nothing was left out.
+
+    Raises:
+        EvalkitError: a run cannot be planned, or nothing can be computed.
+    """
+    from evalkit.benchmarks.run_summary import summary_report
+    from evalkit.progress import Progress
+    from evalkit.studies.planning import plan_checkpoints
+
+    with Progress() as progress:
+        outcomes = runner(plan_checkpoints(models, options, progress.say), progress)
+    runs = [_summarised(one) for one in outcomes]
+    return summary_report(runs), not any(one.message for one in runs)
+
+
+def _summarised(outcome: Outcome) -> SummarisedRun:
+    from evalkit.benchmarks.run_summary import SummarisedRun
+    from evalkit.runs.folder import load_run
+
+    if outcome.state != "finished":
+        return SummarisedRun(outcome.job.label, None, state=outcome.state, message=outcome.message)
+    plan, run = outcome.job.plan, load_run(outcome.job.plan.folder)
+    left_out = "; ".join(plan.manifest.get("left_out", ()))
+    rule = None if plan.manifest["rule"] == run.manifest["rule"] else str(plan.manifest["rule"])
+    return SummarisedRun(outcome.job.label, run, rule, message=f"left out: {left_out}" if left_out else "")

@@ -11,7 +11,7 @@ import click
 
 from evalkit.activity import doing
 from evalkit.cli.options import (
-    CHECKPOINT,
+    CHECKPOINTS,
     COMPUTING,
     CONFIG,
     CONTEXT,
@@ -24,14 +24,14 @@ from evalkit.cli.options import (
     SUITE,
     TOKEN_BUDGET,
     TRUST,
-    checkpoint_of,
+    checkpoints_of,
     comma_separated,
     named_run,
     option,
     typed_option,
 )
-from evalkit.cli.printing import PRINTING, print_run
-from evalkit.cli.running import run_and_print
+from evalkit.cli.printing import PRINTING, print_report, print_run
+from evalkit.cli.running import run_and_print, run_several
 from evalkit.cli.watching import WATCH, watch, watched
 from evalkit.errors import UsageError
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.pass_context
 @CONFIG
-@CHECKPOINT
+@CHECKPOINTS
 @ORIGIN
 @option("--suite", type=SUITE, help="Which tasks and averages: a name (evalkit ls suites) or a YAML file.  [default: "
          "zeroshot8, or lm_eval if a task is not in it]")  # fmt: skip
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 def run(
     ctx: click.Context,
     /,
-    checkpoint: str | None,
+    checkpoints: tuple[str, ...],
     model: str | None,
     show_prompts: int,
     settings: tuple[str, ...],
@@ -96,17 +96,27 @@ def run(
     evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/suites.md)
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
+    evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
     evalkit run --watch TRAINING --limit 200 --plot curve.png       each checkpoint of a training, as it appears
     """
     if (watching := watched(ctx, options)) is not None:
         watch(watching, _request_options(ctx, options, settings))
         return
     with doing("planning the run"):
-        named, asked = checkpoint_of(ctx, checkpoint, model), _request_options(ctx, options, settings)
+        named, asked = checkpoints_of(ctx, checkpoints, model), _request_options(ctx, options, settings)
+    if len(named) > 1:
+        if show_prompts or detail:
+            option = "--show-prompts" if show_prompts else "--detail"
+            raise UsageError(f"{option}: is for one checkpoint, and {len(named)} are given; name one of them")
+        from evalkit.engines.here import run_here
+
+        report, finished = run_several(named, asked, run_here)
+        print_report(report, form, standalone)
+        ctx.exit(0 if finished else 1)
     if show_prompts:
-        _print_prompts(named, asked, show_prompts)
+        _print_prompts(named[0], asked, show_prompts)
     else:
-        run_and_print(named, asked, lambda found, rule: _print(found, form, standalone, rule, detail))
+        run_and_print(named[0], asked, lambda found, rule: _print(found, form, standalone, rule, detail))
 
 
 @click.command()

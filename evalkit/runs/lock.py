@@ -29,6 +29,8 @@ _LARGEST = 1 << 16
 """Most bytes of the owner's file."""
 RENEWAL = 15.0
 """Seconds between two renewals."""
+_PATIENCE = 0.2
+"""Seconds to wait for the lock, which `is_locked` of another process may hold for a moment."""
 LEASE = 120.0
 """Seconds without a renewal after which an owner on another machine is gone."""
 
@@ -102,7 +104,7 @@ def locked(folder: Path) -> Iterator[Lock]:
     """
     lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=_PATIENCE)
     except Timeout:
         raise _in_use(folder, read_owner(folder)) from None
     except OSError as error:

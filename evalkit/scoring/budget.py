@@ -64,4 +64,16 @@ def bytes_per_token(model: Any) -> int:
     size = model.get_output_embeddings().weight.element_size()
     # Eager attention stores scores for every head; the others store the mask only
     heads = getattr(config, "num_attention_heads", 0) if attention_of(config) == "eager" else 0
+    return activation_bytes(hidden, inner, size, heads)
+
+
+def activation_bytes(hidden: int, inner: int, size: int, heads: int = 0) -> int:
+    """Return the estimate of `bytes_per_token` from sizes.
+
+    Args:
+        hidden: hidden size.
+        inner: intermediate size.
+        size: bytes of a number.
+        heads: heads whose scores are stored.
+    """
     return int(size * (8 * hidden + 4 * inner + (1 + 2 * heads) * _ROW))

@@ -6,11 +6,13 @@ name them where the folders are gone.
 
 from __future__ import annotations
 
-import glob
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from evalkit.inputs.numbered import by_number
+from evalkit.models.matching import matching
 
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -40,17 +42,16 @@ class StudyFolders:
         """
         if not _PATTERN.search(text) or (self.root / text).exists():
             return [text]
-        return sorted(self._on_disk("", text) or self._recorded("", text), key=_by_number)
+        return sorted(self._on_disk("", text) or self._recorded("", text), key=by_number)
 
     def steps(self, model: str, text: str) -> list[str]:
         """Return the folders in a model's folder that a pattern matches, with recorded ones: trainers delete steps."""
         if not _PATTERN.search(text) or (self.root / model / text).exists():
             return [text]
-        return sorted(self._on_disk(model, text) | self._recorded(f"{model.rstrip('/')}/", text), key=_by_number)
+        return sorted(self._on_disk(model, text) | self._recorded(f"{model.rstrip('/')}/", text), key=by_number)
 
     def _on_disk(self, model: str, text: str) -> set[str]:
-        # Path.glob accepts no absolute pattern
-        return set(glob.glob(text, root_dir=self.root / model))  # noqa: PTH207
+        return set(matching(text, self.root / model))
 
     def _recorded(self, prefix: str, text: str) -> set[str]:
         """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
@@ -61,7 +62,3 @@ class StudyFolders:
             for parts in inside
             if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
         }
-
-
-def _by_number(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]

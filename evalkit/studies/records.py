@@ -35,11 +35,20 @@ class Record(Stored):
     """Its checkpoint, relative to the study file: so seeds and steps are known where their files are not."""
     error: str = ""
     """Why it failed when it was last tried; empty: it did not."""
+    parameters: int | None = None
+    """Of its model, for estimates of time; None: unknown."""
     written: str = ""
     """ISO 8601."""
 
 
-def save_record(root: Path, run: StudyRun, folder: Path, identity: str, error: str = "") -> None:
+def save_record(
+    root: Path,
+    run: StudyRun,
+    folder: Path,
+    identity: str,
+    error: str | None = "",
+    parameters: int | None = None,
+) -> None:
     """Store where a run is, and why it failed.
 
     Args:
@@ -47,21 +56,29 @@ def save_record(root: Path, run: StudyRun, folder: Path, identity: str, error: s
         run: the run.
         folder: its run folder.
         identity: its id.
-        error: why it failed; empty: it did not.
+        error: why it failed; empty: it did not; None: as recorded.
+        parameters: of its model; None: as recorded.
 
     Raises:
         RunError: it cannot be written.
     """
-    written = datetime.now(UTC).isoformat(timespec="seconds")
-    given = run.checkpoint.given
-    record = Record(label=run.label, checkpoint=given, folder=folder.name, id=identity, error=error, written=written)
     path = root / _RECORDS / f"{run.key}.json"
     known = record_of(root, run)
+    same = known if known and known.id == identity else None
+    record = Record(
+        label=run.label,
+        checkpoint=run.checkpoint.given,
+        folder=folder.name,
+        id=identity,
+        error=(same.error if same else "") if error is None else error,
+        parameters=same.parameters if same and parameters is None else parameters,
+        written=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     if known and known.model_copy(update={"written": ""}) == record.model_copy(update={"written": ""}):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(record.model_dump(), indent=2).encode())
+        replace_file(path, json.dumps(record.model_dump(), indent=2).encode(), shared=True)
     except OSError as failure:
         raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
 

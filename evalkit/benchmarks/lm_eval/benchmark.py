@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.suite_request import SuiteRequest
+    from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
@@ -186,6 +187,12 @@ class LMEval(Benchmark):
 
         for task in plan.tasks.tasks.values():
             yield requests_text(first_requests(task, count))
+
+    def token_counts(self, plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """See `Benchmark`; of the first documents of each task."""
+        from evalkit.benchmarks.lm_eval.token_counts import estimated
+
+        return estimated(plan, tokenizer, sample, say)
 
     def suites(self) -> dict[str, str]:
         """Return the one suite name for all of lm-eval's tasks."""

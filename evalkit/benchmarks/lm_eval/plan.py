@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from evalkit.activity import doing
 from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.random_state import RandomState, random_state
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -52,10 +53,12 @@ class TaskPlan:
     checkpoint: Checkpoint
     tasks: TaskSet
     manifest: dict[str, Any]
+    randomness: RandomState
 
     @cached_property
     def requests(self) -> Sequence[Any]:
         """All of lm-eval's requests to the model."""
+        self.randomness.restore()
         for task in self.tasks.tasks.values():
             _add_task_to_errors(task)
             # Again, since the sampler's state changes with every document
@@ -116,11 +119,11 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         "include_path": str(request.include_path) if request.include_path else None,
         **provenance(request.model, checkpoint),
     }
-    return TaskPlan(request, checkpoint, tasks, manifest)
+    return TaskPlan(request, checkpoint, tasks, manifest, random_state())
 
 
-def first_requests(task: Any, count: int) -> list[Any]:
-    """Return lm-eval's requests for the first documents of a task.
+def first_requests(task: Any, count: int, places: Collection[int] | None = None) -> list[Any]:
+    """Return lm-eval's requests for the first documents of a task, or for those at some places among them.
 
     Raises:
         DataError: lm-eval cannot build them; names task and document.
@@ -129,7 +132,9 @@ def first_requests(task: Any, count: int) -> list[Any]:
     found: list[Any] = []
     doc_id = 0
     try:
-        for doc_id, doc in task.doc_iterator(rank=0, limit=count, world_size=1):
+        for place, (doc_id, doc) in enumerate(task.doc_iterator(rank=0, limit=count, world_size=1)):
+            if places is not None and place not in places:
+                continue
             context = task.fewshot_context(
                 doc, num_fewshot=task.config.num_fewshot or 0, gen_prefix=task.doc_to_prefix(doc)
             )

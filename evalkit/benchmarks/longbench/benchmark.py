@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
+from evalkit.benchmarks.task_tokens import spread
 from evalkit.errors import RunError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LONGBENCH, Run
@@ -87,6 +89,14 @@ class LongBench(GeneratedBenchmark):
         most, context = plan.manifest["specification"]["max_prompt_tokens"], plan.manifest["context"]
         [(protocol, documents)] = [one for one in plan.rows.items() if one[0].name == task]
         return generation_requests(protocol, documents.rows, tokenizer, facts.ends, most, context, plan.request.chat)
+
+    def sampled(self, plan: LongBenchPlan, count: int) -> LongBenchPlan:
+        """See `GeneratedBenchmark`."""
+        rows = {
+            task: replace(found, rows=tuple(found.rows[place] for place in spread(len(found.rows), count)))
+            for task, found in plan.rows.items()
+        }
+        return replace(plan, rows=rows)
 
     def save(self, plan: LongBenchPlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """See `GeneratedBenchmark`."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.suite_request import SuiteRequest
+    from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
@@ -172,6 +173,12 @@ class MultipleChoice(Benchmark):
         for questions in load_questions(plan.suite, plan.library, count, plan.others).values():
             for encoded in prompter.encode(questions, plan.unconditional):
                 yield prompt_text(encoded, loaded.tokenizer)
+
+    def token_counts(self, plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Estimate the tokens from the first documents of each subject."""
+        from evalkit.benchmarks.multiple_choice.token_counts import estimated
+
+        return estimated(plan, tokenizer, sample, say)
 
     def suites(self) -> dict[str, str]:
         """Return the names and descriptions of the suites that evalkit ships."""

@@ -32,6 +32,7 @@ from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
+    from evalkit.benchmarks.lm_eval.random_state import RandomState
     from evalkit.benchmarks.multiple_choice.tasks import Question
 
 
@@ -48,6 +49,8 @@ class ChoicePlan:
     others: Mapping[str, TaskSet]
     """The suite's tasks that are not pinned, as loaded by lm-eval."""
     manifest: dict[str, Any]
+    randomness: RandomState | None
+    """State in which the questions of `others` are built; None without them."""
 
     @property
     def unconditional(self) -> bool:
@@ -71,6 +74,8 @@ class ChoicePlan:
         with doing("building questions"):
             from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
+            if self.randomness is not None:
+                self.randomness.restore()
             return load_questions(self.suite, self.library, self.request.limit, self.others)
 
     @property
@@ -99,12 +104,10 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     _check_data_dir(request, suite, library)
     _refuse_shadowing_tasks(suite)
     with doing("reading documents"):
-        others = remembered(
-            "tasks",
-            (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir),
-            lambda: _load_others(suite, library, say),
-        )
+        key = (suite.others, str(suite.task_files), suite.num_fewshot, request.data_dir)
+        others = remembered("tasks", key, lambda: _load_others(suite, library, say))
         specification, found = _specification(request, suite, template, rule, checkpoint, library, others, say)
+        randomness = remembered("randomness", key, _random_state) if others else None
     manifest = {
         "id": specification_id(specification),
         "kind": "multiple_choice",
@@ -117,7 +120,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
         "template": asdict(template),
         **provenance(request.model, checkpoint),
     }
-    return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest)
+    return ChoicePlan(request, suite, template, rule, checkpoint, library, others, manifest, randomness)
 
 
 def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
@@ -158,6 +161,12 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
             "run multiple-choice tasks with evalkit's"
         )
     return None
+
+
+def _random_state() -> RandomState:
+    from evalkit.benchmarks.lm_eval.random_state import random_state
+
+    return random_state()
 
 
 def _load_others(suite: Suite, library: Library, say: Say) -> dict[str, TaskSet]:

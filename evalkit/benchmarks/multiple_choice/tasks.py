@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
+from evalkit.benchmarks.task_tokens import spread
 from evalkit.compatibility.lm_eval import fewshot_seed
 from evalkit.data.clusters import clusters_of
 from evalkit.errors import DataError, UsageError
@@ -20,6 +21,10 @@ from evalkit.resources import resource
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
     from evalkit.data import Library
+
+
+_BLOCK, _OF_SUBJECT = 4, 3
+"""Documents next to each other in a sample, and the least of a subject: with fewer, what they share is unknown."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,11 @@ class Question:
 
 
 def load_questions(
-    suite: Suite, library: Library, limit: int | None = None, others: Mapping[str, TaskSet] | None = None
+    suite: Suite,
+    library: Library,
+    limit: int | None = None,
+    others: Mapping[str, TaskSet] | None = None,
+    sample: int | None = None,
 ) -> dict[str, list[Question]]:
     """Return task → its questions, in the suite's order.
 
@@ -81,6 +90,7 @@ def load_questions(
         limit: maximum number of documents of each task. The first ones are taken, as in lm-eval; for a task with
             subjects the first of each subject in turn, so that a small sample covers several subjects.
         others: the suite's other tasks, loaded by lm-eval.
+        sample: about how many of a task's documents to return, for estimates; at least a few of each subject.
 
     Raises:
         DataError: documents or examples are missing or malformed.
@@ -96,19 +106,22 @@ def load_questions(
         found = {}
         for task in suite.tasks:
             leaves = others[task].tasks if others and task in others else manager.load([task])["tasks"]
-            found[task] = _task_questions(task, leaves, shots, limit)
+            found[task] = _task_questions(task, leaves, shots, limit, sample)
         _refuse_shared_subtasks(found)
         return found
 
 
-def _task_questions(task: str, leaves: Mapping[str, Any], shots: int, limit: int | None) -> list[Question]:
+def _task_questions(
+    task: str, leaves: Mapping[str, Any], shots: int, limit: int | None, sample: int | None
+) -> list[Question]:
     sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
     if not sum(sizes.values()):
         raise DataError(f"task {task} has no documents; check its data files")
     questions: list[Question] = []
     for name, count in share_limit(sizes, limit).items():
         if count:
-            questions += _leaf_questions(task, leaves[name], sizes[name], shots, count)
+            places = None if sample is None else spread(count, max(_OF_SUBJECT, sample // len(sizes)), _BLOCK)
+            questions += _leaf_questions(task, leaves[name], sizes[name], shots, count, places)
     return questions
 
 
@@ -157,7 +170,9 @@ def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
     return taken
 
 
-def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int) -> list[Question]:
+def _leaf_questions(
+    task: str, leaf: Any, documents: int, shots: int, count: int, places: Sequence[int] | None
+) -> list[Question]:
     """Build questions by the steps of lm-eval's `build_all_requests`, without its progress bar for each subject."""
     metadata = leaf.config.metadata or {}
     about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
@@ -166,7 +181,7 @@ def _leaf_questions(task: str, leaf: Any, documents: int, shots: int, count: int
     questions = []
     taken = list(leaf.doc_iterator(rank=0, limit=count, world_size=1))
     clusters = clusters_of([doc for _, doc in taken], metadata)
-    for doc_id, doc in taken:
+    for doc_id, doc in taken if places is None else [taken[place] for place in places]:
         context = leaf.fewshot_context(doc, num_fewshot=shots, gen_prefix=leaf.doc_to_prefix(doc))
         instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
         questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))

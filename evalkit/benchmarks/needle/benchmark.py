@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.needle import NEEDLE
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
+from evalkit.benchmarks.task_tokens import spread
 from evalkit.errors import RunError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
@@ -96,6 +98,10 @@ class Needle(GeneratedBenchmark):
             sha = hashlib.sha256(tokens.astype("<i8").tobytes()).hexdigest()
             found.append(GenerationRequest(str(number), prompt, sha, len(tokens), False))
         return found
+
+    def sampled(self, plan: NeedlePlan, count: int) -> NeedlePlan:
+        """Return a plan with cases spread over lengths and depths."""
+        return replace(plan, cases=tuple(plan.cases[place] for place in spread(len(plan.cases), count)))
 
     def save(self, plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
         """Write the table, the results and the heatmap."""

@@ -1,0 +1,143 @@
+"""Costs of a planned run before anything is computed: tokens, operations, memory, disk.
+
+In: a plan and a sample of its documents. Out: a `RunCost`. Only the tokenizer is loaded, not the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.task_tokens import TaskTokens
+from evalkit.models.context_settings import config_of
+from evalkit.models.locate import silent
+from evalkit.models.parameter_count import parameter_count
+from evalkit.models.shapes import BYTES, ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
+from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.remembered import remembered
+from evalkit.studies.speed import EFFICIENCY, Speed
+
+SAMPLE = 80
+"""Documents of each task that are tokenised; a quarter of them where answers are generated."""
+_ROW_BYTES, _ANSWER_BYTES = 150, 2000
+"""Bytes of a scored choice and of a generated answer in journal and tables together: of runs of zeroshot8 and
+LongBench."""
+_FOLDER_BYTES = 60_000
+"""Bytes of a run's other files."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Estimated costs of a run."""
+
+    tasks: tuple[TaskTokens, ...]
+    parameters: int | None
+    dtype: str
+    operations: float | None
+    """Floating-point operations of all distinct input tokens; None without parameters."""
+    weight_bytes: int | None
+    batch_bytes: int | None
+    """Memory of a batch beside the weights; None if the architecture is unknown."""
+
+    @property
+    def documents(self) -> int:
+        """Return the number of documents."""
+        return sum(task.documents for task in self.tasks)
+
+    @property
+    def alone(self) -> float:
+        """Return the input tokens, each sequence by itself."""
+        return sum(task.alone for task in self.tasks)
+
+    @property
+    def distinct(self) -> float:
+        """Return the input tokens without those that are shared."""
+        return sum(task.distinct for task in self.tasks)
+
+    @property
+    def generated(self) -> float:
+        """Return the most generated tokens."""
+        return sum(task.generated for task in self.tasks)
+
+    @property
+    def memory(self) -> int | None:
+        """Return the bytes of the weights and of a batch."""
+        if self.weight_bytes is None or self.batch_bytes is None:
+            return None
+        return self.weight_bytes + self.batch_bytes
+
+    @property
+    def disk(self) -> float:
+        """Return the bytes of the run folder."""
+        size = sum(task.rows * (_ANSWER_BYTES if task.generated else _ROW_BYTES) for task in self.tasks)
+        return _FOLDER_BYTES + size
+
+    def seconds(self, speed: Speed) -> float | None:
+        """Return the computing time at a device's speed; each generated token reads all weights."""
+        if self.operations is None or self.weight_bytes is None:
+            return None
+        return self.operations / (speed.operations * EFFICIENCY) + self.generated * self.weight_bytes / speed.bytes
+
+
+def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
+    """Estimate the costs of a run.
+
+    Args:
+        plan: its plan.
+        device: torch's name of the device that will compute it.
+        say: called with messages for the user.
+
+    Raises:
+        EvalkitError: the benchmark cannot estimate its tokens, or the tokenizer cannot be loaded.
+    """
+    specification, checkpoint = plan.manifest["specification"], plan.checkpoint
+    digest = specification["checkpoint"]["tokenizer"]
+    tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
+    kind = benchmark(plan.manifest["kind"])
+    # What the prompts of two checkpoints with one tokenizer may differ in
+    about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
+    key = (digest, kind.kind, repr(about), repr(plan.request.limit if hasattr(plan.request, "limit") else None))
+    tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, SAMPLE, silent), most=64)
+    config, dtype = config_of(checkpoint, silent), str(specification["dtype"])
+    shape = _shape(config)
+    count = parameter_count(checkpoint) if shape is None else parameters(shape).total
+    return RunCost(
+        tasks=tuple(tasks),
+        parameters=count,
+        dtype=dtype,
+        operations=_operations(tasks, shape, count),
+        weight_bytes=None if count is None else count * BYTES[dtype],
+        batch_bytes=_batch_bytes(plan, config, shape, dtype, device, tasks),
+    )
+
+
+def _shape(config: dict[str, Any]) -> ModelShape | None:
+    try:
+        return read_shape(config)
+    except ValueError:
+        return None
+
+
+def _operations(tasks: list[TaskTokens], shape: ModelShape | None, count: int | None) -> float | None:
+    """Return the operations of all distinct tokens, at the mean length of the task's sequences."""
+    if shape is None:
+        return None if count is None else 2.0 * count * sum(task.distinct for task in tasks)
+    return float(sum(task.distinct * flops_per_token(shape, int(task.alone / max(task.rows, 1.0))) for task in tasks))
+
+
+def _batch_bytes(
+    plan: Plan, config: dict[str, Any], shape: ModelShape | None, dtype: str, device: str, tasks: list[TaskTokens]
+) -> int | None:
+    from evalkit.scoring.budget import CPU_TOKENS, GPU_TOKENS, activation_bytes
+
+    hidden, inner = config.get("hidden_size"), config.get("intermediate_size")
+    if not isinstance(hidden, int):
+        return None
+    budget = plan.request.token_budget or (GPU_TOKENS if device.startswith("cuda") else CPU_TOKENS)
+    size = budget * activation_bytes(hidden, inner if isinstance(inner, int) else 4 * hidden, BYTES[dtype])
+    if shape is not None and (generating := [task for task in tasks if task.generated]):
+        longest = max((task.alone + task.generated) / max(task.rows, 1.0) for task in generating)
+        size = max(size, int(longest * cache_bytes_per_token(shape, dtype)))
+    return size

@@ -1,0 +1,171 @@
+"""Planning of a study: all of its runs before anything is computed. No torch.
+
+In: a `Study`, or checkpoints and options. Out: the plan of each run, recorded; or one error with all problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.activity import doing
+from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.run import planned
+from evalkit.brief import counted
+from evalkit.engines.base import Job
+from evalkit.errors import EvalkitError, SeveralErrors
+from evalkit.models.files import safetensors_header
+from evalkit.models.parameter_count import parameter_count
+from evalkit.remembered import remembering
+from evalkit.studies.records import finished_run_of, save_record
+from evalkit.studies.study_file import Study, StudyRun
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a study with its plan."""
+
+    run: StudyRun
+    plan: Plan
+
+    @property
+    def job(self) -> Job:
+        """Return it as a job."""
+        return Job(self.run.label, self.plan)
+
+
+def plan_study(study: Study, say: Say) -> list[PlannedRun]:
+    """Plan all runs of a study and record where each one is.
+
+    Raises:
+        SeveralErrors: checkpoints or options are invalid, or two entries are the same run; all problems.
+        RunError: the records cannot be written.
+    """
+    found = plan_runs(study, study.runs, say)
+    for one in found:
+        record_plan(study, one)
+    return found
+
+
+def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> list[PlannedRun]:
+    """Plan some runs of a study, without recording them.
+
+    A finished run whose checkpoint is gone is left out. Raises as `plan_study`.
+    """
+    found, problems, say = [], _Problems(), _once(say)
+    with remembering(), doing(f"planning {counted(len(runs), 'run')}"):
+        for run in runs:
+            try:
+                found.append(PlannedRun(run, plan_of(study, run, say)))
+            except EvalkitError as error:
+                if _is_finished(study, run):  # trainers delete earlier steps
+                    say(f"{run.label}: finished, and not checked again, since it cannot be planned ({error})")
+                else:
+                    problems.add(run, str(error))
+    problems.raise_any(f"study {study.path}", _same_runs(found))
+    return found
+
+
+def _is_finished(study: Study, run: StudyRun) -> bool:
+    with suppress(EvalkitError):
+        return finished_run_of(study, run) is not None
+    return False
+
+
+def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
+    """Plan a run of a study; its weight files are complete. Raises as `benchmarks.run.planned`."""
+    return _checked(planned(run.checkpoint.model, {**run.options, "output": study.output}, say))
+
+
+def record_plan(study: Study, one: PlannedRun) -> None:
+    """Record where a planned run is; a failure that is recorded remains."""
+    parameters = parameter_count(one.plan.checkpoint)
+    save_record(study.output, one.run, one.plan.folder, one.plan.manifest["id"], None, parameters)
+
+
+def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:
+    """Plan the same benchmark for several checkpoints.
+
+    Raises:
+        SeveralErrors: checkpoints or options are invalid; all problems.
+    """
+    jobs, problems, say = [], list[str](), _once(say)
+    with remembering(), doing(f"planning {counted(len(models), 'run')}"):
+        for model in models:
+            try:
+                jobs.append(Job(model, _checked(planned(model, options, say))))
+            except EvalkitError as error:
+                problems.append(str(error))
+    if problems:
+        raise SeveralErrors(f"{_counted(problems)}; nothing was computed", list(dict.fromkeys(problems)))
+    return jobs
+
+
+def _checked(plan: Plan) -> Plan:
+    """Return a plan; raise if a weight file is shorter than its header says, before any other run is computed."""
+    for path in plan.checkpoint.weights():
+        if path.suffix == ".safetensors":
+            safetensors_header(path)
+    return plan
+
+
+def _once(say: Say) -> Say:
+    """Return a function that says each message once: the runs of a checkpoint have the same."""
+    said: set[str] = set()
+
+    def once(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            say(line)
+
+    return once
+
+
+class _Problems:
+    """Messages with the runs that have each."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[StudyRun]] = {}
+
+    def add(self, run: StudyRun, message: str) -> None:
+        self._runs.setdefault(message, []).append(run)
+
+    def raise_any(self, where: str, others: Sequence[str]) -> None:
+        """Raise an error with all problems, each once; `others` are further ones."""
+        lines = [f"{_whose(runs)}: {message}" for message, runs in self._runs.items()] + list(others)
+        if lines:
+            raise SeveralErrors(f"{where} has {_counted(lines)}; nothing was computed", lines)
+
+
+def _whose(runs: Sequence[StudyRun]) -> str:
+    """Name what runs with the same problem have in common."""
+    checkpoints = dict.fromkeys(run.checkpoint.label for run in runs)
+    benchmarks = dict.fromkeys(run.benchmark.name for run in runs)
+    if len(checkpoints) == 1:
+        return f"checkpoint {next(iter(checkpoints))}"
+    return f"benchmark {next(iter(benchmarks))}" if len(benchmarks) == 1 else runs[0].label
+
+
+def _same_runs(found: Iterable[PlannedRun]) -> list[str]:
+    """Return a problem for each run that is planned twice."""
+    problems, first = [], dict[str, PlannedRun]()
+    for one in found:
+        identity = one.plan.manifest["id"]
+        if (other := first.setdefault(identity, one)) is not one:
+            problems.append(_described(other, one))
+    return problems
+
+
+def _described(one: PlannedRun, other: PlannedRun) -> str:
+    identity = one.plan.manifest["id"]
+    if one.run.checkpoint is other.run.checkpoint:
+        why = "they differ in nothing that is computed: every rule reads the same scores; remove one"
+    else:
+        why = "their checkpoints have the same content; remove one"
+    return f"{one.run.label} and {other.run.label} are the same run ({identity}); {why}"
+
+
+def _counted(problems: Sequence[str]) -> str:
+    return f"{len(problems)} problem{'s' * (len(problems) > 1)}"

@@ -1,0 +1,136 @@
+"""State of a study's runs, from their folders and records. Neither torch nor transformers is imported.
+
+In: a `Study`. Out: a `RunState` for each run, with the time left where it can be estimated: from the finished runs of
+the same benchmark, in proportion to the models' parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.errors import EvalkitError, RunError
+from evalkit.inputs.validated import misfit
+from evalkit.models.parameter_count import parameter_count
+from evalkit.remembered import remembering
+from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.runs.forms import TimedResults
+from evalkit.runs.journal import seconds_in
+from evalkit.runs.lock import is_locked, read_owner
+from evalkit.studies.planning import plan_of
+from evalkit.studies.records import record_of
+from evalkit.studies.study_file import Study, StudyRun
+
+State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
+STATES: tuple[State, ...] = ("finished", "running", "interrupted", "missing", "failed", "not planned")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a study's run."""
+
+    run: StudyRun
+    state: State
+    folder: Path | None = None
+    id: str = ""
+    share: float | None = None
+    """Finished share, from 0 to 1; None: unknown."""
+    host: str = ""
+    """Where it is running."""
+    process: int | None = None
+    seconds: float | None = None
+    """Time that a finished run took."""
+    seconds_left: float | None = None
+    """Estimate; None: unknown."""
+    score: float | None = None
+    result: str = ""
+    """Printed form of the score."""
+    reason: str = ""
+    """Why it failed, or cannot be planned."""
+    parameters: int | None = None
+
+
+def states_of(study: Study, say: Say) -> list[RunState]:
+    """Return the state of each run, in order."""
+    with remembering():
+        found = [_state(study, run, say) for run in study.runs]
+    return [_with_time(one, found) for one in found]
+
+
+def run_seconds(run: Run) -> float | None:
+    """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
+    if misfit(run.stored, TimedResults) is None:
+        return sum(run.seconds.values())
+    return seconds_in(run.folder / JOURNAL) or None
+
+
+def _state(study: Study, run: StudyRun, say: Say) -> RunState:
+    record = record_of(study.output, run)
+    if record is None:
+        try:
+            plan = plan_of(study, run, say)
+        except EvalkitError as error:
+            return RunState(run, "not planned", reason=str(error))
+        return state_of_plan(run, plan)
+    known = RunState(run, "missing", id=record.id, parameters=record.parameters, reason=record.error)
+    return _state_of_folder(known, study.output / record.folder)
+
+
+def state_of_plan(run: StudyRun, plan: Plan) -> RunState:
+    """Return the state of a planned run; whether it has failed is in its record."""
+    known = RunState(run, "missing", id=plan.manifest["id"], parameters=parameter_count(plan.checkpoint))
+    return _state_of_folder(known, plan.folder)
+
+
+def _state_of_folder(known: RunState, folder: Path) -> RunState:
+    known = replace(known, folder=folder)
+    try:
+        return _read_state(known, folder)
+    except RunError as error:
+        return replace(known, state="failed", reason=str(error))
+
+
+def _read_state(known: RunState, folder: Path) -> RunState:
+    owner = read_owner(folder)
+    if owner and is_locked(folder):
+        return replace(
+            known,
+            state="running",
+            share=owner.done,
+            host=owner.host,
+            process=owner.process,
+            seconds_left=owner.seconds_left,
+            reason="",
+        )
+    if folder.is_dir():
+        run = load_run(folder)
+        if run.complete and run.manifest["id"] == known.id:
+            score, result = benchmark_of(run).headline(run)
+            # The record's first: counted in the same way for runs that are not finished
+            parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
+            seconds = run_seconds(run)
+            return replace(known, state="finished", share=1.0, score=score, result=result, seconds=seconds, reason="",
+                           parameters=parameters)  # fmt: skip
+    begun = (folder / JOURNAL).is_file()
+    share = (owner.done if owner else None) if begun else 0.0
+    state: State = "failed" if known.reason else "interrupted" if begun else "missing"
+    return replace(known, state=state, share=share)
+
+
+def _with_time(one: RunState, all_states: Sequence[RunState]) -> RunState:
+    """Add an estimate of the time left to a run that is not finished."""
+    if one.state in ("finished", "not planned") or one.seconds_left is not None or not one.parameters:
+        return one
+    rates = [
+        other.seconds / other.parameters
+        for other in all_states
+        if other.run.benchmark is one.run.benchmark and other.seconds and other.parameters
+    ]
+    if not rates:
+        return one
+    return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))

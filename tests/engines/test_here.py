@@ -1,0 +1,195 @@
+"""Jobs in this process: the same tables as single runs, outcomes, jobs of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from evalkit.benchmarks.loading import ModelHolder
+from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import run_plan
+from evalkit.engines.base import Job, Outcome
+from evalkit.engines.here import run_here
+from evalkit.models.locate import silent
+from evalkit.models.spec import ModelSpec
+from evalkit.models.state import state_digest
+from evalkit.runs.folder import MANIFEST, RESULTS, load_run
+from evalkit.runs.lock import locked
+from tests.benchmarks.conftest import plugin  # noqa: F401
+from tests.benchmarks.lm_eval.made import write_task
+from tests.benchmarks.longbench.made import record, write
+from tests.benchmarks.test_every_benchmark import KINDS, Silent, asked, same, tables
+from tests.documents import made_up
+from tests.studies.tiny_studies import Told
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints, documents of suites and rows of LongBench. Do not modify."""
+    folder = tmp_path_factory.mktemp("files")
+    for seed in (0, 1):
+        tiny_checkpoint(folder / f"model{seed}", seed=seed, window=1024)
+    made_up(folder / "documents", count=8)
+    texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 400, 100)]
+    write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
+    return folder
+
+
+def plan_of(kind: str, files: Path, output: Path, seed: int = 0, **more: Any) -> Any:
+    """Plan a run of a kind; all kinds load the model in the same way."""
+    return planned(files / f"model{seed}", asked(kind, files, output) | {"context": "none"} | more, silent)
+
+
+def described(model: Any) -> tuple[Any, ...]:
+    """Return everything that a benchmark could leave changed."""
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    modes = [module.training for module in model.modules()]
+    return state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), hooks, modes
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the checkpoints that are loaded."""
+    found: list[str] = []
+    load: Callable[..., Any] = ModelSpec.load
+
+    def counted(spec: ModelSpec, *arguments: Any) -> Any:
+        found.append(Path(spec.model).name)
+        return load(spec, *arguments)
+
+    monkeypatch.setattr(ModelSpec, "load", counted)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_benchmarks_that_alternate_on_one_model_give_the_tables_of_single_runs(
+    dtype: str, files: Path, tmp_path: Path, loads: list[str]
+) -> None:
+    single = {kind: run_plan(plan_of(kind, files, tmp_path / "single", dtype=dtype), Silent()) for kind in KINDS}
+    assert len(loads) == len(KINDS)
+    holder = ModelHolder()
+    for number, kind in enumerate((*KINDS, *KINDS[::-1], *KINDS[::2], *KINDS[1::2])):
+        one = plan_of(kind, files, tmp_path / str(number), dtype=dtype)
+        model = holder.model_of(one, silent).model
+        before = state_digest(model), model.config.to_dict(), model.generation_config.to_dict(), model.training
+        same(run_plan(one, Silent(), holder), single[kind])
+        assert (
+            state_digest(model),
+            model.config.to_dict(),
+            model.generation_config.to_dict(),
+            model.training,
+        ) == before
+    assert len(loads) == len(KINDS) + 1
+
+
+def test_jobs_of_one_checkpoint_load_it_once(files: Path, tmp_path: Path, loads: list[str]) -> None:
+    kinds = ("multiple_choice", "copying", "lm_eval")
+    plans = [plan_of(kind, files, tmp_path / "study", seed) for kind in kinds for seed in (0, 1)]
+    jobs = [Job(f"job {number}", plan) for number, plan in enumerate(plans)]
+    told, known = Told(), list[Outcome]()
+    outcomes = run_here(jobs, told, known.append)
+    assert [one.job for one in outcomes] == jobs
+    assert {one.state for one in outcomes} == {"finished"}
+    assert len(known) == len(jobs)
+    assert loads == ["model0", "model1"]
+    numbers = [line for line in told.lines if " of 6: job " in line]
+    assert numbers == [f"{n + 1} of 6: job {n}" for n in (0, 2, 4, 1, 3, 5)]
+    for number, (kind, seed) in enumerate((kind, seed) for kind in kinds for seed in (0, 1)):
+        whole = run_plan(plan_of(kind, files, tmp_path / "single", seed), Silent())
+        same(load_run(plans[number].folder), whole)
+    # Again: nothing is loaded, and nothing is said
+    del loads[:]
+    again = Told()
+    assert {one.state for one in run_here(jobs, again)} == {"finished"}
+    assert (loads, again.lines) == ([], [])
+
+
+def test_a_job_that_fails_is_an_outcome_and_the_others_go_on(files: Path, tmp_path: Path) -> None:
+    broken = tiny_checkpoint(tmp_path / "broken", seed=3, window=1024)
+    plans = [
+        planned(broken, asked("copying", files, tmp_path / "runs"), silent),
+        plan_of("copying", files, tmp_path / "runs"),
+    ]
+    (broken / "model.safetensors").write_bytes((files / "model1" / "model.safetensors").read_bytes())
+    first, second = run_here([Job("broken", plans[0]), Job("good", plans[1])], Told())
+    assert first.state == "failed"
+    assert "changed since this run was started (weights)" in first.message
+    assert "\n" not in first.message
+    assert second.state == "finished"
+    assert not (plans[0].folder / RESULTS).exists()
+
+
+def test_a_job_of_another_process_is_left_and_tried_again_at_the_end(files: Path, tmp_path: Path) -> None:
+    plans = [plan_of(kind, files, tmp_path) for kind in ("copying", "norms", "multiple_choice")]
+    jobs = [Job(plan.manifest["kind"], plan) for plan in plans]
+    for plan in plans[:2]:
+        plan.folder.mkdir(parents=True)
+    known: list[Outcome] = []
+    # The first holder ends while the third job is computed; the second never does
+    with locked(plans[1].folder):
+        held = locked(plans[0].folder)
+        held.__enter__()
+
+        def done(outcome: Outcome) -> None:
+            known.append(outcome)
+            if outcome.job is jobs[2]:
+                held.__exit__(None, None, None)
+
+        outcomes = run_here(jobs, Told(), done)
+    assert [one.state for one in outcomes] == ["finished", "in use", "finished"]
+    assert [one.job.label for one in known] == ["multiple_choice", "copying", "norms"]
+    assert "is in use by another process (process" in outcomes[1].message
+    assert not (plans[1].folder / MANIFEST).exists()
+
+
+def test_an_interruption_passes_through(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelSpec, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_here([Job("one", plan_of("copying", files, tmp_path))], Told())
+
+
+def test_requests_that_draw_random_numbers_are_those_of_a_single_run(files: Path, tmp_path: Path) -> None:
+    """Whatever is planned and computed between a run's plan and its requests."""
+    write_task(
+        tmp_path / "tasks",
+        {
+            "task": "drawing",
+            "output_type": "multiple_choice",
+            "doc_to_text": "!function drawing.text",
+            "doc_to_choice": ["yes", "no"],
+            "doc_to_target": 0,
+        },
+        [{"q": f"question {n}"} for n in range(6)],
+    )
+    path = tmp_path / "tasks" / "drawing.yaml"
+    path.write_text(path.read_text().replace("'!function drawing.text'", "!function drawing.text"))
+    (tmp_path / "tasks" / "drawing.py").write_text(
+        "import random\nimport numpy\n\n\ndef text(doc):\n"
+        "    return f\"{doc['q']} {random.random()} {numpy.random.rand()}\"\n"
+    )
+
+    def options(output: str, suite: Any) -> dict[str, Any]:
+        own = {} if suite == mine else {"include_path": tmp_path / "tasks"}
+        return {"suite": suite, "tasks": ("drawing",), "output": tmp_path / output, **own}
+
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("description: drawn\ngroups: {Drawn: [drawing]}\ntask_files: tasks\ntemplate: plain\nrule: acc\n")
+    both = ("lm_eval", mine)
+    single = [run_plan(planned(files / "model0", options("single", one), silent), Silent()) for one in both]
+    plans = [planned(files / f"model{seed}", options("jobs", one), silent) for seed in (1, 0) for one in both]
+    outcomes = run_here([Job(str(n), plan) for n, plan in enumerate(plans)], Told())
+    assert [one.state for one in outcomes] == ["finished"] * 4, [one.message for one in outcomes]
+    for plan, whole in zip(plans[2:], single, strict=True):
+        same(load_run(plan.folder), whole)
+    # A different prompt would have another score
+    found = tables(single[0])["scores.parquet"]
+    assert isinstance(found, pd.DataFrame)
+    assert found["ll_continuation"].nunique() == len(found)
