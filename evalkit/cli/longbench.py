@@ -117,7 +117,7 @@ def run(
     evalkit longbench score PREDICTIONS                                  of the official code
     """
     named = checkpoint_of(ctx, checkpoint, model)
-    run_and_print(named, options, lambda found, _: _print(found, edit_similarity, plot, form, standalone))
+    run_and_print(named, options, None, lambda found, _: _print(found, edit_similarity, plot, form, standalone))
 
 
 @longbench.command()

@@ -71,4 +71,4 @@ def needle(
 
         print_run(run, needle_report(run), form, standalone)
 
-    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, output)
+    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, None, output)

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 from evalkit.activity import doing
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.base import Plan
     from evalkit.benchmarks.run_summary import SummarisedRun
     from evalkit.engines.base import JobRunner, Outcome
+    from evalkit.progress import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
 
 
-def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, str], None]) -> None:
+def run_and_print(
+    model: str, options: dict[str, Any], runner: JobRunner | None, output: Callable[[Run, str], None]
+) -> None:
     """Run a benchmark and print the result.
 
     Args:
         model: see `evalkit.evaluate`.
         options: see `evalkit.evaluate`.
+        runner: computes the run; None: this process.
         output: prints the finished run, under the requested rule.
 
     Raises:
@@ -33,10 +38,22 @@ def run_and_print(model: str, options: dict[str, Any], output: Callable[[Run, st
     with Progress() as progress:
         with doing("planning the run"):
             plan = planned(model, options, progress.say)
-        run = run_plan(plan, progress)
+        run = run_plan(plan, progress) if runner is None else _run_by(runner, model, plan, progress)
     output(run, plan.manifest["rule"])
     if left_out := plan.manifest.get("left_out"):
         raise DataError(f"left out: {'; '.join(left_out)}")
+
+
+def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Run:
+    """Have a run computed; raise a `RunError` if it is not finished."""
+    from evalkit.engines.base import Job
+    from evalkit.errors import RunError
+    from evalkit.runs.folder import load_run
+
+    [outcome] = runner([Job(model, plan)], progress)
+    if outcome.state != "finished":
+        raise RunError(outcome.message)
+    return load_run(plan.folder)
 
 
 def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:

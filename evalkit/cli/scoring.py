@@ -33,6 +33,7 @@ from evalkit.cli.options import (
 from evalkit.cli.printing import PRINTING, print_report, print_run
 from evalkit.cli.running import run_and_print, run_several
 from evalkit.cli.watching import WATCH, watch, watched
+from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 @typed_option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of another benchmark's suite, "
               "such as max_prompt_tokens=3500 of longbench; again for each.")  # fmt: skip
 @WATCH
+@WORKERS
 @DETAIL
 @PRINTING
 def run(
@@ -97,9 +99,14 @@ def run(
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
+    evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --limit 200 --plot curve.png       each checkpoint of a training, as it appears
     """
+    workers = worker_options(options)
+    runner = runner_of(workers)
     if (watching := watched(ctx, options)) is not None:
+        if has_workers(workers):
+            raise UsageError("--watch evaluates in this process; leave out --workers and --ray")
         watch(watching, _request_options(ctx, options, settings))
         return
     with doing("planning the run"):
@@ -108,15 +115,14 @@ def run(
         if show_prompts or detail:
             option = "--show-prompts" if show_prompts else "--detail"
             raise UsageError(f"{option}: is for one checkpoint, and {len(named)} are given; name one of them")
-        from evalkit.engines.here import run_here
-
-        report, finished = run_several(named, asked, run_here)
+        report, finished = run_several(named, asked, runner)
         print_report(report, form, standalone)
         ctx.exit(0 if finished else 1)
     if show_prompts:
         _print_prompts(named[0], asked, show_prompts)
     else:
-        run_and_print(named[0], asked, lambda found, rule: _print(found, form, standalone, rule, detail))
+        elsewhere = runner if has_workers(workers) else None
+        run_and_print(named[0], asked, elsewhere, lambda found, rule: _print(found, form, standalone, rule, detail))
 
 
 @click.command()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from evalkit.activity import doing
 from evalkit.cli.options import FOLDER, SETTINGS, Commands, argument, typed_option
 from evalkit.cli.printing import PRINTING, print_report
+from evalkit.cli.workers import WORKERS, runner_of, worker_options
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.engines.base import JobRunner
     from evalkit.reporting.formats import Format
     from evalkit.studies.study_file import Study
 
@@ -36,18 +36,27 @@ def study() -> None:
 @typed_option("--wait", is_flag=True, help="Stay until other processes have finished their runs; take over the runs of "
               "processes that have ended.")  # fmt: skip
 @typed_option("--dry-run", is_flag=True, help="Compute nothing; print runs, tokens, time, memory and disk.")
+@WORKERS
 @PRINTING
 @click.pass_context
-def run(ctx: click.Context, file: Path, wait: bool, dry_run: bool, form: Format, standalone: bool) -> None:
+def run(
+    ctx: click.Context, /, file: Path, wait: bool, dry_run: bool, form: Format, standalone: bool, **options: Any
+) -> None:
     """Compute the runs of a study that are not finished and that no other process computes.
 
     STUDY is a YAML file. All runs are planned before anything is computed. A run that fails is reported at the end,
     and the others go on. The same command again continues, in this process or in others at the same time.
 
+    \b
+    evalkit study run study.yaml                       one process, one device
+    evalkit study run study.yaml --workers 8           eight GPUs of this machine, or shares of its cores
+    evalkit study run study.yaml --ray HOST:PORT       a Ray cluster
+
     Exits with 1 if a run failed or left out tasks, and with 0 if the others compute the rest.
     """
     from evalkit.progress import Progress
 
+    runner = runner_of(worker_options(options))
     if dry_run and wait:
         raise UsageError("--wait: a dry run computes nothing and waits for nobody; leave out one of them")
     with doing("reading the study"):
@@ -60,7 +69,7 @@ def run(ctx: click.Context, file: Path, wait: bool, dry_run: bool, form: Format,
         else:
             from evalkit.studies.running import outcomes_report, run_study
 
-            outcomes = run_study(found, progress, _runner(), wait)
+            outcomes = run_study(found, progress, runner, wait)
             report = outcomes_report(outcomes)
             failed = any(one.state == "failed" or one.job.plan.manifest.get("left_out") for _, one in outcomes)
     print_report(report, form, standalone)
@@ -92,10 +101,3 @@ def _read(file: Path) -> Study:
     from evalkit.studies.study_file import read_study
 
     return read_study(file)
-
-
-def _runner() -> JobRunner:
-    """Return what computes the runs: this process. Options for workers choose another one here."""
-    from evalkit.engines.here import run_here
-
-    return run_here

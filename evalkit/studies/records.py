@@ -33,6 +33,8 @@ class Record(Stored):
     id: str
     checkpoint: str = ""
     """Its checkpoint, relative to the study file: so seeds and steps are known where their files are not."""
+    place: str = ""
+    """Folder of the study file, relative to that of the runs."""
     error: str = ""
     """Why it failed when it was last tried; empty: it did not."""
     parameters: int | None = None
@@ -68,6 +70,7 @@ def save_record(
     record = Record(
         label=run.label,
         checkpoint=run.checkpoint.given,
+        place=run.checkpoint.place,
         folder=folder.name,
         id=identity,
         error=(same.error if same else "") if error is None else error,
@@ -88,10 +91,15 @@ def record_of(root: Path, run: StudyRun) -> Record | None:
     return _read(root / _RECORDS / f"{run.key}.json")
 
 
-def recorded_checkpoints(root: Path) -> frozenset[str]:
-    """Return the checkpoints of all records, relative to their study files."""
+def recorded_checkpoints(root: Path, place: str) -> frozenset[str]:
+    """Return the checkpoints of the records of studies in one folder, relative to the study files.
+
+    Args:
+        root: folder of runs.
+        place: the studies' folder, relative to `root`.
+    """
     found = (_read(path) for path in (root / _RECORDS).glob("*.json"))
-    return frozenset(one.checkpoint for one in found if one is not None and one.checkpoint)
+    return frozenset(one.checkpoint for one in found if one is not None and one.checkpoint and one.place == place)
 
 
 def _read(path: Path) -> Record | None:

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +65,8 @@ class StudyCheckpoint:
     """As in `evalkit run --model`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `ModelSpec`."""
+    place: str = ""
+    """Folder of the study file relative to that of the runs: other studies may use the same names."""
 
     @property
     def label(self) -> str:
@@ -120,7 +123,7 @@ class StudyRun:
     @property
     def key(self) -> str:
         """Return a hash of everything in the study file that determines the run, the same on every machine."""
-        content = [self.checkpoint.given, {**self.checkpoint.options, **self.benchmark.given}]
+        content = [self.checkpoint.place, self.checkpoint.given, {**self.checkpoint.options, **self.benchmark.given}]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -159,13 +162,13 @@ class Study:
         return known[name] if name is not None else self.benchmarks[0]
 
 
-def read_study(path: Path, recorded: Callable[[Path], Collection[str]] = lambda _: ()) -> Study:
+def read_study(path: Path, recorded: Callable[[Path, str], Collection[str]] = lambda *_: ()) -> Study:
     """Read a study file and find its checkpoints.
 
     Args:
         path: the file.
-        recorded: folder of runs → checkpoints that were evaluated, for readers of results: they stand for the seeds of
-            a pattern without a folder, and for steps whose folders are gone.
+        recorded: (folder of runs, the study's place) → evaluated checkpoints, for readers of results: they stand for
+            seeds of a pattern without a folder, and for steps whose folders are gone.
 
     Raises:
         UsageError: the file is invalid, or names no checkpoint: names the key.
@@ -179,9 +182,10 @@ def read_study(path: Path, recorded: Callable[[Path], Collection[str]] = lambda 
     _check_settings(where, content.settings, benchmarks)
     of_models = {name: value for name, value in content.settings.items() if name in _MODEL_OPTIONS}
     output = RUNS if content.output is None else path.parent / given_path(f"{where}: 'output'", content.output)
-    folders = StudyFolders(path.parent, frozenset(recorded(output)))
+    place = Path(os.path.relpath(path.parent.resolve(), output.resolve())).as_posix()
+    folders = StudyFolders(path.parent, frozenset(recorded(output, place)))
     checkpoints = tuple(
-        one
+        replace(one, place=place)
         for name, given in content.checkpoints.items()
         for one in _checkpoints(f"{where}, checkpoint '{name}'", folders, name, given, of_models)
     )
