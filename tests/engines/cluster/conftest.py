@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.faults = faults
+        _own["faults"] = str(faults)
         path = os.pathsep.join([str(FAULTS), str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.env = {"FAULTS": str(faults), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         settings = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
@@ -88,12 +90,18 @@ class Nodes:
 
 
 def workers() -> list[psutil.Process]:
-    """Return the processes of workers."""
+    """Return the processes of workers of the test's cluster."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if any("ray::BatchWorker" in part for part in process.info["cmdline"] or []):
-            found.append(process)
+            with suppress(psutil.Error):
+                if process.environ().get("FAULTS") == _own["faults"]:
+                    found.append(process)
     return found
+
+
+_own = {"faults": ""}
+"""Folder of faults of the test's cluster, which its processes have in their environment."""
 
 
 @pytest.fixture(scope="session")

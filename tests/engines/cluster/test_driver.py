@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from evalkit.engines.base import Job, Outcome
 from evalkit.engines.cluster.engine import ClusterRunner
@@ -20,7 +21,13 @@ from evalkit.engines.cluster.ray_cluster import ClusterOptions
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import JOURNAL, load_run
 from evalkit.runs.lock import is_locked
+from evalkit.scores.table import ScoreRow
+from tests.benchmarks.longbench.made import record, write
+from tests.benchmarks.test_every_benchmark import made, plan, tables
+from tests.documents import made_up
 from tests.engines.cluster.conftest import Nodes, Recorder, batches_in, jobs_of, same, states, workers
+from tests.journals import entries_of
+from tests.tiny import tiny_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -79,7 +86,7 @@ def test_a_node_lost_in_mid_batch(two_nodes: Nodes, files: Path, expected: Table
 
 
 def test_a_node_added_in_mid_run_takes_work(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
-    slow(two_nodes, 0.4)
+    slow(two_nodes, 1.0)
     seen: set[int] = set()
 
     def add() -> None:
@@ -88,8 +95,8 @@ def test_a_node_added_in_mid_run_takes_work(two_nodes: Nodes, files: Path, expec
     def look() -> None:
         seen.add(len(workers()))
 
-    jobs, progress = jobs_of(files, tmp_path), Recorder().at(3, add)
-    for batches in range(10, 200, 5):
+    jobs, progress = jobs_of(files, tmp_path), Recorder().at(2, add)
+    for batches in range(10, 200, 2):
         progress.at(batches, look)
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 2
     assert max(seen) == 3
@@ -127,24 +134,76 @@ def test_memory_that_runs_out_on_one_worker_changes_nothing(
     assert same(jobs, {"model0": load_run(plain[0].plan.folder).scores})
 
 
-def test_workers_that_stop_for_a_while(
+def test_a_worker_that_stops_answering(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their batches are given to others; what they return later is a second delivery."""
+    """Its batches are given to the other one; the run does not wait for it."""
     monkeypatch.setattr("evalkit.engines.cluster.driver._OVERDUE", 1.0)
     slow(two_nodes, 0.05)
+    jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, lambda: workers()[0].suspend())
+    assert states(run(two_nodes, jobs, progress)) == ["finished"] * 3
+    assert any("is overdue" in line for line in progress.said)
+    assert same(jobs, expected)
+
+
+def test_a_worker_that_stops_for_a_while(
+    two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalkit.engines.cluster.driver._OVERDUE", 1.0)
+    slow(two_nodes, 0.3)
 
     def stop() -> None:
         stopped = workers()[0]
         stopped.suspend()
-        time.sleep(6)
+        time.sleep(4)
         stopped.resume()
 
-    jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, stop)
-    assert states(run(two_nodes, jobs, progress)) == ["finished"] * 3
+    jobs, progress = jobs_of(files, tmp_path, models=2), Recorder().at(5, stop)
+    assert states(run(two_nodes, jobs, progress)) == ["finished"] * 2
+    assert not any("was lost" in line or "differ" in line for line in progress.said)
+    assert same(jobs, {name: expected[name] for name in ("model0", "model1")})
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_batch_that_is_delivered_twice(
+    differ: bool, two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end an idle worker computes what the other one has too; the first delivery counts."""
+    monkeypatch.setattr("evalkit.engines.cluster.driver._OVERDUE", 0.0)
+    monkeypatch.setattr("evalkit.engines.cluster.driver._OVERDUE_SHARE", 0.0)
+    slow(two_nodes, 0.3)
+    if differ:
+        (two_nodes.faults / "noise").touch()
+    jobs, progress = jobs_of(files, tmp_path, models=1), Recorder()
+    assert states(run(two_nodes, jobs, progress)) == ["finished"]
     assert any("is overdue" in line for line in progress.said)
-    assert not any("other rows" in line for line in progress.said)
-    assert same(jobs, expected)
+    found = load_run(jobs[0].plan.folder)
+    keys = [(entry.task, entry.batch) for entry, _ in entries_of(found, ScoreRow)]
+    assert len(keys) == len(set(keys))
+    if differ:
+        assert any("was computed twice, and the rows of worker" in line for line in progress.said)
+    else:
+        assert not any("differ" in line for line in progress.said)
+        assert same(jobs, {"model0": expected["model0"]})
+
+
+def test_every_benchmark_on_one_checkpoint(two_nodes: Nodes, tmp_path: Path) -> None:
+    """The workers compute batches of four benchmarks in turn; each table is that of a single process."""
+    for seed in (0,):
+        tiny_checkpoint(tmp_path / f"model{seed}", seed=seed, window=1024)
+    made_up(tmp_path / "documents", count=12)
+    texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 900, 100)]
+    write(tmp_path / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
+    kinds = ("multiple_choice", "lm_eval", "longbench", "needle")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    single = {kind: tables(made(kind, tmp_path, tmp_path / "single")) for kind in kinds}
+    torch.set_num_threads(threads)
+    jobs = [Job(kind, plan(kind, tmp_path, tmp_path / "cluster")) for kind in kinds]
+    assert states(run(two_nodes, jobs)) == ["finished"] * 4
+    for job in jobs:
+        found = tables(load_run(job.plan.folder))
+        assert all(found[name].equals(single[job.label][name]) for name in single[job.label]), job.label
 
 
 def test_workers_with_other_versions_are_refused(
