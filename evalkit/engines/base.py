@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from evalkit.benchmarks.base import Plan
+from evalkit.errors import EvalkitError, first_line
 from evalkit.progress import Progress
 
 
@@ -28,6 +29,17 @@ class Outcome:
     """"in use": another process computes it."""
     message: str = ""
     """Why it failed, or who computes it; one line."""
+
+
+def failure_message(error: Exception) -> str:
+    """Return why a job failed, in one line."""
+    if isinstance(error, EvalkitError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs, or give a smaller --token-budget"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"unexpected {type(error).__name__}: {first_line(error)}"
 
 
 class JobRunner(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evalkit.benchmarks.base import Plan
-from evalkit.benchmarks.loading import ModelHolder, model_key
+from evalkit.benchmarks.loading import LoadingKey, ModelHolder, loading_key
 from evalkit.benchmarks.session import finished, run_plan
 from evalkit.engines.base import Job, Outcome
 from evalkit.errors import EvalkitError, RunInUseError
@@ -44,15 +44,15 @@ def run_here(
 
 def _by_model(jobs: Sequence[Job]) -> list[int]:
     """Return the numbers of the jobs in order, those with the same loaded model together."""
-    groups: dict[tuple[object, str], list[int]] = {}
+    groups: dict[LoadingKey, list[int]] = {}
     for place, job in enumerate(jobs):
         groups.setdefault(_model_of(job.plan), []).append(place)
     return [place for group in groups.values() for place in group]
 
 
-def _model_of(plan: Plan) -> tuple[object, str]:
+def _model_of(plan: Plan) -> LoadingKey:
     """Return what determines the loaded model."""
-    return plan.request.model, model_key(plan.manifest["specification"])
+    return loading_key(plan.request.model, plan.manifest["specification"])
 
 
 def _outcome(job: Job, number: str, progress: Progress, holder: ModelHolder) -> Outcome:

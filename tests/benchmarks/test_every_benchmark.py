@@ -234,7 +234,7 @@ def test_a_killed_run_resumes(
 def test_a_finished_run_loads_no_model(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
     again = made(kind, files, runs[kind, 0].folder.parent)
     assert again.folder == runs[kind, 0].folder
     # Neither does a run without results, since the journal has everything
@@ -247,7 +247,7 @@ def test_the_command_line_runs_and_shows_it(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """`evalkit run --suite` with settings by `--set` gives the run that Python made."""
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

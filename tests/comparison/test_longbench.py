@@ -186,5 +186,5 @@ def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: py
     assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
     for name in (RESULTS, "generations.parquet"):
         (one.folder / name).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", None)
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)
     assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal

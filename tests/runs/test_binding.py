@@ -218,7 +218,7 @@ def again(
     def run(**options: Any) -> Run:
         asked = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa", "boolq"), "log_samples": True}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
+            patch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
             return evaluate(str(small[0]), output=tmp_path / "runs", progress=SILENT, **(asked | options))
 
     return run

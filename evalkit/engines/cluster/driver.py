@@ -16,7 +16,6 @@ from evalkit.engines.base import Outcome
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import IN_HANDS
 from evalkit.engines.cluster.scheduling import CheckpointLoad, choose_checkpoint
-from evalkit.engines.cluster.shipping import packed
 from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob, key_of, label_of
 from evalkit.engines.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
 from evalkit.engines.cluster.worker_pool import WorkerAnswer, WorkerHandle, WorkerPool
@@ -26,6 +25,8 @@ from evalkit.runs.columns import from_bytes, rows_digest
 
 _OVERDUE, _OVERDUE_SHARE = 30.0, 5.0
 """A batch is given to a second, idle worker after this many seconds, and this many times the usual seconds."""
+_UNKNOWN = 120.0
+"""Usual seconds of a batch before one of the job is delivered."""
 _TICK, _PLANNING_TICK = 0.5, 0.02
 """Seconds that the loop waits for an answer at most; the second while something is planned."""
 _TRACE_LINES = 6
@@ -38,14 +39,12 @@ class Driver:
         pool: the workers.
         queue: the jobs.
         progress: receives messages and progress.
-        ship: whether checkpoints are sent to the workers.
     """
 
-    def __init__(self, pool: WorkerPool, queue: JobQueue, progress: Progress, ship: bool = False) -> None:
+    def __init__(self, pool: WorkerPool, queue: JobQueue, progress: Progress) -> None:
         self._pool = pool
         self._queue = queue
         self._progress = progress
-        self._ship = ship
         self._shipped: dict[str, Any] = {}
         """Checkpoint → reference to its files in the cluster."""
         self._loading: list[float] = []
@@ -59,6 +58,7 @@ class Driver:
             while not self._queue.is_empty:
                 self._queue.open(len(self._pool.workers))
                 self._pool.keep()
+                self._check_able()
                 self._give_work()
                 for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_planning else _TICK):
                     self._take(answer)
@@ -70,6 +70,22 @@ class Driver:
             self._pool.close()
             self._queue.close(error)
         return self._queue.outcomes()
+
+    def _check_able(self) -> None:
+        """End jobs that no worker can prepare; split batches that no worker has memory for."""
+        if self._pool.may_grow:
+            return
+        usable = [worker.number for worker in self._pool.usable]
+        for job in self._queue.jobs:
+            if not usable or job.phase not in ("unprepared", "planning", "computing"):
+                continue
+            able = [number for number in usable if number not in job.refusals]
+            if not able:
+                self._queue.end(job, "failed", list(job.refusals.values())[-1])
+            for flight in job.ready:
+                if flight.short and not flight.split and flight.short.issuperset(able):
+                    flight.split = True
+                    self._say_once(f"no worker has memory for {label_of(flight.batch)} of {job.label}; it is split")
 
     def _give_work(self) -> None:
         """Give every worker with a free hand its next batch, one each in turn."""
@@ -100,8 +116,12 @@ class Driver:
         """Return the job that a worker goes on with."""
         members: dict[str, list[TrackedJob]] = {}
         for job in self._queue.jobs:
-            if job.has_work and worker.number not in job.refusals:
+            if job.has_work_for(worker.number):
                 members.setdefault(job.model, []).append(job)
+        if worker.model not in members and any(
+            job.model == worker.model and job.has_more and worker.number not in job.refusals for job in self._queue.jobs
+        ):
+            return None  # more of its checkpoint is being planned
         loads = {model: self._load(worker, model, jobs) for model, jobs in members.items()}
         chosen = choose_checkpoint(worker.model, loads, fmean(self._loading) if self._loading else 0.0)
         if chosen is None:
@@ -110,9 +130,13 @@ class Driver:
         return max(ready or members[chosen], key=lambda job: job.left)
 
     def _load(self, worker: WorkerHandle, model: str, jobs: list[TrackedJob]) -> CheckpointLoad:
+        """Return the work that is left for a checkpoint, and the other workers that can do some of it."""
         seconds = [job.seconds_left for job in jobs]
         known = [one for one in seconds if one is not None]
-        others = self._pool.holding(model) - (worker.model == model)
+        others = sum(
+            other is not worker and other.model == model and any(job.has_work_for(other.number) for job in jobs)
+            for other in self._pool.workers
+        )
         whole = sum(known) if len(known) == len(seconds) else None
         return CheckpointLoad(sum(job.left for job in jobs), others, whole)
 
@@ -120,49 +144,48 @@ class Driver:
         """Give an idle worker a batch that another one does not return."""
         now = time.monotonic()
         for job in self._queue.jobs:
-            usual = job.measured_seconds / len(job.delivered) if job.delivered else 0.0
+            if job.phase != "computing" or worker.number in job.refusals:
+                continue
+            usual = job.measured_seconds / len(job.delivered) if job.delivered else _UNKNOWN
             for flight in job.flights.values():
                 late = now - flight.sent > max(_OVERDUE, _OVERDUE_SHARE * usual)
-                taken = flight.is_suspect or worker.number in flight.workers or worker.number in job.refusals
+                taken = flight.is_suspect or worker.number in flight.workers | flight.short
                 if not late or taken:
                     continue
                 if job.number in worker.prepared:
                     self._progress.say(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it too")
                     self._send(worker, job, flight)
                 else:
+                    # Only one worker loads the checkpoint for it
+                    flight.sent = now
                     self._prepare(worker, job)
                 return True
         return False
 
     def _prepare(self, worker: WorkerHandle, job: TrackedJob) -> None:
-        try:
-            shipped = self._shipped_checkpoint(job) if self._ship else None
-        except EvalkitError as error:
-            self._queue.end(job, "failed", str(error), error)
-            return
         if worker.model != job.model:
             worker.prepared.clear()
             worker.model = job.model
         worker.preparing = job
-        self._pool.call(worker, job, "prepare", job.name, job.recipe, shipped)
+        self._pool.call(worker, job, None, "prepare", job.name, job.recipe, self._shipped_checkpoint(job))
 
     def _shipped_checkpoint(self, job: TrackedJob) -> Any:
-        """Return a reference to a checkpoint's files in the cluster; None for a hub model, which workers download."""
-        checkpoint = job.job.plan.checkpoint
-        if checkpoint.kind == "hub":
-            return None
-        if job.model not in self._shipped:
+        """Return a reference to a checkpoint's files in the cluster; None if workers find the checkpoint themselves."""
+        if job.shipped is not None:
             needed = {one.model for one in self._queue.jobs if one.phase not in ("waiting", "ended")}
             self._shipped = {model: one for model, one in self._shipped.items() if model in needed}
-            self._shipped[job.model] = self._pool.put(packed(checkpoint))
-        return self._shipped[job.model]
+            if job.model not in self._shipped:
+                self._shipped[job.model] = self._pool.put(job.shipped)
+            job.shipped = None
+        return self._shipped.get(job.model)
 
     def _send(self, worker: WorkerHandle, job: TrackedJob, flight: Flight) -> None:
         flight.workers.add(worker.number)
         flight.sent = time.monotonic()
         job.flights[key_of(flight.batch)] = flight
         worker.flights.append((job, flight))
-        self._pool.call(worker, job, "compute", job.name, flight.batch, flight.split)
+        self._pool.call(worker, job, flight, "compute", job.name, worker.sent, flight.batch, flight.split)
+        worker.sent += 1
 
     def _take(self, answer: WorkerAnswer) -> None:
         worker, job, content = answer.worker, answer.job, answer.content
@@ -176,19 +199,20 @@ class Driver:
                 self._progress.say(f"  {line}")
             for _ in self._pool.remove(worker, content.message):
                 self._take_loss(worker, content.message)
-        elif worker.preparing is job:
+        elif answer.flight is None:
             self._take_prepared(worker, job, content)
         else:
-            self._take_batch(worker, job, content)
+            self._take_batch(worker, job, answer.flight, content)
 
     def _take_loss(self, worker: WorkerHandle, why: str) -> None:
         """Give the work of a worker that is gone to others."""
         if worker.preparing is not None:
             job = worker.preparing
             self._progress.say(f"{worker} was lost while it loaded {job.label} ({why})")
-            job.deaths += 1
-            if job.deaths >= MOST_DEATHS:
-                self._queue.end(job, "failed", f"loading it ended {MOST_DEATHS} workers, the last one: {why}")
+            job.count_loss(worker.host, time.monotonic())
+            if job.losses >= MOST_DEATHS:
+                message = f"workers were lost {MOST_DEATHS} times while they loaded it, the last one: {why}"
+                self._queue.end(job, "failed", message)
         for place, (job, flight) in enumerate(worker.flights):
             flight.workers.discard(worker.number)
             if not place:  # a worker computes in order, so it was at the first one
@@ -205,23 +229,41 @@ class Driver:
 
     def _take_prepared(self, worker: WorkerHandle, job: TrackedJob, answer: PreparedRun | WorkerFailure) -> None:
         worker.preparing = None
-        if isinstance(answer, PreparedRun):
-            worker.prepared.add(job.number)
-            self._loading.append(answer.seconds)
-            self._queue.prepared(job, answer)
+        if isinstance(answer, WorkerFailure):
+            job.refusals[worker.number] = answer.message
+            # It may have unloaded what it had, and has nothing instead
+            worker.model = None
+            worker.prepared.clear()
+            others = any(one.number not in job.refusals for one in self._pool.usable) or self._pool.may_grow
+            if others and job.phase != "ended":
+                self._progress.say(f"{worker} is refused for {job.label}: {answer.message}")
             return
-        job.refusals[worker.number] = answer.message
-        able = [one for one in self._pool.workers if not one.parked and one.number not in job.refusals]
-        if not able or len(job.refusals) >= MOST_DEATHS:
-            self._queue.end(job, "failed", answer.message)
-        elif job.phase != "ended":
-            self._progress.say(f"{worker} is refused for {job.label}: {answer.message}")
+        worker.prepared.add(job.number)
+        job.losses = 0
+        self._loading.append(answer.seconds)
+        self._check_kind(worker, job, answer)
+        self._queue.prepared(job, answer)
 
-    def _take_batch(self, worker: WorkerHandle, job: TrackedJob, answer: ComputedBatch | WorkerFailure) -> None:
-        _, flight = worker.flights.pop(0)
+    def _check_kind(self, worker: WorkerHandle, job: TrackedJob, answer: PreparedRun) -> None:
+        """Warn if workers of a job round differently."""
+        kind = answer.prepared.place.kind
+        if job.kinds and kind not in job.kinds:
+            known = " and ".join(" ".join(one) for one in sorted(job.kinds))
+            self._progress.say(
+                f"warning: {job.label} is computed on {known}, and by {worker} on {' '.join(kind)}, which round "
+                "differently; manifest.json lists the batches of each"
+            )
+        job.kinds.add(kind)
+
+    def _take_batch(
+        self, worker: WorkerHandle, job: TrackedJob, flight: Flight, answer: ComputedBatch | WorkerFailure
+    ) -> None:
+        worker.flights = [one for one in worker.flights if one[1] is not flight]
         flight.workers.discard(worker.number)
         if job.phase == "ended":
             return
+        if isinstance(answer, ComputedBatch) and (answer.task, answer.number) != key_of(flight.batch):
+            raise AssertionError(f"an answer for batch {answer.number} of {answer.task} came for another batch")
         if isinstance(answer, ComputedBatch) and zlib.crc32(answer.rows) == answer.checksum:
             self._deliver(job, flight, answer, worker)
         elif isinstance(answer, ComputedBatch):
@@ -231,10 +273,7 @@ class Driver:
             self._queue.end(job, "failed", answer.message)
         else:
             flight.short.add(worker.number)
-            able = [one for one in self._pool.workers if not one.parked and one.number not in flight.short]
-            flight.split = not able or len(flight.short) >= MOST_DEATHS
-            then = "it is split" if flight.split else "another worker computes it"
-            self._say_once(f"{worker}: {answer.message}; {then}")
+            self._say_once(f"{worker}: {answer.message}; another worker computes it, if one has more memory")
             job.put_back(flight)
 
     def _deliver(self, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
@@ -274,10 +313,9 @@ class Driver:
 
 
 def _next_flight(worker: WorkerHandle, job: TrackedJob) -> Flight | None:
-    """Return the next batch for a worker: none that it lacks memory for, a suspect only by itself."""
+    """Return the next batch for a worker; a suspect only if it has no other batch."""
     for flight in job.ready:
-        alone = flight.is_suspect and worker.flights
-        if not alone and (flight.split or worker.number not in flight.short):
+        if job.may_take(worker.number, flight) and not (flight.is_suspect and worker.flights):
             job.ready.remove(flight)
             return flight
     return None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evalkit.engines.base import Job, Outcome
+from evalkit.benchmarks.session import finished
+from evalkit.engines.base import Job, Outcome, failure_message
 from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
 from evalkit.engines.cluster.worker_pool import WorkerPool
+from evalkit.errors import UsageError
 from evalkit.progress import Progress
+from evalkit.remembered import remembering
 
 
 @dataclass(frozen=True)
@@ -22,23 +25,51 @@ class ClusterRunner:
     def __call__(
         self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
-        """See `JobRunner`."""
+        """See `JobRunner`. Finished runs need no cluster."""
+        if self.options.ship and self.options.address is None:
+            raise UsageError("--ship-checkpoints is for other machines; add --ray ADDRESS, or leave it out")
+        outcomes: dict[int, Outcome] = {}
+        for place, job in enumerate(jobs):
+            if (outcome := _finished(job, progress)) is not None:
+                outcomes[place] = outcome
+                done(outcome)
+        left = [place for place in range(len(jobs)) if place not in outcomes]
+        if left:
+            outcomes |= zip(left, self._computed([jobs[place] for place in left], progress, done), strict=True)
+        return [outcomes[place] for place in range(len(jobs))]
+
+    def _computed(self, jobs: list[Job], progress: Progress, done: Callable[[Outcome], None]) -> list[Outcome]:
+        options = self.options
         devices = {job.plan.request.model.device for job in jobs}
-        with connected(self.options, "cpu" if devices == {"cpu"} else "auto") as cluster:
-            if self.options.address and self.options.address.startswith("ray://"):
+        with remembering(), connected(options, "cpu" if devices == {"cpu"} else "auto") as cluster:
+            if options.address and options.address.startswith("ray://"):
                 progress.say(
                     "connected by Ray Client: if this connection breaks, the run ends (finished batches are saved); "
                     "submit the command as a Ray job, or run it on the head node (docs/scale.md)"
                 )
-            progress.say(f"{cluster.capacity()} workers of {cluster.needs} each")
-            queue = JobQueue(jobs, [weight_of(job) for job in jobs], progress, done)
-            return Driver(WorkerPool(cluster, progress.say), queue, progress, self.options.ship).run()
+            room = cluster.capacity()
+            short = f", which is all that there is room for: the cluster has {cluster.describe()}"
+            lacks = options.workers is not None and room < options.workers
+            progress.say(f"{room} worker{'s' * (room != 1)} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
+            queue = JobQueue(jobs, [weight_of(job) for job in jobs], progress, done, options.ship)
+            return Driver(WorkerPool(cluster, progress.say), queue, progress).run()
+
+
+def _finished(job: Job, progress: Progress) -> Outcome | None:
+    """Return the outcome of a finished run, or of one that is damaged; None if it is to be computed."""
+    try:
+        return None if finished(job.plan, progress.say) is None else Outcome(job, "finished")
+    except Exception as error:
+        return Outcome(job, "failed", failure_message(error))
 
 
 def weight_of(job: Job) -> float:
     """Return the relative cost of a run: the bytes of its weights times its documents."""
     plan = job.plan
-    size = sum(path.stat().st_size for path in plan.checkpoint.weights())
+    try:
+        size = sum(path.stat().st_size for path in plan.checkpoint.weights())
+    except OSError:  # gone since it was planned, which opening the run reports
+        size = 1
     limit = plan.manifest["specification"].get("limit")
     counts = [one["count"] for one in plan.manifest["documents"].values()]
     return float(size * sum(count if limit is None else min(limit, count) for count in counts))

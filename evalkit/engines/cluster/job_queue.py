@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch
-from evalkit.engines.base import Job, Outcome
+from evalkit.engines.base import Job, Outcome, failure_message
 from evalkit.engines.cluster.planner import Planner
 from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
 from evalkit.engines.cluster.worker import PreparedRun
@@ -29,15 +29,21 @@ class JobQueue:
         weights: relative cost of each.
         progress: receives messages and progress.
         done: called with each outcome.
+        ship: whether checkpoints are sent to the workers.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], weights: Sequence[float], progress: Progress, done: Callable[[Outcome], None]
+        self,
+        jobs: Sequence[Job],
+        weights: Sequence[float],
+        progress: Progress,
+        done: Callable[[Outcome], None],
+        ship: bool = False,
     ) -> None:
         self.jobs = [TrackedJob(n, job, max(w, 1e-9)) for n, (job, w) in enumerate(zip(jobs, weights, strict=True))]
         self._progress = progress
         self._done = done
-        self._planner = Planner(progress.say)
+        self._planner = Planner(progress.say, ship)
         self._planning: dict[Future[Any], tuple[str, TrackedJob]] = {}
         progress.start(sum(job.weight for job in self.jobs), 0.0)
 
@@ -89,8 +95,8 @@ class JobQueue:
                 found = future.result()
             except RunInUseError as error:
                 self.end(job, "in use", str(error), error)
-            except EvalkitError as error:
-                self.end(job, "failed", str(error), error)
+            except Exception as error:  # of one job; the others go on
+                self.end(job, "failed", failure_message(error), error)
             else:
                 self._take(what, job, found)
         for job in self.jobs:
@@ -126,6 +132,8 @@ class JobQueue:
 
     def close(self, error: BaseException) -> None:
         """Close the folders of all unfinished jobs."""
+        for future in self._planning:
+            future.cancel()
         self._planner.end([job for job in self.jobs if job.phase != "ended"], error)
 
     def _take(self, what: str, job: TrackedJob, found: Any) -> None:

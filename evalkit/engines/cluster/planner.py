@@ -17,6 +17,7 @@ from typing import Any, Literal
 from evalkit.benchmarks.base import Batch, Say
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import finished, opened
+from evalkit.engines.cluster.shipping import packed
 from evalkit.engines.cluster.tracked_job import TrackedJob
 from evalkit.engines.cluster.worker import PreparedRun, Recipe
 from evalkit.models.locate import Checkpoint
@@ -30,10 +31,12 @@ class Planner:
 
     Args:
         say: called with messages for the user.
+        ship: whether checkpoints are sent to the workers.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, ship: bool = False) -> None:
         self._say = say
+        self._ship = ship
         self._thread = ThreadPoolExecutor(1, "evalkit-plan")
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -56,9 +59,12 @@ class Planner:
             return "finished"
         kind = plan.manifest["kind"]
         tracked.facts = run.facts()
+        if self._ship and plan.checkpoint.kind != "hub":
+            tracked.shipped = packed(plan.checkpoint)
         tracked.recipe = Recipe(
             tracked.job.label,
             kind,
+            tracked.model,
             portable(plan.request.model, plan.checkpoint),
             plan.manifest["specification"],
             benchmark(kind).setup(plan),

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -109,7 +112,7 @@ class RayCluster:
             self._ray.kill(worker, no_restart=True)
 
     def call(self, worker: Any, method: str, *arguments: Any) -> Call:
-        """Call a method of a worker; its calls are answered in order."""
+        """Call a method of a worker; two calls may run at once."""
         return getattr(worker, method).remote(*arguments)
 
     def put(self, value: Any) -> Any:
@@ -119,6 +122,7 @@ class RayCluster:
     def answered(self, calls: Sequence[Call], seconds: float) -> list[Call]:
         """Return the calls that are answered; wait for the first one, up to some seconds."""
         if not calls:
+            time.sleep(seconds)
             return []
         ready, rest = self._ray.wait(list(calls), num_returns=1, timeout=seconds)
         if rest:
@@ -173,8 +177,7 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
     # Ray sends usage statistics unless this is set
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)
-    # Ray prints its own messages on standard output, which is for results only
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(_WithoutRay(sys.stdout)):
         try:
             _connect(ray, options)
             if threading.current_thread() is threading.main_thread():
@@ -182,6 +185,11 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
             needs = _needs(options, ray, device)
             share = needs.gpus if needs.gpus else needs.cpus / max(_most_cpus(ray), 1)
             cluster = RayCluster(needs, options.workers, min(1.0, share))
+            if options.address is None and (room := cluster.capacity()) < (options.workers or 1):
+                raise UsageError(
+                    f"this machine has {cluster.describe()}: room for {room} worker{'s' * (room != 1)} of {needs}, not "
+                    f"for {options.workers}; see --worker-cpus and --worker-gpus"
+                )
             if not cluster.capacity():
                 raise UsageError(
                     f"no machine of the cluster has room for a worker: each needs {needs}, and the cluster has "
@@ -190,6 +198,27 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
             yield cluster
         finally:
             ray.shutdown()
+
+
+class _WithoutRay(io.TextIOBase):
+    """Standard output without the messages that Ray prints there: it is for results only."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text unless it is Ray's."""
+        if not _RAYS.search(text):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+
+_RAYS = re.compile(r"\((raylet|autoscaler|gcs_server|\w+ pid=\d+)[^)]*\)")
+"""Beginning of a message of Ray."""
 
 
 def _connect(ray: Any, options: ClusterOptions) -> None:

@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch
-from evalkit.benchmarks.loading import model_key
+from evalkit.benchmarks.loading import loading_key
 from evalkit.benchmarks.session import OpenRun
 from evalkit.engines.base import Job, Outcome
+from evalkit.engines.cluster.shipping import ShippedCheckpoint
 from evalkit.engines.cluster.worker import Recipe
 
+_SAME_TIME = 10.0
+"""Seconds within which workers of a machine are lost for one reason."""
 BatchKey = tuple[str, int]
 """The journal's task, and the batch's number."""
 MOST_DEATHS = 3
-"""Number of workers that a batch may cost before its run fails."""
+"""Number of workers that a batch, or the preparation of a run, may cost before the run fails."""
 
 
 @dataclass
@@ -71,14 +74,26 @@ class TrackedJob:
     """Digests of delivered rows, to compare those of a second delivery with."""
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
-    deaths: int = 0
-    """Workers that died while they prepared it."""
+    losses: int = 0
+    """Times that workers were lost while they prepared it; those of one machine at one time count once."""
+    lost_at: dict[str, float] = field(default_factory=dict)
+    """Machine → when it last lost a worker that prepared the job; seconds of a monotonic clock."""
+    shipped: ShippedCheckpoint | None = None
+    """The checkpoint's files, until they are in the cluster."""
+    kinds: set[tuple[str, str]] = field(default_factory=set)
+    """Kinds of devices that have prepared it."""
     total: float = 0.0
     """Work of the whole run; the unit is the benchmark's."""
     done: float = 0.0
     measured_work: float = 0.0
     measured_seconds: float = 0.0
     """Work and seconds of the batches computed in this session."""
+    model: str = field(init=False)
+    """Name of its checkpoint as it is loaded."""
+
+    def __post_init__(self) -> None:
+        plan = self.job.plan
+        self.model = " ".join(map(repr, loading_key(plan.request.model, plan.manifest["specification"])))
 
     @property
     def label(self) -> str:
@@ -89,13 +104,6 @@ class TrackedJob:
     def name(self) -> str:
         """Return its name in calls of workers."""
         return f"{self.number} {self.job.plan.manifest['id']}"
-
-    @property
-    def model(self) -> str:
-        """Return the key of its checkpoint as it is loaded."""
-        plan = self.job.plan
-        spec, how = plan.request.model, model_key(plan.manifest["specification"])
-        return f"{spec.model} {spec.revision} {spec.tokenizer} {spec.device} {how}"
 
     @property
     def left(self) -> float:
@@ -109,15 +117,33 @@ class TrackedJob:
             return None
         return self.measured_seconds / self.measured_work * (self.total - self.done)
 
-    @property
-    def has_work(self) -> bool:
+    def may_take(self, worker: int, flight: Flight) -> bool:
+        """Return whether a worker may compute a batch: it is not refused, and does not lack memory for it."""
+        return worker not in self.refusals and (flight.split or worker not in flight.short)
+
+    def has_work_for(self, worker: int) -> bool:
         """Return whether a worker can do something for it now."""
-        return self.phase == "unprepared" or (self.phase == "computing" and bool(self.ready))
+        if worker in self.refusals:
+            return False
+        if self.phase == "unprepared":
+            return True
+        return self.phase == "computing" and any(self.may_take(worker, flight) for flight in self.ready)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether there will be work soon: its batches are being planned."""
+        return self.phase == "planning" or (self.phase == "computing" and (self.batches is not None or self.filling))
 
     @property
     def is_computed(self) -> bool:
         """Return whether every batch is in the journal."""
         return self.phase == "computing" and self.batches is None and not (self.ready or self.flights or self.filling)
+
+    def count_loss(self, machine: str, now: float) -> None:
+        """Count a worker that was lost while it prepared the job."""
+        if now - self.lost_at.get(machine, -_SAME_TIME) >= _SAME_TIME:
+            self.losses += 1
+        self.lost_at[machine] = now
 
     def put_back(self, flight: Flight) -> None:
         """Make a batch available again, unless another worker has it too or it is delivered."""

@@ -16,14 +16,14 @@ import zlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 from typing import Any, Literal
 
 from evalkit import __version__
 from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
-from evalkit.benchmarks.loading import ModelHolder, model_key
+from evalkit.benchmarks.loading import check_loaded, load_checked
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared
 from evalkit.engines.cluster.shipping import ShippedCheckpoint, unpacked
@@ -37,7 +37,14 @@ LIBRARIES = ("lm-eval", "torch", "transformers", "tokenizers")
 
 def versions() -> dict[str, str]:
     """Return the versions that all processes of a run must share; torch without its build ("+cpu")."""
-    return {"evalkit": __version__} | {name: version(name).partition("+")[0] for name in LIBRARIES}
+    return {"evalkit": __version__} | {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Recipe:
     label: str
     kind: str
     """The benchmark's name."""
+    checkpoint: str
+    """Name of the loaded model among those of the driver; runs with the same name share it."""
     model: ModelSpec
     specification: dict[str, Any]
     setup: Any
@@ -72,6 +81,10 @@ class WorkerDescription:
 class ComputedBatch:
     """Rows of a batch."""
 
+    task: str
+    """The journal's task of the batch, to recognise it by."""
+    number: int
+    """Number of the batch."""
     rows: bytes
     """See `runs.columns.to_bytes`."""
     checksum: int
@@ -108,6 +121,8 @@ class WorkerFailure:
 class BatchWorker:
     """A worker. Two calls of `compute` may run at once: what needs no model of one batch, while another is computed.
 
+    They may also arrive in another order than they were sent in, so they are numbered.
+
     Args:
         threads: threads of the CPU; 0: torch's default.
         memory_share: share of the device's memory that it may use.
@@ -115,11 +130,14 @@ class BatchWorker:
 
     threads: int = 0
     memory_share: float = 1.0
-    _holder: ModelHolder = field(default_factory=ModelHolder)
-    _model: tuple[Any, ...] = ()
+    _checkpoint: str = ""
+    """Name of the loaded model."""
+    _loaded: Any = None
     _computers: dict[str, tuple[Benchmark, Computer]] = field(default_factory=dict)
     _said: list[str] = field(default_factory=list)
-    _lock: Lock = field(default_factory=Lock)
+    _turn: int = 0
+    """Number of the call of `compute` whose turn it is."""
+    _turns: Condition = field(default_factory=Condition)
 
     def describe(self) -> WorkerDescription:
         """Return where this worker runs, and with what; imports nothing heavy, since other versions may not run."""
@@ -144,15 +162,24 @@ class BatchWorker:
         found: PreparedRun | WorkerFailure = self._reported(lambda: self._prepare(job, recipe, shipped))
         return found
 
-    def compute(self, job: str, batch: Batch, split: bool) -> ComputedBatch | WorkerFailure:
+    def compute(self, job: str, number: int, batch: Batch, split: bool) -> ComputedBatch | WorkerFailure:
         """Compute a batch of a prepared run.
 
         Args:
             job: see `prepare`.
+            number: of this call among all calls of `compute`, from 0.
             batch: the batch.
             split: whether to split it where memory runs out; else that is a failure.
         """
-        found: ComputedBatch | WorkerFailure = self._reported(lambda: self._compute(job, batch, split))
+        with suppress(Exception):  # what fails here fails again in its turn
+            batch.warm()
+        with self._turns:
+            self._turns.wait_for(lambda: self._turn == number)
+            try:
+                found: ComputedBatch | WorkerFailure = self._reported(lambda: self._compute(job, batch, split))
+            finally:
+                self._turn += 1
+                self._turns.notify_all()
         return found
 
     def _prepare(self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None) -> PreparedRun:
@@ -164,16 +191,18 @@ class BatchWorker:
         if self.threads:
             torch.set_num_threads(self.threads)
         use_memory_share(self.memory_share)
-        key = (recipe.model, model_key(recipe.specification))
-        if key != self._model:
+        say = self._said.append
+        if recipe.checkpoint != self._checkpoint:
             # Computers keep the former model in memory
             self._computers.clear()
-            self._holder, self._model = ModelHolder(), key
+            self._loaded, self._checkpoint = None, ""
             gc.collect()
-        say = self._said.append
-        with nullcontext(recipe.model) if shipped is None else unpacked(recipe.model, shipped) as model:
-            loaded = self._holder.load(model, model.locate(say), recipe.specification, say)
-        kind = benchmark(recipe.kind)
+            with nullcontext(recipe.model) if shipped is None else unpacked(recipe.model, shipped) as model:
+                self._loaded = load_checked(model, model.locate(say), recipe.specification, say)
+            self._checkpoint = recipe.checkpoint
+        else:
+            check_loaded(recipe.model.model, recipe.specification, self._loaded)
+        loaded, kind = self._loaded, benchmark(recipe.kind)
         computer = kind.computer(recipe.setup, loaded, recipe.budget, say)
         self._computers[job] = kind, computer
         prepared = Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer)
@@ -183,15 +212,21 @@ class BatchWorker:
         from evalkit.runs.columns import record_batch, to_bytes
         from evalkit.scoring.memory import whole_batches
 
-        batch.warm()
-        with self._lock:
-            kind, computer = self._computers[job]
-            started = time.perf_counter()
-            with nullcontext() if split else whole_batches():
-                rows = computer.compute(batch)
-            seconds = time.perf_counter() - started
+        kind, computer = self._computers[job]
+        started = time.perf_counter()
+        with nullcontext() if split else whole_batches():
+            rows = computer.compute(batch)
+        seconds = time.perf_counter() - started
         content = to_bytes(record_batch(rows, kind.row))
-        return ComputedBatch(content, zlib.crc32(content), seconds, computer.place(batch), self._take_said())
+        return ComputedBatch(
+            batch.journal or batch.task,
+            batch.number,
+            content,
+            zlib.crc32(content),
+            seconds,
+            computer.place(batch),
+            self._take_said(),
+        )
 
     def _reported(self, work: Callable[[], Any]) -> Any:
         """Return what `work` returns, or its failure."""

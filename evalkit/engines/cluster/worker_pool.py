@@ -19,6 +19,8 @@ _GROWTH = 5.0
 """Seconds between two looks at the cluster's size."""
 _PATIENCE = 600.0
 """Seconds without any worker after which the driver gives up."""
+_STARTING = 60.0
+"""Seconds for which a worker that was asked for is expected; it may wait for cores of another job for ever."""
 
 
 @dataclass
@@ -37,11 +39,23 @@ class WorkerHandle:
     preparing: TrackedJob | None = None
     flights: list[tuple[TrackedJob, Flight]] = field(default_factory=list)
     """Batches in its hands, in the order in which it computes them."""
+    sent: int = 0
+    """Number of batches that it was sent."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether it has started and is not refused."""
+        return self.description is not None and not self.parked
 
     @property
     def is_ready(self) -> bool:
         """Return whether it can be given work."""
-        return self.description is not None and not self.parked and self.preparing is None
+        return self.is_usable and self.preparing is None
+
+    @property
+    def host(self) -> str:
+        """Return its machine; empty before it has started."""
+        return self.description.host if self.description else ""
 
     def __str__(self) -> str:
         where = f" on {self.description.host} (process {self.description.process})" if self.description else ""
@@ -55,6 +69,8 @@ class WorkerAnswer:
     worker: WorkerHandle
     job: TrackedJob
     content: Any
+    flight: Flight | None = None
+    """The batch that was to be computed; None: the job was to be prepared."""
     lost: str = ""
     """Why the worker is gone."""
 
@@ -72,15 +88,29 @@ class WorkerPool:
         self._cluster = cluster
         self._say = say
         self._count = 0
-        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None]] = {}
+        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None, Flight | None]] = {}
         self._looked = 0.0
-        self._alive = time.monotonic()
+        self._alive = self._asked = time.monotonic()
         self._lost_at_start = 0
+        """Workers in succession that were lost before they had started."""
+        self._why = ""
+        """Why the last one was."""
         self._announced = False
 
     def holding(self, model: str) -> int:
         """Return the number of workers that have a checkpoint loaded or are loading it."""
         return sum(worker.model == model for worker in self.workers)
+
+    @property
+    def usable(self) -> list[WorkerHandle]:
+        """Return the workers that have started and are not refused."""
+        return [worker for worker in self.workers if worker.is_usable]
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether a worker that was asked for lately may still start."""
+        starting = any(worker.description is None for worker in self.workers)
+        return starting and time.monotonic() - self._asked < _STARTING
 
     def keep(self) -> None:
         """Start workers while there is room for them.
@@ -89,25 +119,29 @@ class WorkerPool:
             EvalkitError: no worker can be had.
         """
         now = time.monotonic()
-        if any(worker.description is not None and not worker.parked for worker in self.workers):
+        gives_up = self._lost_at_start >= MOST_DEATHS
+        if self.usable:
             self._alive = now
-        elif now - self._alive > _PATIENCE or self._lost_at_start >= MOST_DEATHS:
-            raise EvalkitError(f"no worker could be started: {self._resources()}")
+        elif now - self._alive > _PATIENCE or gives_up:
+            why = f"; the last one was lost: {self._why}" if gives_up else ""
+            raise EvalkitError(f"no worker could be started: {self._resources()}{why}")
         elif now - self._alive > ANSWER_SECONDS and self.workers and not self._announced:
             self._announced = True
             self._say(f"waiting for a worker: {self._resources()}")
-        if now - self._looked < _GROWTH:
+        # A machine on which no worker starts is tried less and less often
+        if now - self._looked < _GROWTH * (2 ** min(self._lost_at_start, 6) if self._lost_at_start else 1):
             return
         self._looked = now
         for _ in range(self._cluster.capacity() - len(self.workers)):
             self._count += 1
+            self._asked = now
             worker = WorkerHandle(self._count, self._cluster.start_worker())
             self.workers.append(worker)
-            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None
+            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
 
-    def call(self, worker: WorkerHandle, job: TrackedJob, method: str, *arguments: Any) -> None:
+    def call(self, worker: WorkerHandle, job: TrackedJob, flight: Flight | None, method: str, *arguments: Any) -> None:
         """Call a worker about a job; the answer comes from `answers`."""
-        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job
+        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job, flight
 
     def put(self, value: Any) -> Any:
         """Store a large argument in the cluster."""
@@ -118,7 +152,7 @@ class WorkerPool:
         for call in self._cluster.answered(list(self._calls), seconds):
             if call not in self._calls:
                 continue  # of a worker that was lost meanwhile
-            worker, job = self._calls.pop(call)
+            worker, job, flight = self._calls.pop(call)
             try:
                 content = self._cluster.answer(call)
             except WorkerLostError as error:
@@ -127,22 +161,26 @@ class WorkerPool:
             if job is None:
                 self._welcome(worker, content)
             else:
-                yield WorkerAnswer(worker, job, content)
+                yield WorkerAnswer(worker, job, content, flight)
 
     def remove(self, worker: WorkerHandle, why: str) -> Iterator[WorkerAnswer]:
-        """Give up a worker; yield its loss for each job that it had something to do with."""
+        """Give up a worker; yield its loss if it had something to do."""
         if worker not in self.workers:
             return
         self.workers.remove(worker)
         self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
         self._cluster.stop_worker(worker.actor)
-        self._looked = 0.0  # so that another one starts at once
-        self._lost_at_start += worker.description is None
-        jobs = [job for job, _ in worker.flights[:1]] or ([worker.preparing] if worker.preparing else [])
-        if not jobs:
-            self._say(f"{worker} was lost ({why})")
-            self.show_log(worker)
-        yield from (WorkerAnswer(worker, job, None, why) for job in jobs)
+        if worker.description is None:
+            self._lost_at_start += 1
+            self._why = why
+        else:
+            self._looked = 0.0  # so that another one starts at once
+        job = worker.preparing or (worker.flights[0][0] if worker.flights else None)
+        if job is not None:
+            yield WorkerAnswer(worker, job, None, lost=why)
+            return
+        self._say(f"{worker} was lost ({why})")
+        self.show_log(worker)
 
     def show_log(self, worker: WorkerHandle) -> None:
         """Print the end of a worker's log."""
@@ -158,6 +196,7 @@ class WorkerPool:
     def _welcome(self, worker: WorkerHandle, description: WorkerDescription) -> None:
         """Accept a worker, or refuse it if its versions differ."""
         worker.description = description
+        self._lost_at_start = 0
         own, theirs = versions(), description.versions
         if not (differing := [name for name in own if theirs.get(name) != own[name]]):
             return

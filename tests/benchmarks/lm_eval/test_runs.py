@@ -299,7 +299,7 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
 
 def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reported before anything is scored."""
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
     path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
     long = "made_" + "x" * 230
     path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
@@ -324,7 +324,7 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
     [results] = tmp_path.glob("3/*/results.json")
     results.unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
     assert measured("The river rose.", "", "Rice") == with_empty
 
 
@@ -332,7 +332,7 @@ def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pyte
     first = run(tasks=("made_choice", "made_texts", "made_answers"))
     before = (first.folder / "results.json").read_bytes()
     (first.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
     assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
 
 

@@ -192,7 +192,7 @@ def test_another_device_is_reported(generated: Run, model: Path, rows: Path, tmp
 def test_a_finished_run_needs_no_model(
     generated: Run, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
     asked = request(model, rows, generated.folder.parent)
     assert run_plan(plan_longbench(asked, silent), Lines()).folder == generated.folder
 
@@ -201,7 +201,7 @@ def test_a_finished_run_needs_no_model(
 def test_files_are_made_anew_from_the_journal(
     generated: Run, model: Path, rows: Path, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     (folder / lost).unlink()
     again = evaluate_longbench(request(model, rows, tmp_path), Lines())

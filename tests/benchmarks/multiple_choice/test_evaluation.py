@@ -206,7 +206,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     first = small()
     before = (first.folder / absent).read_bytes()
     (first.folder / absent).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.ModelHolder.load", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
     again = small()
     assert again.complete
     assert (again.folder / absent).read_bytes() == before
