@@ -92,24 +92,30 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     from evalkit.engines.cluster.worker_pool import WorkerPool
 
     class Counting(Driver):
-        """Counts the batches and the CPU time of this thread: planning has another thread."""
+        """Counts the batches, and the CPU time of sending and of storing them; planning has another thread."""
 
         batches, cpu = 0, 0.0
 
-        def _take(self, answer: Any) -> None:
+        def _send(self, *arguments: Any) -> None:
+            started = time.thread_time()
+            super()._send(*arguments)
+            self.cpu += time.thread_time() - started
+
+        def _take_batch(self, *arguments: Any) -> None:
+            started = time.thread_time()
+            super()._take_batch(*arguments)
+            self.cpu += time.thread_time() - started
             self.batches += 1
-            super()._take(answer)
 
     with connected(ClusterOptions(workers=arguments.workers, worker_cpus=1), "cpu") as cluster:
         started = time.perf_counter()
         queue = JobQueue([Job("run", plan)], [1.0], progress, lambda _: None)
         driver = Counting(WorkerPool(cluster, progress.say), queue, progress)
-        cpu = time.thread_time()
         [outcome] = driver.run()
         assert outcome.state == "finished", outcome.message
         return {
             "seconds": time.perf_counter() - started,
-            "driver": (time.thread_time() - cpu) / max(driver.batches, 1),
+            "driver": driver.cpu / max(driver.batches, 1),
             "batches": float(driver.batches),
         }
 

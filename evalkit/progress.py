@@ -87,7 +87,9 @@ class Progress:
 
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
-        return f"{self._label}: {self.share():4.0%} of all, {self._rate()}, about {clock(self._left())} left"
+        label = f"{self._label}: " if self._label else ""
+        left = f", about {_clock(self._left())} left" if self._done > self._skipped else ""
+        return f"{label}{self.share():4.0%} of all, {self._rate()}{left}"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started

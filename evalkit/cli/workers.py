@@ -48,7 +48,9 @@ def runner_of(options: dict[str, Any]) -> JobRunner:
     from evalkit.engines.cluster.ray_cluster import ClusterOptions
 
     cpus, gpus = options["worker_cpus"], options["worker_gpus"]
-    return ClusterRunner(ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"]))
+    chosen = ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"])
+    chosen.check()
+    return ClusterRunner(chosen)
 
 
 def has_workers(options: dict[str, Any]) -> bool:

@@ -11,7 +11,6 @@ from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
 from evalkit.engines.cluster.worker_pool import WorkerPool
-from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.remembered import remembering
 
@@ -26,8 +25,7 @@ class ClusterRunner:
         self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
         """See `JobRunner`. Finished runs need no cluster."""
-        if self.options.ship and self.options.address is None:
-            raise UsageError("--ship-checkpoints is for other machines; add --ray ADDRESS, or leave it out")
+        self.options.check()
         outcomes: dict[int, Outcome] = {}
         for place, job in enumerate(jobs):
             if (outcome := _finished(job, progress)) is not None:

@@ -50,6 +50,14 @@ class ClusterOptions:
     ship: bool = False
     """Whether checkpoints are sent to the workers, which have no file system in common with this machine."""
 
+    def check(self) -> None:
+        """Raise a `UsageError` if an option is malformed."""
+        host, _, port = (self.address or "auto").removeprefix("ray://").rpartition(":")
+        if self.address not in (None, "auto") and not (host and port.isdigit()):
+            raise UsageError(f"--ray {self.address}: expected HOST:PORT of a cluster's head node, or auto")
+        if self.ship and self.address is None:
+            raise UsageError("--ship-checkpoints is for other machines; add --ray ADDRESS, or leave it out")
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -229,8 +237,6 @@ def _connect(ray: Any, options: ClusterOptions) -> None:
     address = options.address
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address != "auto":
-        if not (host and port.isdigit()):
-            raise UsageError(f"--ray {address}: expected HOST:PORT of a cluster's head node, or auto")
         try:
             socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
         except (OSError, OverflowError) as error:

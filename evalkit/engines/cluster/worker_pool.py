@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalkit.engines.cluster.ray_cluster import ANSWER_SECONDS, Call, RayCluster, WorkerLostError
+from evalkit.engines.cluster.ray_cluster import Call, RayCluster, WorkerLostError
 from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
 from evalkit.engines.cluster.worker import WorkerDescription, versions
 from evalkit.errors import EvalkitError
@@ -125,9 +125,9 @@ class WorkerPool:
         elif now - self._alive > _PATIENCE or gives_up:
             why = f"; the last one was lost: {self._why}" if gives_up else ""
             raise EvalkitError(f"no worker could be started: {self._resources()}{why}")
-        elif now - self._alive > ANSWER_SECONDS and self.workers and not self._announced:
+        elif now - self._alive > _STARTING and self.workers and not self._announced:
             self._announced = True
-            self._say(f"waiting for a worker: {self._resources()}")
+            self._say(f"no worker has started yet: {self._resources()}")
         # A machine on which no worker starts is tried less and less often
         if now - self._looked < _GROWTH * (2 ** min(self._lost_at_start, 6) if self._lost_at_start else 1):
             return
