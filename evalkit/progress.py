@@ -88,7 +88,7 @@ class Progress:
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
         label = f"{self._label}: " if self._label else ""
-        left = f", about {_clock(self._left())} left" if self._done > self._skipped else ""
+        left = f", about {clock(self._left())} left" if self._done > self._skipped else ""
         return f"{label}{self.share():4.0%} of all, {self._rate()}{left}"
 
     def _rate(self) -> str:
