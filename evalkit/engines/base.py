@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from evalkit.benchmarks.base import Plan
+from evalkit.errors import EvalkitError
 from evalkit.progress import Progress
 
 
@@ -30,6 +31,19 @@ class Outcome:
     """Why it failed, or who computes it; one line."""
 
 
+FAILURES = (EvalkitError, MemoryError, OSError)
+"""Errors of one job, after which the others go on."""
+
+
+def why_failed(error: BaseException) -> str:
+    """Return one of `FAILURES` as a line for the user."""
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs, or give a smaller --token-budget"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 class JobRunner(Protocol):
     """Completes jobs; the others go on where one fails."""
 
@@ -39,7 +53,7 @@ class JobRunner(Protocol):
         """Compute what is missing of each job and write its results.
 
         Args:
-            jobs: the runs, in order of preference.
+            jobs: the runs, in order of preference; one or more.
             progress: receives messages and progress.
             done: called with each outcome as soon as it is known.
 
