@@ -49,9 +49,9 @@ class GrowingCurve:
         Raises:
             EvalkitError: its results cannot be read.
         """
+        self._rule = rule
         if not self._runs:
             self._runs = self._earlier(run)
-        self._rule = rule
         known = self._runs.get(step)
         self._runs[step] = run
         if known is not None and known.manifest["id"] == run.manifest["id"]:
@@ -80,7 +80,7 @@ class GrowingCurve:
         if (run.kind, run.suite) != (other.kind, other.suite) or len({tuple(sorted(tasks)) for tasks in same}) > 1:
             return False
         try:
-            differing = [one.name for one, _ in differences(run, other) if one.refused]
+            differing = [one.name for one, _ in differences(run, other, self._rule) if one.refused]
         except EvalkitError as error:
             self._say(f"{other.folder.name} is left out of the curve: {error}")
             return False

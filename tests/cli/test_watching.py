@@ -160,6 +160,11 @@ def test_the_curve_is_under_the_requested_rule(
         shown.append(run)
     [found] = compare_sides([Side(str(number), (run,)) for number, run in enumerate(shown)], "acc_norm")
     assert f"; {page_unit(found).difference(found.average.difference)} points" in lines[1]
+    # A new run, beside those that were started under the other rule, one of them of a removed checkpoint
+    shutil.rmtree(training / "checkpoint-10")
+    tiny_checkpoint(training / "checkpoint-30", seed=3, window=1024)
+    code, out, err = command(arguments(training, documents, "--until", "30", "--rule", "acc_norm"), capsys)
+    assert (code, re.findall(r"since step (\d+)", out)) == (0, ["10", "20"]), err
 
 
 @pytest.mark.parametrize(
