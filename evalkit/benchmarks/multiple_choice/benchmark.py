@@ -169,7 +169,7 @@ class MultipleChoice(Benchmark):
 
     def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
         """Return the averages under a rule."""
-        return list(stored_results(run, rule)["averages"])
+        return super().stored_averages(run) if rule is None else list(stored_results(run, rule)["averages"])
 
     def comparable(self, run: Run) -> ComparableChoices:
         """Return the documents, and by rule which of them are right."""
