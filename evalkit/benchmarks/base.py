@@ -216,15 +216,43 @@ class Benchmark(ABC):
             EvalkitError: the run has no scores of single documents, or a table is damaged.
         """
 
-    def headline(self, run: Run) -> tuple[float | None, str]:
-        """Return a finished run's sort key in lists and its printed form: the last average."""
-        if not run.stored["averages"]:
+    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return the names of options that never change the id of a run; the others may.
+
+        Args:
+            options: those of a run, with the suite.
+        """
+        return frozenset({"token_budget", "device_map"})
+
+    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
+        """Return the averages of a finished run, as in results.json.
+
+        Args:
+            run: a run of this benchmark.
+            rule: see `metrics`.
+
+        Raises:
+            UnknownNameError: the run has no scores for that rule.
+        """
+        return list(run.stored["averages"])
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
+        """Return a finished run's sort key in lists and its printed form: the last average.
+
+        Args:
+            run: a run of this benchmark.
+            rule: see `metrics`.
+
+        Raises:
+            UnknownNameError: the run has no scores for that rule.
+        """
+        if not (averages := self.stored_averages(run, rule)):
             return None, "finished"
-        average = run.stored["averages"][-1]
+        average = averages[-1]
         name = "" if average["name"] == "Average" else f"{average['name'].lower()} "
         error = "" if average["stderr"] is None else f" ± {percent(average['stderr'])}"
-        rule = f" ({run.rule})" if run.rule else ""
-        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{rule}"
+        shown = f" ({rule or run.rule})" if run.rule else ""
+        return average["accuracy"], f"{name}{percent(average['accuracy'])}{error}{shown}"
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the printed report of a finished run.

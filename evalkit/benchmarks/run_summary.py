@@ -52,8 +52,7 @@ class SummarisedRun:
         """Return the stored average over all tasks, None if there is none."""
         if self.run is None:
             return None
-        stored = self.run.stored
-        averages = stored.get("rules", {}).get(self.rule, stored).get("averages")
+        averages = benchmark_of(self.run).stored_averages(self.run, self.rule)
         return averages[-1] if averages else None
 
 

@@ -85,7 +85,7 @@ def compare(
         if study is None:
             sides = find_sides(runs, groups, output)
         else:
-            sides, notes = _sides_of_study(study, runs, benchmark)
+            sides, notes, rule = _sides_of_study(study, runs, benchmark, rule)
         found = compare_sides(sides, rule)
         report = comparison_report(found).with_notes(notes)
     print_report(report, form, standalone)
@@ -99,14 +99,16 @@ def compare(
 
 
 def _sides_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None
-) -> tuple[Sequence[Side], tuple[str, ...]]:
+    path: Path, names: tuple[str, ...], benchmark: str | None, rule: str | None
+) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
+    """Return sides, notes, and the rule: by default the benchmark's."""
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_sides
 
     results = read_results(path)
-    found = study_sides(results, names, results.study.benchmark(benchmark))
-    return found.sides, found.notes
+    chosen = results.study.benchmark(benchmark)
+    found = study_sides(results, names, chosen)
+    return found.sides, found.notes, rule or chosen.rule
 
 
 def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, output: Path) -> list[Curve]:
@@ -124,8 +126,11 @@ def _curves_of_study(
     from evalkit.studies.sides import study_trainings
 
     results = read_results(path)
-    found = study_trainings(results, names, results.study.benchmark(benchmark))
-    return [curve(one.side, rule, one.steps) for one in found], tuple(note for one in found for note in one.notes)
+    chosen = results.study.benchmark(benchmark)
+    found = study_trainings(results, names, chosen)
+    return [curve(one.side, rule or chosen.rule, one.steps) for one in found], tuple(
+        note for one in found for note in one.notes
+    )
 
 
 def _print_curves(

@@ -88,5 +88,5 @@ def _summarised(outcome: Outcome) -> SummarisedRun:
         return SummarisedRun(outcome.job.label, None, state=outcome.state, message=outcome.message)
     plan, run = outcome.job.plan, load_run(outcome.job.plan.folder)
     left_out = "; ".join(plan.manifest.get("left_out", ()))
-    rule = None if plan.manifest["rule"] == run.manifest["rule"] else str(plan.manifest["rule"])
+    rule = run.other_rule(plan.manifest["rule"])
     return SummarisedRun(outcome.job.label, run, rule, message=f"left out: {left_out}" if left_out else "")

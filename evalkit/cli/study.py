@@ -10,12 +10,12 @@ import click
 from evalkit.activity import doing
 from evalkit.cli.options import FOLDER, SETTINGS, Commands, argument, typed_option
 from evalkit.cli.printing import PRINTING, print_report
-from evalkit.cli.workers import WORKERS, runner_of, worker_options
+from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.reporting.formats import Format
-    from evalkit.studies.study_file import Study
+    from evalkit.studies.study import Study
 
 _FILE = argument("file", metavar="STUDY", type=FOLDER)
 
@@ -56,9 +56,13 @@ def run(
     """
     from evalkit.progress import Progress
 
-    runner = runner_of(worker_options(options))
+    workers = worker_options(options)
+    runner = runner_of(workers)
     if dry_run and wait:
         raise UsageError("--wait: a dry run computes nothing and waits for nobody; leave out one of them")
+    if dry_run and has_workers(workers):
+        option = "--ray" if workers["workers"] is None else "--workers"
+        raise UsageError(f"{option}: a dry run computes nothing, in this process; leave out one of them")
     with doing("reading the study"):
         found = _read(file)
     with Progress() as progress:
@@ -71,7 +75,7 @@ def run(
 
             outcomes = run_study(found, progress, runner, wait)
             report = outcomes_report(outcomes)
-            failed = any(one.state == "failed" or one.job.plan.manifest.get("left_out") for _, one in outcomes)
+            failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
     print_report(report, form, standalone)
     ctx.exit(1 if failed else 0)
 
@@ -98,6 +102,7 @@ def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> No
 
 
 def _read(file: Path) -> Study:
+    from evalkit.studies.records import recorded_checkpoints
     from evalkit.studies.study_file import read_study
 
-    return read_study(file)
+    return read_study(file, recorded_checkpoints)

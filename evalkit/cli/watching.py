@@ -10,7 +10,7 @@ import click
 
 from evalkit.activity import doing
 from evalkit.cli.options import FOLDER, figure_path, is_typed, option_group, typed_option
-from evalkit.errors import EvalkitError, UsageError
+from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.studies.growing import GrowingCurve
@@ -106,6 +106,7 @@ def _evaluate(
     """Evaluate a checkpoint and print its line; an error of this checkpoint is printed, and its reason kept."""
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
+    from evalkit.engines.base import FAILURES, why_failed
     from evalkit.errors import RunInUseError, TemplateError
     from evalkit.models.complete import why_incomplete
     from evalkit.progress import Progress
@@ -116,13 +117,12 @@ def _evaluate(
             with doing(f"planning the run of {name}"):
                 plan = planned(str(one.folder), options, progress.say)
             run = run_plan(plan, progress)
-        if line := curve.add(one.step, run):
-            click.echo(line)
+        line = curve.add(one.step, run, plan.manifest["rule"])
         if left_out := plan.manifest.get("left_out"):
             failed[name] = f"left out: {'; '.join(left_out)}"
     except (UsageError, TemplateError):  # of every checkpoint
         raise
-    except EvalkitError as error:
+    except FAILURES as error:
         say = Progress().say
         if not one.folder.is_dir():
             say(f"{name} was removed before it was evaluated")
@@ -133,5 +133,8 @@ def _evaluate(
         elif why_incomplete(one.folder, allow_pickle=bool(options.get("allow_pickle"))):
             watcher.again(one)  # it is being removed or written again
         else:
-            failed[name] = str(error)
-            say(f"{name} failed: {error}")
+            failed[name] = why_failed(error)
+            say(f"{name} failed: {failed[name]}")
+    else:
+        if line:
+            click.echo(line)

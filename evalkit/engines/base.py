@@ -31,14 +31,18 @@ class Outcome:
     """Why it failed, or who computes it; one line."""
 
 
-def failure_message(error: Exception) -> str:
-    """Return why a job failed, in one line."""
-    if isinstance(error, EvalkitError):
-        return str(error)
+FAILURES = (EvalkitError, MemoryError, OSError)
+"""Errors of one job, after which the others go on."""
+
+
+def why_failed(error: BaseException) -> str:
+    """Return an error of a job as a line for the user."""
     if isinstance(error, MemoryError):
         return "out of memory; close other programs, or give a smaller --token-budget"
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FAILURES):
+        return str(error)
     return f"unexpected {type(error).__name__}: {first_line(error)}"
 
 
@@ -51,7 +55,7 @@ class JobRunner(Protocol):
         """Compute what is missing of each job and write its results.
 
         Args:
-            jobs: the runs, in order of preference.
+            jobs: the runs, in order of preference; one or more.
             progress: receives messages and progress.
             done: called with each outcome as soon as it is known.
 

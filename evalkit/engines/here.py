@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.loading import LoadingKey, ModelHolder, loading_key
 from evalkit.benchmarks.session import finished, run_plan
-from evalkit.engines.base import Job, Outcome
-from evalkit.errors import EvalkitError, RunInUseError
+from evalkit.engines.base import FAILURES, Job, Outcome, why_failed
+from evalkit.errors import RunInUseError
 from evalkit.models.locate import silent
 from evalkit.progress import Progress
 from evalkit.remembered import remembering
@@ -62,10 +62,6 @@ def _outcome(job: Job, number: str, progress: Progress, holder: ModelHolder) -> 
         run_plan(job.plan, progress, holder)
     except RunInUseError as error:
         return Outcome(job, "in use", str(error))
-    except EvalkitError as error:
-        return Outcome(job, "failed", str(error))
-    except MemoryError:
-        return Outcome(job, "failed", "out of memory; close other programs, or give a smaller --token-budget")
-    except OSError as error:
-        return Outcome(job, "failed", f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except FAILURES as error:
+        return Outcome(job, "failed", why_failed(error))
     return Outcome(job, "finished")

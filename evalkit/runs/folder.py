@@ -107,6 +107,10 @@ class Run:
         rule = str(self.manifest["rule"])
         return None if rule == self.kind else rule
 
+    def other_rule(self, rule: str | None) -> str | None:
+        """Return a requested rule; None if it is the run's own, which is what readers take None for."""
+        return None if rule == self.manifest["rule"] else rule
+
     @property
     def suite(self) -> str:
         """Name of the run's suite; runs of one suite have the same tasks and prompts."""

@@ -147,17 +147,29 @@ def is_active(folder: Path, owner: Owner) -> bool:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process writes a run at the moment."""
+    """Return whether a process writes a run at the moment.
+
+    The operating system's lock counts; the lease counts too for an owner on another machine, or where this user may
+    not lock.
+    """
     owner = read_owner(folder)
-    if owner is None or not is_active(folder, owner):
+    held = _is_held(folder)
+    if held or owner is None or (held is False and owner.host == platform.node()):
+        return bool(held)
+    return is_active(folder, owner)
+
+
+def _is_held(folder: Path) -> bool | None:
+    """Return whether the operating system's lock is held; None: unknown."""
+    if not (folder / _LOCK).exists():
         return False
-    if owner.host != platform.node():
-        return True
     lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)
-    except (Timeout, OSError):
+    except Timeout:
         return True
+    except OSError:
+        return None
     lock.release()
     return False
 

@@ -1,6 +1,6 @@
 """Writing a run folder, by one process at a time and each file atomically.
 
-In: a run's manifest, and a function that writes what is missing. Out: the finished `Run`.
+In: a run's manifest. Out: a `RunWriter`, or the finished `Run`.
 """
 
 from __future__ import annotations
@@ -29,31 +29,6 @@ _GROUP = 32 << 20
 """Bytes of a table that are buffered before a row group is written."""
 
 
-def finished_run(
-    folder: Path,
-    manifest: dict[str, Any],
-    is_finished: Callable[[Run], bool],
-    complete: Callable[[RunWriter], None],
-    say: Callable[[str], None],
-    device: str,
-) -> Run:
-    """Complete a run if something is missing, and open it.
-
-    Args:
-        folder: the run's folder; it need not exist yet.
-        manifest: see `open_run`.
-        is_finished: returns whether a run with results has everything that is requested.
-        complete: writes what is missing, the results last.
-        say: called with messages for the user: damage, or that the requested device is not used.
-        device: requested device.
-    """
-    if (run := find_finished(folder, manifest, is_finished, say, device)) is not None:
-        return run
-    with open_run(folder.parent, folder.name, manifest, say) as writer:
-        complete(writer)
-    return load_run(folder)
-
-
 def find_finished(
     folder: Path,
     manifest: Mapping[str, Any],
@@ -61,7 +36,18 @@ def find_finished(
     say: Callable[[str], None],
     device: str,
 ) -> Run | None:
-    """Return a run that has everything that is requested; None if something is missing. Arguments: `finished_run`."""
+    """Return a run that has everything that is requested; None if something is missing.
+
+    Args:
+        folder: the run's folder; it need not exist yet.
+        manifest: see `open_run`.
+        is_finished: returns whether a run with results has everything that is requested.
+        say: called if the requested device is not used.
+        device: requested device.
+
+    Raises:
+        RunError: the folder is damaged, or has another run.
+    """
     if not (is_file(folder / RESULTS) and is_file(folder / MANIFEST)):
         return None
     run = load_run(folder)
@@ -91,7 +77,7 @@ def _index(device: str) -> str:
 
 
 class RunWriter:
-    """A run folder, opened for writing. Use `open_run` or `finished_run`."""
+    """A run folder, opened for writing. Use `open_run`."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], say: Callable[[str], None], lock: Lock) -> None:
         self.folder = folder

@@ -13,7 +13,7 @@ from evalkit.errors import EvalkitError
 from evalkit.models.fingerprint import fingerprint, known_fingerprint
 from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.runs.folder import Run
-from evalkit.studies.study_file import StudyCheckpoint
+from evalkit.studies.study import StudyCheckpoint
 
 
 def change_of(run: Run, checkpoint: StudyCheckpoint) -> str:

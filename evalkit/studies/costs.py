@@ -15,7 +15,7 @@ from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
 from evalkit.models.parameter_count import parameter_count
 from evalkit.models.shapes import BYTES, ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
-from evalkit.models.tokenizer_alone import tokenizer_alone
+from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
 from evalkit.remembered import remembered
 from evalkit.studies.speed import EFFICIENCY, Speed
 
@@ -98,7 +98,8 @@ def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
     kind = benchmark(plan.manifest["kind"])
     # What the prompts of two checkpoints with one tokenizer may differ in
     about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
-    key = (digest, kind.kind, repr(about), repr(plan.request.limit if hasattr(plan.request, "limit") else None))
+    limit, window = getattr(plan.request, "limit", None), window_of(plan.request.model, checkpoint, tokenizer, silent)
+    key = (digest, kind.kind, repr(about), repr((limit, window)))
     tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, SAMPLE, silent), most=64)
     config, dtype = config_of(checkpoint, silent), str(specification["dtype"])
     shape = _shape(config)

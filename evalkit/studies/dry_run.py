@@ -14,7 +14,7 @@ from typing import Any
 from evalkit.activity import doing, imports
 from evalkit.benchmarks.base import Say
 from evalkit.brief import counted
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.progress import clock
 from evalkit.remembered import remembering
 from evalkit.reporting.report import Report
@@ -25,7 +25,7 @@ from evalkit.studies.costs import SAMPLE, RunCost, cost_of
 from evalkit.studies.planning import PlannedRun, plan_runs
 from evalkit.studies.speed import EFFICIENCY, Speed, measured_speed
 from evalkit.studies.status import RunState, run_seconds, state_of_plan
-from evalkit.studies.study_file import Study
+from evalkit.studies.study import Study
 
 _HEADERS = (
     "benchmark",
@@ -49,6 +49,7 @@ class _Estimate:
     one: PlannedRun
     state: RunState
     device: str
+    """Where it is computed; empty: not on this machine, so that neither time nor memory is known."""
     cost: RunCost | None
     """None if the benchmark cannot estimate it."""
     seconds: float | None = None
@@ -61,11 +62,14 @@ def dry_run_report(study: Study, say: Say) -> Report:
     Raises:
         EvalkitError: the study cannot be planned.
     """
-    planned = plan_runs(study, study.runs, say)
+    planned = plan_runs(study, study.runs, say).runs
     with remembering(), doing("tokenising samples", slow=imports("transformers")):
         found, problems = _costs(planned, say)
     with doing("timing a matrix product"):
-        speeds = {key: measured_speed(*key) for key in {(one.device, one.cost.dtype) for one in found if one.cost}}
+        speeds = {
+            key: measured_speed(*key)
+            for key in {(one.device, one.cost.dtype) for one in found if one.cost and one.device}
+        }
     factors = _factors(found, speeds)
     found = [_with_seconds(one, speeds, factors) for one in found]
     groups: dict[tuple[str, int | None], list[_Estimate]] = {}
@@ -91,7 +95,11 @@ def _costs(planned: Sequence[PlannedRun], say: Say) -> tuple[list[_Estimate], li
 
     found, problems = [], dict[str, None]()
     for one in planned:
-        device, cost = resolve_device(one.plan.request.model.device), None
+        device, cost = "", None
+        try:
+            device = resolve_device(one.plan.request.model.device)
+        except UsageError as error:
+            problems[f"time and memory are not estimated: {error}"] = None
         try:
             cost = cost_of(one.plan, device, say)
         except EvalkitError as error:
@@ -104,7 +112,7 @@ def _factors(found: Sequence[_Estimate], speeds: Mapping[tuple[str, str], Speed]
     """Return benchmark → (measured time over estimated time, finished runs on the same hardware), "" for all."""
     ratios: dict[str, list[float]] = {}
     for one in found:
-        if one.state.state != "finished" or one.cost is None:
+        if one.state.state != "finished" or one.cost is None or not one.device:
             continue
         run = load_run(one.one.plan.folder)
         expected, taken = one.cost.seconds(speeds[one.device, one.cost.dtype]), run_seconds(run)
@@ -131,7 +139,7 @@ def _with_seconds(
 ) -> _Estimate:
     if one.state.state == "finished":
         return _Estimate(one.one, one.state, one.device, one.cost, 0.0)
-    if one.cost is None or (expected := one.cost.seconds(speeds[one.device, one.cost.dtype])) is None:
+    if one.cost is None or not one.device or (expected := one.cost.seconds(speeds[one.device, one.cost.dtype])) is None:
         return one
     factor, _ = factors.get(one.one.run.benchmark.name) or factors.get("") or (1.0, 0)
     left = expected * factor * (1 - (one.state.share or 0.0))
@@ -140,7 +148,7 @@ def _with_seconds(
 
 def _record(name: str, parameters: int | None, members: Sequence[_Estimate]) -> dict[str, Any]:
     costs = [one.cost for one in members if one.cost]
-    memory = [cost.memory for cost in costs if cost.memory is not None]
+    memory = [one.cost.memory for one in members if one.cost and one.device and one.cost.memory is not None]
     seconds = [one.seconds for one in members if one.seconds is not None]
     return {
         "benchmark": name,
@@ -182,15 +190,18 @@ def _summary(total: Mapping[str, Any]) -> str:
 
 
 def _notes(found: Sequence[_Estimate], factors: Mapping[str, tuple[float, int]]) -> list[str]:
-    devices = ", ".join(dict.fromkeys(one.device for one in found))
+    devices = ", ".join(dict.fromkeys(one.device for one in found if one.device))
     basis = f"a matrix product timed now on {devices}, of whose speed scoring is assumed to reach {EFFICIENCY:.0%}"
     if "" in factors:
         basis = (
             f"{counted(factors[''][1], 'finished run')} of this study on the same hardware, scaled by operations; for "
             "benchmarks without one, all of them"
         )
+    tokens = f"tokens: of at most {SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once"
+    if not devices:
+        return [tokens, "disk: journals and tables"]
     return [
-        f"tokens: of at most {SAMPLE} documents of each task, scaled up; distinct: shared prefixes counted once",
+        tokens,
         f"time: from {basis}; without loading and preparing models; answers may end before their longest length",
         "memory: weights and one batch of one run; disk: journals and tables",
     ]

@@ -36,20 +36,27 @@ class GrowingCurve:
     def __init__(self, folder: Path, plot: Path | None, say: Say) -> None:
         self._folder, self._plot, self._say = folder, plot, say
         self._runs: dict[int, Run] = {}
+        self._rule: str | None = None
 
-    def add(self, step: int, run: Run) -> str | None:
+    def add(self, step: int, run: Run, rule: str) -> str | None:
         """Add a finished run; return its line, or None if it is there already.
+
+        Args:
+            step: its training step.
+            run: the run.
+            rule: of its plan; finished runs may have been started under another one.
 
         Raises:
             EvalkitError: its results cannot be read.
         """
+        self._rule = rule
         if not self._runs:
             self._runs = self._earlier(run)
         known = self._runs.get(step)
         self._runs[step] = run
         if known is not None and known.manifest["id"] == run.manifest["id"]:
             return None
-        _, result = benchmark_of(run).headline(run)
+        _, result = benchmark_of(run).headline(run, run.other_rule(rule))
         before = max((other for other in self._runs if other < step), default=None)
         change = "" if before is None else self._change(before, step)
         again = " (its checkpoint was written again)" if known is not None else ""
@@ -73,7 +80,7 @@ class GrowingCurve:
         if (run.kind, run.suite) != (other.kind, other.suite) or len({tuple(sorted(tasks)) for tasks in same}) > 1:
             return False
         try:
-            differing = [one.name for one, _ in differences(run, other) if one.refused]
+            differing = [one.name for one, _ in differences(run, other, self._rule) if one.refused]
         except EvalkitError as error:
             self._say(f"{other.folder.name} is left out of the curve: {error}")
             return False
@@ -83,7 +90,7 @@ class GrowingCurve:
         """Return the paired difference from an earlier step with its interval; empty if they cannot be compared."""
         sides = [Side(str(one), (self._runs[one],)) for one in (before, step)]
         try:
-            [found] = compare_sides(sides)
+            [found] = compare_sides(sides, self._rule)
         except EvalkitError:  # generated answers without documents in common, equal weights
             return ""
         unit, average = page_unit(found), found.average
@@ -98,6 +105,6 @@ class GrowingCurve:
 
         runs = tuple(run for _, run in sorted(self._runs.items()))
         try:
-            curves([curve(Side(printable(self._folder.resolve().name), runs))], self._plot)
+            curves([curve(Side(printable(self._folder.resolve().name), runs), self._rule)], self._plot)
         except EvalkitError as error:
             self._say(f"{self._plot} is not drawn: {error}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evalkit.activity import doing
@@ -19,8 +20,11 @@ from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.models.files import safetensors_header
 from evalkit.models.parameter_count import parameter_count
 from evalkit.remembered import remembering
-from evalkit.studies.records import finished_run_of, save_record
-from evalkit.studies.study_file import Study, StudyRun
+from evalkit.runs.folder import Run
+from evalkit.studies.records import finished_run_of, record_of, save_record
+from evalkit.studies.study import Study, StudyRun
+
+GONE = "its checkpoint was deleted before this run was finished"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,24 @@ class PlannedRun:
         return Job(self.run.label, self.plan)
 
 
-def plan_study(study: Study, say: Say) -> list[PlannedRun]:
+@dataclass(frozen=True)
+class KeptRun:
+    """A finished run whose checkpoint is gone: trainers delete earlier steps."""
+
+    run: StudyRun
+    finished: Run
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """The plans of a study's runs."""
+
+    runs: tuple[PlannedRun, ...]
+    kept: tuple[KeptRun, ...]
+    """Finished runs that cannot be planned any more."""
+
+
+def plan_study(study: Study, say: Say) -> StudyPlan:
     """Plan all runs of a study and record where each one is.
 
     Raises:
@@ -44,34 +65,40 @@ def plan_study(study: Study, say: Say) -> list[PlannedRun]:
         RunError: the records cannot be written.
     """
     found = plan_runs(study, study.runs, say)
-    for one in found:
+    for one in found.runs:
         record_plan(study, one)
     return found
 
 
-def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> list[PlannedRun]:
-    """Plan some runs of a study, without recording them.
+def plan_runs(study: Study, runs: Sequence[StudyRun], say: Say) -> StudyPlan:
+    """Plan some runs of a study, without recording them. Raises as `plan_study`.
 
-    A finished run whose checkpoint is gone is left out. Raises as `plan_study`.
+    Where a checkpoint is gone, its finished runs are kept; the others are left out if a pattern names it, and are
+    problems if the user does.
     """
-    found, problems, say = [], _Problems(), _once(say)
+    problems, say = _Problems(), _once(say)
+    found, kept = list[PlannedRun](), list[KeptRun]()
     with remembering(), doing(f"planning {counted(len(runs), 'run')}"):
         for run in runs:
             try:
                 found.append(PlannedRun(run, plan_of(study, run, say)))
             except EvalkitError as error:
-                if _is_finished(study, run):  # trainers delete earlier steps
+                if (finished := _kept(study, run)) is not None:
+                    kept.append(KeptRun(run, finished))
                     say(f"{run.label}: finished, and not checked again, since it cannot be planned ({error})")
+                elif run.checkpoint.is_gone:
+                    say(f"{run.label}: left out, since {GONE}")
                 else:
                     problems.add(run, str(error))
     problems.raise_any(f"study {study.path}", _same_runs(found))
-    return found
+    return StudyPlan(tuple(found), tuple(kept))
 
 
-def _is_finished(study: Study, run: StudyRun) -> bool:
-    with suppress(EvalkitError):
-        return finished_run_of(study, run) is not None
-    return False
+def _kept(study: Study, run: StudyRun) -> Run | None:
+    """Return the finished run of a checkpoint that is gone; None if it is there, and damaged."""
+    with suppress(EvalkitError, OSError):
+        return None if Path(run.checkpoint.model).expanduser().exists() else finished_run_of(study, run)
+    return None
 
 
 def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
@@ -80,9 +107,11 @@ def plan_of(study: Study, run: StudyRun, say: Say) -> Plan:
 
 
 def record_plan(study: Study, one: PlannedRun) -> None:
-    """Record where a planned run is; a failure that is recorded remains."""
-    parameters = parameter_count(one.plan.checkpoint)
-    save_record(study.output, one.run, one.plan.folder, one.plan.manifest["id"], None, parameters)
+    """Record where a planned run is, unless it is recorded: another process may write why it failed meanwhile."""
+    known, identity = record_of(study.output, one.run), one.plan.manifest["id"]
+    if known is None or known.id != identity:
+        parameters = parameter_count(one.plan.checkpoint)
+        save_record(study.output, one.run, one.plan.folder, identity, parameters=parameters)
 
 
 def plan_checkpoints(models: Sequence[str], options: Mapping[str, Any], say: Say) -> list[Job]:

@@ -16,7 +16,7 @@ from evalkit.errors import RunError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, misfit
 from evalkit.runs.folder import RESULTS, Run, load_run
-from evalkit.studies.study_file import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun
 
 _RECORDS = ".studies"
 _LARGEST = 1 << 20
@@ -48,7 +48,7 @@ def save_record(
     run: StudyRun,
     folder: Path,
     identity: str,
-    error: str | None = "",
+    error: str = "",
     parameters: int | None = None,
 ) -> None:
     """Store where a run is, and why it failed.
@@ -58,7 +58,7 @@ def save_record(
         run: the run.
         folder: its run folder.
         identity: its id.
-        error: why it failed; empty: it did not; None: as recorded.
+        error: why it failed; empty: it did not.
         parameters: of its model; None: as recorded.
 
     Raises:
@@ -73,11 +73,12 @@ def save_record(
         place=run.checkpoint.place,
         folder=folder.name,
         id=identity,
-        error=(same.error if same else "") if error is None else error,
+        error=error,
         parameters=same.parameters if same and parameters is None else parameters,
-        written=datetime.now(UTC).isoformat(timespec="seconds"),
+        written=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
-    if known and known.model_copy(update={"written": ""}) == record.model_copy(update={"written": ""}):
+    # A failure is written again: waiting processes see by its time that it is a new one
+    if known and not error and known.model_copy(update={"written": ""}) == record.model_copy(update={"written": ""}):
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +93,15 @@ def record_of(root: Path, run: StudyRun) -> Record | None:
 
 
 def recorded_checkpoints(root: Path, place: str) -> frozenset[str]:
-    """Return the checkpoints of the records of studies in one folder, relative to the study files.
+    """Return the checkpoints with a finished run, of studies in one folder, relative to the study files.
 
     Args:
         root: folder of runs.
         place: the studies' folder, relative to `root`.
     """
     found = (_read(path) for path in (root / _RECORDS).glob("*.json"))
-    return frozenset(one.checkpoint for one in found if one is not None and one.checkpoint and one.place == place)
+    own = (one for one in found if one is not None and one.checkpoint and one.place == place)
+    return frozenset(one.checkpoint for one in own if (root / one.folder / RESULTS).is_file())
 
 
 def _read(path: Path) -> Record | None:

@@ -16,7 +16,8 @@ from evalkit.runs.folder import Run
 from evalkit.studies.changes import change_of
 from evalkit.studies.records import finished_run_of, record_of, recorded_checkpoints
 from evalkit.studies.selection import Selected
-from evalkit.studies.study_file import Study, StudyBenchmark, StudyCheckpoint, StudyRun, read_study
+from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyRun
+from evalkit.studies.study_file import read_study
 
 
 class StudyResults:
@@ -52,8 +53,8 @@ class StudyResults:
         if missing := self.missing(checkpoints, benchmark):
             verb = "is" if len(missing) == 1 else "are"
             raise UsageError(
-                f"{', '.join(map(self.described, missing))} {verb} not finished; {self.remedy}, which computes what is "
-                "missing"
+                f"{', '.join(map(self.described, missing))} {verb} not finished; run {self.remedy}, which computes "
+                "what is missing"
             )
 
     def described(self, missing: StudyRun) -> str:

@@ -7,27 +7,43 @@ runs that no other process holds.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.brief import counted
-from evalkit.engines.base import JobRunner, Outcome
+from evalkit.engines.base import Job, JobRunner, Outcome
 from evalkit.progress import Progress
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.planning import PlannedRun, plan_study
-from evalkit.studies.records import save_record
-from evalkit.studies.study_file import Study, StudyRun
+from evalkit.studies.planning import KeptRun, plan_study
+from evalkit.studies.records import record_of, save_record
+from evalkit.studies.study import Study, StudyRun
 
 _POLL = 5.0
 """Seconds between two looks at the runs of other processes."""
 
 
-def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[tuple[StudyRun, Outcome]]:
+@dataclass(frozen=True)
+class RunOutcome:
+    """What became of a study's run."""
+
+    state: Literal["finished", "failed", "in use"]
+    folder: Path
+    id: str
+    rule: str | None
+    """That its result is read under; None: the run's own."""
+    message: str = ""
+    """Why it failed, or who computes it; one line."""
+    left_out: tuple[str, ...] = ()
+    """Tasks that could not be run."""
+
+
+def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -> list[tuple[StudyRun, RunOutcome]]:
     """Compute the runs of a study that no other process computes.
 
     Args:
@@ -42,9 +58,10 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
     Raises:
         EvalkitError: the study cannot be planned, or nothing can be computed at all.
     """
-    planned = plan_study(study, progress.say)
-    jobs = [one.job for one in planned]
-    run_of = {id(job): one for job, one in zip(jobs, planned, strict=True)}
+    plan = plan_study(study, progress.say)
+    jobs = [one.job for one in plan.runs]
+    run_of = {id(job): one for job, one in zip(jobs, plan.runs, strict=True)}
+    recorded = {id(job): record_of(study.output, one.run) for job, one in zip(jobs, plan.runs, strict=True)}
 
     def record(outcome: Outcome) -> None:
         one = run_of[id(outcome.job)]
@@ -53,35 +70,74 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
         if outcome.state == "failed":
             progress.say(f"{outcome.job.label} failed: {outcome.message}")
 
-    outcomes = runner(jobs, progress, record)
+    def failed_elsewhere(job: Job) -> str:
+        """Return the error of another process that has tried a run since this one planned it."""
+        found, before = record_of(study.output, run_of[id(job)].run), recorded[id(job)]
+        if found is None or found.id != job.plan.manifest["id"]:
+            return ""
+        return "" if before is not None and found.written == before.written else found.error
+
+    outcomes = runner(jobs, progress, record) if jobs else []
     if wait:
-        outcomes = _waited(outcomes, progress, runner, record)
-    return [(one.run, _named_owner(one, outcome)) for one, outcome in zip(planned, outcomes, strict=True)]
+        outcomes = _waited(outcomes, progress, runner, record, failed_elsewhere)
+    of_run = {one.run.label: _outcome(outcome) for one, outcome in zip(plan.runs, outcomes, strict=True)}
+    of_run |= {one.run.label: _kept_outcome(one) for one in plan.kept}
+    return [(run, of_run[run.label]) for run in study.runs if run.label in of_run]
 
 
-def _waited(outcomes: Sequence[Outcome], progress: Progress, runner: JobRunner, record: Any) -> list[Outcome]:
-    """Return the outcomes once no run is in use; runs that another process has left are computed here."""
+def _waited(
+    outcomes: Sequence[Outcome],
+    progress: Progress,
+    runner: JobRunner,
+    record: Callable[[Outcome], None],
+    failed_elsewhere: Callable[[Job], str],
+) -> list[Outcome]:
+    """Return the outcomes once no run is in use; runs that another process has left unfinished are computed here.
+
+    A run that has failed in another process meanwhile is not tried again: it would fail in every waiting process.
+    """
     found = list(outcomes)
     waiting: set[str] = set()
     while others := [place for place, outcome in enumerate(found) if outcome.state == "in use"]:
         free = [place for place in others if not is_locked(found[place].job.plan.folder)]
-        for place, outcome in zip(free, runner([found[place].job for place in free], progress, record), strict=True):
-            found[place] = outcome
-        if labels := {found[place].job.label for place in others if found[place].state == "in use"} - waiting:
-            waiting |= labels
-            progress.say(f"waiting for other processes: {', '.join(sorted(labels))}")
-        if len(free) < len(others):
+        for place in list(free):
+            if error := failed_elsewhere(found[place].job):
+                progress.say(f"{found[place].job.label} failed in another process: {error}")
+                found[place] = Outcome(found[place].job, "failed", error)
+                free.remove(place)
+        if free:
+            jobs = [found[place].job for place in free]
+            for place, outcome in zip(free, runner(jobs, progress, record), strict=True):
+                found[place] = outcome
+        if left := {found[place].job.label for place in others if found[place].state == "in use"}:
+            if labels := left - waiting:
+                waiting |= labels
+                progress.say(f"waiting for other processes: {', '.join(sorted(labels))}")
             time.sleep(_POLL)
     return found
 
 
-def _named_owner(one: PlannedRun, outcome: Outcome) -> Outcome:
-    """Return the outcome; of a run in use, with its process."""
-    owner = read_owner(one.plan.folder) if outcome.state == "in use" else None
-    return replace(outcome, message=str(owner)) if owner else outcome
+def _outcome(outcome: Outcome) -> RunOutcome:
+    """Return what became of a planned run; of one in use, with its process."""
+    plan = outcome.job.plan
+    owner = read_owner(plan.folder) if outcome.state == "in use" else None
+    return RunOutcome(
+        outcome.state,
+        plan.folder,
+        plan.manifest["id"],
+        plan.manifest["rule"],
+        str(owner) if owner else outcome.message,
+        tuple(plan.manifest.get("left_out", ())),
+    )
 
 
-def outcomes_report(found: Sequence[tuple[StudyRun, Outcome]]) -> Report:
+def _kept_outcome(one: KeptRun) -> RunOutcome:
+    manifest = one.finished.manifest
+    left_out = tuple(manifest.get("left_out", ()))
+    return RunOutcome("finished", one.finished.folder, manifest["id"], one.run.benchmark.rule, left_out=left_out)
+
+
+def outcomes_report(found: Sequence[tuple[StudyRun, RunOutcome]]) -> Report:
     """Return a report with a line for each run: its outcome, and its result or why it has none."""
     content = [_record(run, outcome) for run, outcome in found]
     rows = [[one["run"], one["state"], one["result"] or one["message"]] for one in content]
@@ -97,22 +153,22 @@ def outcomes_report(found: Sequence[tuple[StudyRun, Outcome]]) -> Report:
     return Report((table,), (verdict,), notes=tuple(notes), content=content, records=content)
 
 
-def _record(run: StudyRun, outcome: Outcome) -> dict[str, Any]:
+def _record(run: StudyRun, outcome: RunOutcome) -> dict[str, Any]:
     score, result = None, ""
     if outcome.state == "finished":
-        finished = load_run(outcome.job.plan.folder)
-        score, result = benchmark_of(finished).headline(finished)
+        finished = load_run(outcome.folder)
+        score, result = benchmark_of(finished).headline(finished, finished.other_rule(outcome.rule))
     return {
         "run": run.label,
         "checkpoint": run.checkpoint.name,
         "seed": run.checkpoint.seed,
         "step": run.checkpoint.step,
         "benchmark": run.benchmark.name,
-        "id": outcome.job.plan.manifest["id"],
-        "folder": str(outcome.job.plan.folder),
+        "id": outcome.id,
+        "folder": str(outcome.folder),
         "state": outcome.state,
         "score": score,
         "result": result,
         "message": outcome.message,
-        "left_out": "; ".join(outcome.job.plan.manifest.get("left_out", ())),
+        "left_out": "; ".join(outcome.left_out),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
-from evalkit.studies.study_file import Study, StudyCheckpoint
+from evalkit.studies.study import Study, StudyCheckpoint
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from evalkit.comparison.sides import Side, check_unique
 from evalkit.errors import UsageError
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.selection import select, trainings
-from evalkit.studies.study_file import StudyBenchmark
+from evalkit.studies.study import StudyBenchmark
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import EvalkitError, RunError
+from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import misfit
 from evalkit.models.parameter_count import parameter_count
 from evalkit.remembered import remembering
@@ -22,9 +22,9 @@ from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.planning import plan_of
+from evalkit.studies.planning import GONE, plan_of
 from evalkit.studies.records import record_of
-from evalkit.studies.study_file import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
 STATES: tuple[State, ...] = ("finished", "running", "interrupted", "missing", "failed", "not planned")
@@ -75,10 +75,13 @@ def _state(study: Study, run: StudyRun, say: Say) -> RunState:
         try:
             plan = plan_of(study, run, say)
         except EvalkitError as error:
-            return RunState(run, "not planned", reason=str(error))
+            return RunState(run, "not planned", reason=GONE if run.checkpoint.is_gone else str(error))
         return state_of_plan(run, plan)
     known = RunState(run, "missing", id=record.id, parameters=record.parameters, reason=record.error)
-    return _state_of_folder(known, study.output / record.folder)
+    found = _state_of_folder(known, study.output / record.folder)
+    if run.checkpoint.is_gone and found.state in ("interrupted", "missing"):
+        return replace(found, state="not planned", reason=GONE)
+    return found
 
 
 def state_of_plan(run: StudyRun, plan: Plan) -> RunState:
@@ -91,7 +94,7 @@ def _state_of_folder(known: RunState, folder: Path) -> RunState:
     known = replace(known, folder=folder)
     try:
         return _read_state(known, folder)
-    except RunError as error:
+    except EvalkitError as error:
         return replace(known, state="failed", reason=str(error))
 
 
@@ -110,7 +113,7 @@ def _read_state(known: RunState, folder: Path) -> RunState:
     if folder.is_dir():
         run = load_run(folder)
         if run.complete and run.manifest["id"] == known.id:
-            score, result = benchmark_of(run).headline(run)
+            score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
             # The record's first: counted in the same way for runs that are not finished
             parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
             seconds = run_seconds(run)

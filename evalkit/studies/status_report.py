@@ -11,7 +11,7 @@ from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.studies.status import STATES, RunState
-from evalkit.studies.study_file import Study
+from evalkit.studies.study import Study
 
 _HEADERS = ("run", "state", "share", "left", "result")
 _ESTIMATE = (

@@ -15,7 +15,7 @@ from evalkit.reporting.escape import printable
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.selection import Selected, select
-from evalkit.studies.study_file import StudyBenchmark, StudyTable
+from evalkit.studies.study import StudyBenchmark, StudyTable
 from evalkit.tables.layout import TableLayout, layout_names
 from evalkit.tables.row_models import rows_of
 

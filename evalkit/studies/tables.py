@@ -13,7 +13,7 @@ from evalkit.errors import UsageError
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults
-from evalkit.studies.study_file import Study, StudyBenchmark, StudyTable
+from evalkit.studies.study import Study, StudyBenchmark, StudyTable
 from evalkit.studies.table_rows import assign
 from evalkit.tables.adjusted_layout import retitled
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
@@ -65,7 +65,7 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     if not rows.runs:
         why = "; ".join([*(text.rstrip(".") for text in rows.remarks), *rows.without_row])
         return UnfilledTable(layout.name, f"no row has a finished run on {chosen.name} ({why})")
-    request = replace(request, drop_empty=request.drop_empty or given.drop_empty)
+    request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or chosen.rule)
     made = made_of_runs(layout, RunMapping(None, rows.runs), request, rows.remarks)
     return FilledTable(made, rows.without_row)
 

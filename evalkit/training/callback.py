@@ -212,7 +212,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     def _run(self, step: int) -> dict[str, float]:
         name = f"{self._name} step {step}"
         with self._progress as shown, live_model(self._trainer.model, name, **self._loading) as spec:
-            return logged_metrics(run_plan(planned(spec, self._options, shown.say), shown))
+            plan = planned(spec, self._options, shown.say)
+            return logged_metrics(run_plan(plan, shown), plan.manifest["rule"])
 
     def _plan(self) -> dict[str, float]:
         with live_model(self._trainer.model, self._name, **self._loading) as spec:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from evalkit.cli import main
-from tests.studies.tiny_studies import CHOICES, made_files, made_study
+from tests.studies.tiny_studies import CHOICES, NEEDLE, made_files, made_study
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -108,6 +108,33 @@ def test_a_dry_run_computes_nothing(folder: Path, evalkit: Command) -> None:
     assert not (folder / "dry").exists()
     code, _, err = evalkit("study", "run", path, "--dry-run", "--wait")
     assert (code, "leave out one of them" in err) == (2, True)
+    for option in ("--workers", "2"), ("--ray", "auto"):
+        code, _, err = evalkit("study", "run", path, "--dry-run", *option)
+        assert code == 2
+        assert err == f"evalkit: {option[0]}: a dry run computes nothing, in this process; leave out one of them\n"
+
+
+def test_a_study_whose_checkpoints_are_gone_is_still_finished(folder: Path, evalkit: Command) -> None:
+    """Also where only patterns named them; seeds keep their numbers."""
+    checkpoints = {"B": "intg-*", "C": {"model": "train-*", "steps": "checkpoint-*"}}
+    path = made_study(folder, checkpoints)
+    assert evalkit("study", "run", path)[0] == 0
+    _, before, _ = evalkit("study", "status", path, "--format", "json")
+    steps = ("train-seed1/checkpoint-20", "train-seed1/checkpoint-100", "train-seed2/checkpoint-20")
+    for name in ("intg-seed1", "intg-seed2", *steps):
+        shutil.rmtree(folder / name)
+    code, after, _ = evalkit("study", "status", path, "--format", "json")
+    assert (code, json.loads(after)["runs"]) == (0, json.loads(before)["runs"])
+    code, out, err = evalkit("study", "run", path)
+    assert (code, "6 runs: 6 finished" in out) == (0, True), err
+    # Of a checkpoint without a finished run nothing is known
+    made_study(folder, checkpoints, {"zeroshot8": CHOICES, "needle": NEEDLE})
+    code, out, _ = evalkit("study", "status", path, "--format", "json")
+    content = json.loads(out)
+    totals = content["totals"]
+    assert (code, totals["finished"], totals["missing"], totals["not planned"]) == (0, 6, 1, 5)
+    reasons = {one["reason"] for one in content["runs"] if one["state"] == "not planned"}
+    assert reasons == {"its checkpoint was deleted before this run was finished"}
 
 
 def several(folder: Path) -> list[Any]:
@@ -131,11 +158,12 @@ def test_run_on_several_checkpoints_has_a_line_for_each(folder: Path, evalkit: C
         content = json.loads(single)
         found = [task["accuracy"] for task in content["tasks"]] + [content["averages"][-1]["accuracy"]]
         assert [float(cell) for cell in line[1:]] == pytest.approx([100 * value for value in found], abs=0.051)
-    # As the shell expands the pattern
-    code, again, _ = evalkit(
-        "run", *sorted(pattern.parent.glob("*"), key=lambda path: len(path.name)), *several(folder)
-    )
-    assert (code, again) == (0, out)
+    # As the shell expands the pattern: several arguments have the order in which they are given
+    expanded = sorted(pattern.parent.glob("*"))
+    code, again, _ = evalkit("run", *expanded, *several(folder))
+    assert code == 0
+    assert [line.split() for line in again.splitlines() if "checkpoint-" in line] == lines[::-1]
+    assert [path.name for path in expanded] == ["checkpoint-100", "checkpoint-20"]
     code, out, _ = evalkit("run", pattern, *several(folder), "--format", "json", "--rule", "acc_norm")
     assert [len(one["tasks"]) for one in json.loads(out)] == [2, 2]
     code, out, _ = evalkit("run", pattern, *several(folder), "--format", "csv")

@@ -154,6 +154,31 @@ def test_comparing_by_name(evalkit: Command, computed_study: Path) -> None:
     complains(evalkit("compare", "--benchmark", "zs", "a", "b"), 2, "--benchmark names a benchmark of a study")
 
 
+def test_the_rule_of_a_benchmark_is_that_of_its_numbers(evalkit: Command, own: Path, study: Path) -> None:
+    """A finished run has the results of every rule; the rule in the file is the one that is shown."""
+
+    def with_rule(path: Path, rule: str | None) -> None:
+        content = yaml.safe_load(path.read_text("utf-8"))
+        content["benchmarks"]["zs"] = {
+            key: value for key, value in content["benchmarks"]["zs"].items() if key != "rule"
+        } | ({"rule": rule} if rule else {})
+        path.write_text(yaml.safe_dump(content, sort_keys=False), "utf-8")
+
+    commands: list[tuple[Path, tuple[object, ...]]] = [
+        (own, ("table", "main_res", "--study", own, "--drop-empty", "--format", "csv")),
+        (study, ("compare", "--study", study, "--benchmark", "zs", "intg", "vanilla", "--format", "json")),
+        (study, ("compare", "--study", study, "--benchmark", "zs", "--curve", "diff", "--format", "json")),
+    ]
+    for path, command in commands:
+        with_rule(path, None)
+        plain, asked = evalkit(*command), evalkit(*command, "--rule", "acc_norm")
+        with_rule(path, "acc_norm")
+        shown = evalkit(*command)
+        assert (shown.code, shown.out) == (0, asked.out), shown.err
+        assert plain.out != asked.out
+        assert evalkit(*command, "--rule", "ppl").out == plain.out
+
+
 def test_curves_by_name(evalkit: Command, study: Path) -> None:
     shutil.rmtree(next(study.parent.glob("runs/diff-seed1-checkpoint-10-*")))
     begin = ("compare", "--study", study, "--benchmark", "zs", "--curve")

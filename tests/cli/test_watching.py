@@ -20,6 +20,9 @@ import pytest
 import evalkit
 from evalkit.benchmarks.loading import ModelHolder
 from evalkit.cli import main
+from evalkit.comparison.comparison import compare_sides
+from evalkit.comparison.comparison_report import page_unit
+from evalkit.comparison.sides import Side
 from evalkit.studies.watch import Watcher
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import trainer_of
@@ -108,6 +111,60 @@ def test_one_that_fails_is_named_and_the_others_go_on(
     assert re.findall(r"^step (\d+)", out, re.MULTILINE) == ["10", "30"]
     assert len(re.findall("^checkpoint-20 failed: ", err, re.MULTILINE)) == 1
     assert err.splitlines()[-1].startswith("evalkit: not evaluated: checkpoint-20: ")
+
+
+def test_memory_and_disk_of_one_checkpoint_do_not_end_it(
+    training: Path, documents: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        tiny_checkpoint(training / f"checkpoint-{step}", seed=step, window=1024)
+    errors: dict[str, BaseException] = {
+        "checkpoint-10": MemoryError(), "checkpoint-20": OSError(28, "No space left on device", "/cache/x"),
+    }  # fmt: skip
+    load = ModelHolder.model_of
+
+    def failing(own: ModelHolder, plan: Any, say: Any) -> Any:
+        if error := errors.get(Path(plan.checkpoint.given).name):
+            raise error
+        return load(own, plan, say)
+
+    monkeypatch.setattr(ModelHolder, "model_of", failing)
+    code, out, err = command(arguments(training, documents, "--until", "30"), capsys)
+    assert code == 1
+    assert re.findall(r"^step (\d+)", out, re.MULTILINE) == ["30"]
+    assert "checkpoint-10 failed: out of memory; close other programs, or give a smaller --token-budget" in err
+    assert "checkpoint-20 failed: /cache/x: No space left on device" in err
+    assert "Traceback" not in err
+
+
+def test_the_curve_is_under_the_requested_rule(
+    training: Path, documents: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finished runs have every rule's results, and their ids do not depend on the rule."""
+    for seed, step in enumerate((10, 20)):
+        tiny_checkpoint(training / f"checkpoint-{step}", seed=seed, window=1024)
+    assert command(arguments(training, documents, "--until", "20"), capsys)[0] == 0
+    plot = training.parent / "curve.pdf"
+    more = ("--until", "20", "--rule", "acc_norm", "--plot", str(plot))
+    code, out, err = command(arguments(training, documents, *more), capsys)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert len(lines) == 2
+    assert "since step 10" in lines[1]
+    assert plot.stat().st_size
+    shown = []
+    for line, step in zip(lines, (10, 20), strict=True):
+        run = evalkit.load_run(str(training / f"checkpoint-{step}"), root=training.parent / "runs")
+        assert f"{100 * run.results('acc_norm').average.accuracy:.1f} " in line
+        assert "(acc_norm)" in line
+        shown.append(run)
+    [found] = compare_sides([Side(str(number), (run,)) for number, run in enumerate(shown)], "acc_norm")
+    assert f"; {page_unit(found).difference(found.average.difference)} points" in lines[1]
+    # A new run, beside those that were started under the other rule, one of them of a removed checkpoint
+    shutil.rmtree(training / "checkpoint-10")
+    tiny_checkpoint(training / "checkpoint-30", seed=3, window=1024)
+    code, out, err = command(arguments(training, documents, "--until", "30", "--rule", "acc_norm"), capsys)
+    assert (code, re.findall(r"since step (\d+)", out)) == (0, ["10", "20"]), err
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from evalkit.models.locate import locate
 from evalkit.models.spec import ModelSpec
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
-from evalkit.runs.writing import finished_run, open_run
+from evalkit.runs.writing import find_finished, open_run
 from evalkit.tables.measured import accuracies
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
@@ -297,7 +297,7 @@ def test_all_files_of_another_run_under_a_name_of_digits(tmp_path: Path, pairs: 
     folder = Path(shutil.copytree(other.folder, tmp_path / "made-202611211530"))
     assert load_run(folder).manifest == other.manifest
     with pytest.raises(RunError, match="belongs to another specification; choose another --output"):
-        finished_run(folder, run.manifest, lambda _: True, pytest.fail, print, "auto")
+        find_finished(folder, run.manifest, lambda _: True, print, "auto")
 
 
 def test_a_damaged_file_of_a_run_without_its_journal(again: Callable[..., Run]) -> None:

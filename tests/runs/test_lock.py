@@ -126,3 +126,19 @@ def test_a_look_at_the_state_does_not_disturb_a_process_that_begins(tmp_path: Pa
     threading.Timer(0.05, look.release).start()
     with locked(tmp_path):
         pass
+
+
+def test_on_this_machine_the_lock_counts_and_not_the_lease(tmp_path: Path) -> None:
+    """Of a process that was stopped for minutes, and of one whose file could not be written."""
+    held = FileLock(tmp_path / ".lock", thread_local=False)
+    with held:
+        assert is_locked(tmp_path)
+        owned(tmp_path, age=LEASE + 30, host=platform.node())
+        assert is_locked(tmp_path)
+    owned(tmp_path, host=platform.node())
+    assert not is_locked(tmp_path)
+
+
+def test_a_look_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,8 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.remembered import remembering
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.records import save_record
-from evalkit.studies.study_file import StudyRun, read_study
+from evalkit.studies.study import StudyRun
+from evalkit.studies.study_file import read_study
 from tests.benchmarks.test_every_benchmark import Silent
 from tests.tables.test_measured import altered
 from tests.tables.test_row_models import loaded

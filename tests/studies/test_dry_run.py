@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned
@@ -24,6 +26,7 @@ from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study
+from tests.tiny import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +153,35 @@ def test_the_report_has_every_benchmark_and_a_total(folder: Path) -> None:
     assert rows["zeroshot8"]["tokens"] == 3 * counted(run)
     assert rows["zeroshot8"]["seconds"] == pytest.approx(2 * sum(run.seconds.values()), rel=0.5)
     assert json.dumps(after.content)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_elsewhere(folder: Path) -> None:
+    """Tokens and disk are those of any machine."""
+    benchmarks = {"zeroshot8": CHOICES, "here": CHOICES | {"suite": "zeroshot8", "limit": 3, "device": "cpu"}}
+    own = made_study(folder, {"A": "vanilla"}, benchmarks, "cuda.yaml", settings={"device": "cuda"}, output="cuda")
+    report = dry_run_report(read_study(own), silent)
+    rows = {record["benchmark"]: record for record in report.content["groups"]}
+    assert rows["zeroshot8"]["tokens"] > rows["here"]["tokens"] > 0
+    assert rows["zeroshot8"]["disk_bytes"] > 0
+    assert (rows["zeroshot8"]["seconds"], rows["zeroshot8"]["memory_bytes"]) == (None, None)
+    assert rows["here"]["seconds"] > 0
+    text = printed(report)
+    assert "time and memory are not estimated: --device cuda: this machine has no cuda device(s) for torch" in text
+    nowhere = made_study(folder, {"A": "vanilla"}, name="no.yaml", settings={"device": "cuda"}, output="cuda")
+    text = printed(dry_run_report(read_study(nowhere), silent))
+    assert "matrix product" not in text
+    assert "disk: journals and tables" in text
+
+
+def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path: Path, folder: Path) -> None:
+    """Long prompts are cut to the window."""
+    shutil.copytree(folder / "documents", tmp_path / "documents")
+    for name, window in (("long", 1024), ("short", 64)):
+        tiny_checkpoint(tmp_path / name, window=window)
+    tokens = []
+    for names in (("long", "short"), ("long",), ("short",)):
+        path = made_study(tmp_path, {name: name for name in names}, name="study.yaml")
+        tokens.append(dry_run_report(read_study(path), silent).content["total"]["tokens"])
+    assert tokens[1] > tokens[2]
+    assert tokens[0] == tokens[1] + tokens[2]

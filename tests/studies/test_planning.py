@@ -11,13 +11,15 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
+from evalkit.engines.base import Outcome
 from evalkit.engines.here import run_here
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
 from evalkit.studies.planning import plan_checkpoints, plan_study
-from evalkit.studies.records import record_of
-from evalkit.studies.running import run_study
+from evalkit.studies.records import record_of, recorded_checkpoints, save_record
+from evalkit.studies.running import outcomes_report, run_study
 from evalkit.studies.study_file import read_study
+from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study
 
 
@@ -40,7 +42,7 @@ def problems_of(path: Path) -> tuple[str, ...]:
 
 def test_every_run_is_the_one_of_a_single_command_and_is_recorded(folder: Path) -> None:
     study = read_study(made_study(folder, {"A": "vanilla", "B": "intg-*"}, {"zeroshot8": CHOICES, "needle": NEEDLE}))
-    found = plan_study(study, silent)
+    found = plan_study(study, silent).runs
     assert [one.run.label for one in found] == [one.label for one in study.runs]
     for one in found:
         options = {**one.run.options, "output": study.output}
@@ -135,5 +137,69 @@ def test_a_finished_run_whose_checkpoint_is_gone_is_kept(folder: Path) -> None:
     run_study(read_study(path), Told(), run_here, wait=False)
     shutil.rmtree(folder / "intg-seed1")
     said: list[str] = []
-    assert [one.run.label for one in plan_study(read_study(path), said.append)] == ["A on zeroshot8"]
+    plan = plan_study(read_study(path), said.append)
+    assert [one.run.label for one in plan.runs] == ["A on zeroshot8"]
+    assert [one.run.label for one in plan.kept] == ["B on zeroshot8"]
     assert said[-1].startswith("B on zeroshot8: finished, and not checked again")
+    # It is one of the study's outcomes
+    found = run_study(read_study(path), Told(), run_here, wait=True)
+    report = outcomes_report(found)
+    assert "2 runs: 2 finished" in printed(report)
+    assert [(one["run"], one["state"]) for one in report.content] == [
+        ("A on zeroshot8", "finished"), ("B on zeroshot8", "finished"),
+    ]  # fmt: skip
+    assert report.content[1]["score"] is not None
+
+
+def test_a_damaged_checkpoint_of_a_finished_run_is_a_problem(folder: Path) -> None:
+    path = made_study(folder, {"A": "vanilla", "B": "intg-seed1"})
+    run_study(read_study(path), Told(), run_here, wait=False)
+    weights = folder / "intg-seed1" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(SeveralErrors, match=r"checkpoint B: .*copy it again"):
+        plan_study(read_study(path), silent)
+
+
+def test_nothing_is_computed_where_every_checkpoint_is_gone(folder: Path) -> None:
+    path = made_study(folder, {"B": "./intg-seed1"})
+    run_study(read_study(path), Told(), run_here, wait=False)
+    shutil.rmtree(folder / "intg-seed1")
+
+    def runner(*_: object) -> list[Outcome]:
+        raise AssertionError("a cluster would be started")
+
+    [(_, outcome)] = run_study(read_study(path), Told(), runner, wait=True)
+    assert outcome.state == "finished"
+
+
+def test_steps_that_a_trainer_deleted(folder: Path) -> None:
+    """Their finished runs are kept; what they lack is left out, unless the user names the step."""
+    steps: dict[str, Any] = {"C": {"model": "train-seed1", "steps": "checkpoint-*"}}
+    run_study(read_study(made_study(folder, steps)), Told(), run_here, wait=False)
+    shutil.rmtree(folder / "train-seed1" / "checkpoint-20")
+    more = {"zeroshot8": CHOICES, "needle": NEEDLE}
+    path = made_study(folder, steps, more)
+    said: list[str] = []
+    plan = plan_study(read_study(path, recorded_checkpoints), said.append)
+    assert [one.run.label for one in plan.runs] == ["C step 100 on zeroshot8", "C step 100 on needle"]
+    assert [one.run.label for one in plan.kept] == ["C step 20 on zeroshot8"]
+    assert [line for line in said if "left out" in line] == [
+        "C step 20 on needle: left out, since its checkpoint was deleted before this run was finished"
+    ]
+    steps["C"]["steps"] = ["checkpoint-20", "checkpoint-100"]
+    with pytest.raises(SeveralErrors, match=r"checkpoint C step 20: .*not found"):
+        plan_study(read_study(made_study(folder, steps, more), recorded_checkpoints), silent)
+
+
+def test_a_recorded_failure_stays_when_the_study_is_planned_again(folder: Path) -> None:
+    """Nothing is written, since another process may write the failure at this moment."""
+    study = read_study(made_study(folder, {"A": "vanilla"}))
+    [one] = plan_study(study, silent).runs
+    save_record(study.output, one.run, one.plan.folder, one.plan.manifest["id"], "it broke")
+    [path] = (study.output / ".studies").iterdir()
+    before = path.stat().st_ino
+    plan_study(study, silent)
+    assert path.stat().st_ino == before
+    record = record_of(study.output, one.run)
+    assert record is not None
+    assert (record.error, record.parameters) == ("it broke", 139_584)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from evalkit.errors import RunError
-from evalkit.studies.records import finished_run_of, record_of, save_record
-from evalkit.studies.study_file import Study, read_study
+from evalkit.runs.folder import RESULTS
+from evalkit.studies.records import finished_run_of, record_of, recorded_checkpoints, save_record
+from evalkit.studies.study import Study
+from evalkit.studies.study_file import read_study
 from tests.studies.tiny_studies import made_study
 
 
@@ -31,21 +34,17 @@ def test_a_record_is_read_back(study: Study) -> None:
     )  # fmt: skip
 
 
-def test_planning_again_keeps_a_failure_and_success_clears_it(study: Study) -> None:
+def test_success_clears_a_failure_and_parameters_stay(study: Study) -> None:
     [run] = study.runs
     folder = study.output / "folder"
     save_record(study.output, run, folder, "0123", "it broke", 7)
-    save_record(study.output, run, folder, "0123", None)
-    known = record_of(study.output, run)
-    assert known is not None
-    assert (known.error, known.parameters) == ("it broke", 7)
     save_record(study.output, run, folder, "0123")
     known = record_of(study.output, run)
     assert known is not None
     assert (known.error, known.parameters) == ("", 7)
     # Another checkpoint in its place
     save_record(study.output, run, folder, "0123", "it broke", 7)
-    save_record(study.output, run, study.output / "other", "4567", None)
+    save_record(study.output, run, study.output / "other", "4567")
     known = record_of(study.output, run)
     assert known is not None
     assert (known.error, known.parameters) == ("", None)
@@ -56,8 +55,33 @@ def test_an_unchanged_record_is_not_written_again(study: Study) -> None:
     save_record(study.output, run, study.output / "folder", "0123")
     [path] = (study.output / ".studies").iterdir()
     before = path.stat().st_mtime_ns, path.stat().st_ino
-    save_record(study.output, run, study.output / "folder", "0123", None)
+    save_record(study.output, run, study.output / "folder", "0123")
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
+
+
+def test_the_same_failure_again_is_a_new_record(study: Study) -> None:
+    """So that a process that waits can tell that it is not the one from before."""
+    [run] = study.runs
+    times = set()
+    for _ in range(2):
+        save_record(study.output, run, study.output / "folder", "0123", "it broke")
+        record = record_of(study.output, run)
+        assert record is not None
+        times.add(record.written)
+        time.sleep(0.01)
+    assert len(times) == 2
+
+
+def test_only_checkpoints_with_a_finished_run_are_recorded(tmp_path: Path) -> None:
+    study = read_study(made_study(tmp_path, {"A": "org/a", "B": "org/b"}))
+    for run, folder in zip(study.runs, ("one", "two"), strict=True):
+        save_record(study.output, run, study.output / folder, "0123")
+        (study.output / folder).mkdir()
+    place = study.checkpoints[0].place
+    assert recorded_checkpoints(study.output, place) == set()
+    (study.output / "two" / RESULTS).touch()
+    assert recorded_checkpoints(study.output, place) == {"org/b"}
+    assert recorded_checkpoints(study.output, "../elsewhere") == set()
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"label": 1}', '{"label": "a", "folder": "../../x", "id": "1"}'])

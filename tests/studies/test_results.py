@@ -16,7 +16,8 @@ from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.results import StudyResults, read_results
 from evalkit.studies.selection import select, trainings
-from evalkit.studies.study_file import Study, StudyRun, read_study
+from evalkit.studies.study import Study, StudyRun
+from evalkit.studies.study_file import read_study
 from tests.studies.made import compute, write_study
 from tests.test_api import heavy_after
 from tests.tiny import tiny_checkpoint
@@ -122,7 +123,7 @@ def test_runs_that_are_not_finished(study: Path) -> None:
     save_record(results.study.output, failed, Path("diff-0123456789ab"), "0123456789ab", "out of memory")
     words = (
         r"^diff seed 1 step 10 on needle, diff seed 2 step 10 on needle \(out of memory\) are not finished; "
-        r"evalkit study run .*study\.yaml, which computes what is missing$"
+        r"run evalkit study run .*study\.yaml, which computes what is missing$"
     )
     with pytest.raises(UsageError, match=words):
         results.require(intg.checkpoints, needle)

@@ -10,17 +10,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from evalkit.engines.base import Job, Outcome
 from evalkit.engines.here import run_here
+from evalkit.models.locate import silent
 from evalkit.progress import Progress
-from evalkit.runs.folder import JOURNAL, RESULTS
+from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module
-from evalkit.studies.records import record_of
+from evalkit.studies.planning import plan_study
+from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import outcomes_report, run_study
+from evalkit.studies.status import states_of
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study, same_tables, tables_of
@@ -73,7 +77,6 @@ def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
 
 
 def test_runs_of_others_are_named_and_waiting_takes_them_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_POLL", 0.05)
     path = made_study(folder, {"A": "vanilla", "B": "intg-*"})
     study = read_study(path)
     run_study(study, Told(), run_here, wait=False)
@@ -89,21 +92,97 @@ def test_runs_of_others_are_named_and_waiting_takes_them_over(folder: Path, monk
         assert f"process {os.getpid()} on " in text
     held = locked(taken)
     held.__enter__()
-    told = Told()
+    told, rounds = Told(), list[float]()
     calls: list[int] = []
 
-    def runner(jobs: Sequence[Job], progress: Progress, done: object) -> list[Outcome]:
-        calls.append(len(jobs))
-        if len(calls) == 2:
+    def sleep(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 3:
             held.__exit__(None, None, None)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+
+    def runner(jobs: Sequence[Job], progress: Progress, done: object) -> list[Outcome]:
+        assert jobs
+        calls.append(len(jobs))
         return run_here(jobs, progress, done)  # type: ignore[arg-type]
 
     found = run_study(study, told, runner, wait=True)
     assert {outcome.state for _, outcome in found} == {"finished"}
-    assert calls[:2] == [3, 0]
-    assert calls[-1] == 1
+    assert calls == [3, 1]
+    assert len(rounds) == 3
     assert told.lines.count("waiting for other processes: B seed 1 on zeroshot8") == 1
     same_tables(tables_of(study), single)
+
+
+def test_it_does_not_spin_where_a_folder_seems_to_be_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = read_study(made_study(folder, {"A": "vanilla"}))
+    rounds: list[float] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=rounds.append))
+    monkeypatch.setattr(module, "is_locked", lambda _: False)
+    tries: list[int] = []
+
+    def runner(jobs: Sequence[Job], progress: Progress, done: object) -> list[Outcome]:
+        tries.append(len(jobs))
+        return [Outcome(job, "in use" if len(tries) < 4 else "failed", "why") for job in jobs]
+
+    run_study(study, Told(), runner, wait=True)
+    assert (len(tries), len(rounds)) == (4, 2)
+
+
+def test_a_failure_in_another_process_is_not_tried_again_by_those_that_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = read_study(made_study(folder, {"A": "vanilla"}))
+    [one] = plan_study(study, silent).runs
+
+    def fail() -> None:
+        save_record(study.output, one.run, one.plan.folder, one.plan.manifest["id"], "it broke")
+
+    calls: list[int] = []
+
+    def runner(jobs: Sequence[Job], progress: Progress, done: object) -> list[Outcome]:
+        calls.append(len(jobs))
+        if len(calls) > 1:
+            return run_here(jobs, progress, done)  # type: ignore[arg-type]
+        return [Outcome(job, "in use") for job in jobs]
+
+    # An earlier failure says nothing: the process that had the run may have been killed
+    fail()
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda _: None))
+    [(_, outcome)] = run_study(study, Told(), runner, wait=True)
+    assert (outcome.state, calls) == ("finished", [1, 1])
+    fail()
+    calls.clear()
+    told = Told()
+
+    def failing(jobs: Sequence[Job], progress: Progress, done: object) -> list[Outcome]:
+        fail()
+        return runner(jobs, progress, done)
+
+    deadline = time.monotonic() + 0.01  # records have milliseconds
+    while time.monotonic() < deadline:
+        pass
+    [(_, outcome)] = run_study(study, told, failing, wait=True)
+    assert (outcome.state, outcome.message, calls) == ("failed", "it broke", [1])
+    assert told.lines[-1] == "A on zeroshot8 failed in another process: it broke"
+
+
+def test_results_are_those_of_the_rule_in_the_file(folder: Path) -> None:
+    """A run that is finished has every rule's results, and the id does not depend on the rule."""
+    checkpoints = {"A": "vanilla", "B": "intg-seed1"}
+    for rule in ("ppl", "acc_norm"):
+        study = read_study(made_study(folder, checkpoints, {"zeroshot8": CHOICES | {"rule": rule}}))
+        before = [one.result for one in states_of(study, silent)]
+        report = outcomes_report(run_study(study, Told(), run_here, wait=False))
+        first, _ = report.content
+        stored = load_run(Path(first["folder"])).stored["rules"][rule]["averages"][-1]
+        assert first["score"] == stored["accuracy"]
+        assert f"({rule})" in first["result"]
+        states = states_of(study, silent)
+        assert [(one.score, one.result) for one in states] == [(one["score"], one["result"]) for one in report.content]
+    # Before the study was run again
+    assert before == [one["result"] for one in report.content]
 
 
 def test_two_studies_share_runs_in_one_folder(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_sides_that_cannot_be_compared(results: StudyResults) -> None:
 def test_a_missing_seed_is_an_error(study: Path) -> None:
     shutil.rmtree(next(study.parent.glob("runs/intg-seed2-needle*")))
     results = read_results(study)
-    with pytest.raises(UsageError, match=r"^intg seed 2 on needle is not finished; evalkit study run .*study.yaml"):
+    with pytest.raises(UsageError, match=r"^intg seed 2 on needle is not finished; run evalkit study run .*study.yaml"):
         study_sides(results, ["vanilla", "intg"], results.study.benchmark("needle"))
 
 

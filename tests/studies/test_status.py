@@ -20,7 +20,8 @@ from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import run_study
 from evalkit.studies.status import RunState, states_of
 from evalkit.studies.status_report import status_report
-from evalkit.studies.study_file import Study, read_study
+from evalkit.studies.study import Study
+from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import Told, made_files, made_study
 

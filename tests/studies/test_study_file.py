@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from evalkit.errors import UsageError
-from evalkit.studies.study_file import StudyRun, read_study
+from evalkit.studies.study import StudyRun
+from evalkit.studies.study_file import read_study
 from tests.studies.tiny_studies import CHOICES, made_study
 
 
@@ -84,15 +85,86 @@ def test_benchmarks_have_the_shared_settings_that_they_know(folder: Path) -> Non
         study.benchmark("plan")
 
 
-def test_a_runs_key_is_the_same_in_every_folder_and_differs_with_every_option(folder: Path, tmp_path: Path) -> None:
+def test_a_runs_key_is_the_same_in_every_folder_and_differs_with_what_its_id_may_contain(
+    folder: Path, tmp_path: Path
+) -> None:
     def keys(place: Path, **more: Any) -> set[str]:
-        return {run.key for run in read_study(made_study(place, {"A": "a"}, {"zeroshot8": CHOICES | more})).runs}
+        return keys_of(place, {"zeroshot8": CHOICES | more})
 
     elsewhere = tmp_path / "elsewhere"
     for name in ("a", "documents"):
         (elsewhere / name).mkdir(parents=True)
     assert keys(folder) == keys(elsewhere)
-    assert len(keys(folder) | keys(folder, limit=3) | keys(folder, template="plain") | keys(folder, rule="acc")) == 4
+    options: list[dict[str, Any]] = [
+        {"limit": 3}, {"template": "plain"}, {"tokenizer": "documents"}, {"data_dir": "a"}, {"dtype": "bfloat16"},
+        {"attention": "eager"}, {"context": 4096}, {"rule": "pmi"}, {"rule": "nix"}, {"allow_unofficial_data": False},
+    ]  # fmt: skip
+    assert len(keys(folder).union(*(keys(folder, **one) for one in options))) == 1 + len(options)
+    for same in ({"rule": "acc"}, {"rule": "ppl"}, {"device": "cuda"}, {"device_map": "auto"}, {"log_samples": True},
+                 {"token_budget": 77}):  # fmt: skip
+        assert keys(folder, **same) == keys(folder), same
+
+
+def keys_of(place: Path, benchmarks: Any) -> set[str]:
+    """Return the keys of a study of one checkpoint."""
+    return {run.key for run in read_study(made_study(place, {"A": "a"}, benchmarks)).runs}
+
+
+def test_the_device_is_in_the_id_of_generated_texts(folder: Path) -> None:
+    for suite in ("needle", "lm_eval"):
+        given = {"tasks": ["sciq"]} if suite == "lm_eval" else {}
+        assert keys_of(folder, {suite: given | {"device": "cuda"}}) != keys_of(folder, {suite: given})
+        assert keys_of(folder, {suite: given | {"token_budget": 9}}) == keys_of(folder, {suite: given})
+
+
+def test_a_suite_whose_own_rule_reads_more_scores(folder: Path) -> None:
+    """Its runs under another rule have other ids."""
+    (folder / "my.yaml").write_text("groups: {Average: [piqa]}\ntemplate: plain\nrule: pmi\n")
+    mine = {"suite": "my.yaml"}
+    assert len({*keys_of(folder, {"x": mine}), *keys_of(folder, {"x": mine | {"rule": "acc"}})}) == 2
+
+
+def test_paths_of_options_are_those_beside_the_file(folder: Path) -> None:
+    for name in ("plain", "inst"):
+        (folder / name).mkdir()  # which are no templates
+    (folder / "context.yaml").touch()
+    (folder / "own.yaml").touch()
+    settings = {"device": "cpu", "tokenizer": "a", "data_dir": "documents"}
+    of_a = {"model": "a", "context_config": "context.yaml"}
+    benchmarks = {
+        "plain": {"suite": "zeroshot8", "template": "plain", "tokenizer": "b-1"},
+        "own": {"suite": "zeroshot8", "template": "own.yaml", "data_dir": "context.yaml"},
+        "long": {"suite": "zeroshot8", "template": "x" * 300, "data_dir": "y" * 5000, "context_config": "nix.yaml"},
+    }
+    study = read_study(made_study(folder, {"A": of_a}, benchmarks, settings=settings))
+    plain, own, long = (run.options for run in study.runs)
+    assert plain["template"] == "plain"
+    assert plain["tokenizer"] == str(folder / "b-1")
+    assert plain["data_dir"] == str(folder / "documents")
+    assert plain["context_config"] == str(folder / "context.yaml")
+    assert own["tokenizer"] == str(folder / "a")
+    assert own["template"] == str(folder / "own.yaml")
+    assert own["data_dir"] == "context.yaml"
+    assert (long["template"], long["data_dir"], long["context_config"]) == ("x" * 300, "y" * 5000, "nix.yaml")
+
+
+def test_the_users_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    (tmp_path / "elsewhere").mkdir()
+    checkpoints = {"A": "~/a", "B": "~/b-*", "T": {"model": "~/t-1", "steps": "checkpoint-*"}}
+    settings = {"data_dir": "~/documents"}
+    study = read_study(made_study(tmp_path / "elsewhere", checkpoints, {"zeroshot8": {}}, settings=settings))
+    assert [one.model for one in study.checkpoints] == [
+        str(folder / name) for name in ("a", "b-1", "b-2", "b-10", "t-1/checkpoint-20", "t-1/checkpoint-100")
+    ]
+    assert study.checkpoints[0].given == "~/a"
+    assert study.benchmarks[0].options["data_dir"] == str(folder / "documents")
+    for model in ("~/nix", "./nix", "nix"):
+        path = made_study(folder, {"T": {"model": model, "steps": "checkpoint-*"}})
+        with pytest.raises(UsageError, match=rf"checkpoint 'T': folder {folder}/nix, .* does not exist$"):
+            read_study(path)
+    with pytest.raises(UsageError, match=r"checkpoint 'B': no folder matches '~/nix-\*'$"):
+        read_study(made_study(folder, {"B": "~/nix-*"}))
 
 
 @pytest.mark.parametrize(

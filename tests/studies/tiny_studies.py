@@ -12,7 +12,8 @@ import yaml
 from evalkit.progress import Progress
 from evalkit.runs.folder import load_run
 from evalkit.studies.records import record_of
-from evalkit.studies.study_file import Study, read_study
+from evalkit.studies.study import Study
+from evalkit.studies.study_file import read_study
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 

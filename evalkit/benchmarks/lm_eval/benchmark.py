@@ -9,7 +9,7 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
@@ -198,7 +198,11 @@ class LMEval(Benchmark):
         """Return the one suite name for all of lm-eval's tasks."""
         return {LM_EVAL: "any of lm-eval's tasks, with their own prompts and metrics"}
 
-    def headline(self, run: Run) -> tuple[float | None, str]:
+    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Benchmark`; the device is in the id where tasks generate."""
+        return super().options_outside_id(options) | {"log_samples"}
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
         """Return the first metric of the first group, or of the first task if there are no groups."""
         from evalkit.benchmarks.lm_eval.results_report import summary_of
 

@@ -9,15 +9,15 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics
-from evalkit.benchmarks.multiple_choice.suites import label_of, pinned_tasks, shipped_suites
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
+from evalkit.benchmarks.multiple_choice.suites import label_of, load_suite, pinned_tasks, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.errors import RunError
+from evalkit.errors import EvalkitError, RunError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
@@ -62,6 +62,16 @@ class _ChoiceResults(Stored):
     tasks: list[_TimedChoiceTask]
     rules: dict[str, _RuleResults]
     samples: bool
+
+
+def _needs_more_scores(rule: object) -> bool:
+    """Return whether a rule reads scores that a run does not have for the others; of an unknown rule, yes."""
+    from evalkit.scores.rules import find_rule
+
+    try:
+        return "unconditional" in find_rule(str(rule)).segments
+    except EvalkitError:
+        return True
 
 
 class MultipleChoice(Benchmark):
@@ -150,6 +160,16 @@ class MultipleChoice(Benchmark):
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return the accuracies of the tasks under a rule."""
         return stored_metrics(run, rule)
+
+    def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Benchmark`. Every rule reads the same scores, except those of unconditional continuations."""
+        names = super().options_outside_id(options) | {"device", "log_samples"}
+        used = {options.get("rule"), load_suite(str(options["suite"])).rule} - {None}
+        return names if any(map(_needs_more_scores, used)) else names | {"rule"}
+
+    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
+        """Return the averages under a rule."""
+        return super().stored_averages(run) if rule is None else list(stored_results(run, rule)["averages"])
 
     def comparable(self, run: Run) -> ComparableChoices:
         """Return the documents, and by rule which of them are right."""

@@ -64,7 +64,12 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
-    """Return the accuracies that results.json stores under a rule; None: the run's own rule.
+    """Return the accuracies of the tasks. Arguments and errors: see `stored_results`."""
+    return [_metric(run, task) for task in stored_results(run, rule)["tasks"]]
+
+
+def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
+    """Return what results.json stores under a rule, "tasks" and "averages"; None: the run's own rule.
 
     A rule that a package added after the run was finished is not stored; it is applied to the score table.
 
@@ -74,12 +79,12 @@ def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
     """
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
     if name in by_rule:
-        return [_metric(run, task) for task in by_rule[name]["tasks"]]
+        return dict(by_rule[name])
     from evalkit.scores.results import available_rules  # needs pandas, which stored results do not
 
     if name not in available_rules(run.scores):
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
-    return [_metric(run, task) for task in run.results(name).to_json()["tasks"]]
+    return run.results(name).to_json()
 
 
 def _metric(run: Run, found: dict[str, Any]) -> Metric:

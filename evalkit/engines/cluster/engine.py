@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from evalkit.benchmarks.session import finished
-from evalkit.engines.base import Job, Outcome, failure_message
+from evalkit.engines.base import Job, Outcome, why_failed
 from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
@@ -58,7 +58,7 @@ def _finished(job: Job, progress: Progress) -> Outcome | None:
     try:
         return None if finished(job.plan, progress.say) is None else Outcome(job, "finished")
     except Exception as error:
-        return Outcome(job, "failed", failure_message(error))
+        return Outcome(job, "failed", why_failed(error))
 
 
 def weight_of(job: Job) -> float:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch
-from evalkit.engines.base import Job, Outcome, failure_message
+from evalkit.engines.base import Job, Outcome, why_failed
 from evalkit.engines.cluster.planner import Planner
 from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
 from evalkit.engines.cluster.worker import PreparedRun
@@ -96,7 +96,7 @@ class JobQueue:
             except RunInUseError as error:
                 self.end(job, "in use", str(error), error)
             except Exception as error:  # of one job; the others go on
-                self.end(job, "failed", failure_message(error), error)
+                self.end(job, "failed", why_failed(error), error)
             else:
                 self._take(what, job, found)
         for job in self.jobs:

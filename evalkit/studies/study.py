@@ -1,0 +1,141 @@
+"""Studies in memory: checkpoints, benchmarks, and the runs that follow from them. `study_file.py` reads them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evalkit.benchmarks.registry import benchmark
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.reporting.escape import printable
+
+
+@dataclass(frozen=True)
+class StudyCheckpoint:
+    """One checkpoint of a study."""
+
+    name: str
+    """Its name in tables and comparisons; seeds and steps of one model share it."""
+    seed: int | None
+    """Number of the seed, from 1; None for a model with a single one."""
+    step: int | None
+    """Training step of a checkpoint that is listed under `steps`."""
+    given: str
+    """Folder relative to the study file, or name: the same on every machine."""
+    model: str
+    """As in `evalkit run --model`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `ModelSpec`."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """The same as in the study file, on every machine."""
+    place: str = ""
+    """Folder of the study file relative to that of the runs: other studies may use the same names."""
+    is_gone: bool = False
+    """Whether a pattern matches only its record: it was evaluated, and its folder does not exist any more."""
+
+    @property
+    def label(self) -> str:
+        """Return its name with seed and step."""
+        seed = "" if self.seed is None else f" seed {self.seed}"
+        return printable(f"{self.name}{seed}{'' if self.step is None else f' step {self.step}'}")
+
+
+@dataclass(frozen=True)
+class StudyBenchmark:
+    """One benchmark of a study."""
+
+    name: str
+    suite: str
+    kind: str
+    """Of the suite's benchmark."""
+    given: Mapping[str, Any]
+    """Options as in the study file, the same on every machine."""
+    options: Mapping[str, Any]
+    """Options as `benchmarks.run.planned` takes them, with the suite."""
+
+    @property
+    def rule(self) -> str | None:
+        """Return the scoring rule that its results are read under; None: each run's own."""
+        return self.options.get("rule")
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """How a study fills a table."""
+
+    benchmark: str | None = None
+    """Whose runs fill it; None: the only benchmark that fits."""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Row of the layout → checkpoint, or NAME@STEP; others are assigned by their names, then by their models."""
+    drop_empty: bool = False
+    """Whether rows and sections without a run are left out."""
+    caption: str | None = None
+    """In markup."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Title of a section, as plain text → its replacement, in markup."""
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A checkpoint on a benchmark."""
+
+    checkpoint: StudyCheckpoint
+    benchmark: StudyBenchmark
+
+    @property
+    def label(self) -> str:
+        """Return its name in messages."""
+        return f"{self.checkpoint.label} on {printable(self.benchmark.name)}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of its plan; a benchmark's own context counts more than its checkpoint's."""
+        return {**self.checkpoint.options, **self.benchmark.options}
+
+    @property
+    def key(self) -> str:
+        """Return a hash of everything in the study file that can change the run's id, the same on every machine."""
+        given = {**self.checkpoint.written, **self.benchmark.given}
+        without = benchmark(self.benchmark.kind).options_outside_id(self.options)
+        options = {name: value for name, value in given.items() if name not in without}
+        content = [self.checkpoint.place, self.checkpoint.given, options]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Checkpoints and benchmarks."""
+
+    path: Path
+    output: Path
+    checkpoints: tuple[StudyCheckpoint, ...]
+    benchmarks: tuple[StudyBenchmark, ...]
+    tables: Mapping[str, StudyTable]
+
+    @property
+    def runs(self) -> tuple[StudyRun, ...]:
+        """Return every checkpoint on every benchmark; those of one checkpoint together."""
+        return tuple(StudyRun(checkpoint, one) for checkpoint in self.checkpoints for one in self.benchmarks)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its models, in order."""
+        return tuple(dict.fromkeys(one.name for one in self.checkpoints))
+
+    def benchmark(self, name: str | None) -> StudyBenchmark:
+        """Return a benchmark by name; None: the only one.
+
+        Raises:
+            UsageError: there are several, and none is named.
+            UnknownNameError: there is none of that name.
+        """
+        known = {one.name: one for one in self.benchmarks}
+        if name is None and len(known) > 1:
+            raise UsageError(f"study {self.path} has several benchmarks: give --benchmark {' | '.join(known)}")
+        if name is not None and name not in known:
+            raise UnknownNameError(f"benchmark of study {self.path}", name, known)
+        return known[name] if name is not None else self.benchmarks[0]
