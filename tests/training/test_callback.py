@@ -346,7 +346,7 @@ def test_its_arguments_are_those_of_evaluate() -> None:
     """All but those about reading a checkpoint's files, with the same defaults and types."""
     own, of_files = (
         {"trainer", "every", "at_end", "on_error", "name", "tokenizer"},
-        {"model", "revision", "device", "dtype"},
+        {"model", "revision", "device", "device_map", "dtype"},
     )
     of_files |= {"context", "context_method", "context_original", "context_config", "allow_pickle", "trust_remote_code"}
     mine = inspect.signature(evalkit.TrainerCallback).parameters

@@ -64,8 +64,8 @@ def harness(
         add_bos_token: whether texts begin with the BOS token; None: the tokenizer's default.
         batch_size: most texts generated at once; None or "auto": as many as fit. No answer depends on it.
         say: called with each progress message; by default messages are printed to standard error.
-        revision, tokenizer, device, dtype, attention, context, context_method, context_original, context_config,
-            allow_pickle, trust_remote_code: how the checkpoint is loaded, see `evalkit.evaluate`.
+        revision, tokenizer, device, device_map, dtype, attention, context, context_method, context_original,
+            context_config, allow_pickle, trust_remote_code: how the checkpoint is loaded, see `evalkit.evaluate`.
 
     Raises:
         EvalkitError: the checkpoint or an argument is not valid; one line that names it.
