@@ -86,7 +86,7 @@ def test_a_node_lost_in_mid_batch(two_nodes: Nodes, files: Path, expected: Table
 
 
 def test_a_node_added_in_mid_run_takes_work(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
-    slow(two_nodes, 1.0)
+    slow(two_nodes, 4.0)  # time for a node and its worker to start
     seen: set[int] = set()
 
     def add() -> None:
