@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.compute as pc
 import pytest
 
 from evalkit.benchmarks.registry import benchmark
@@ -21,8 +23,17 @@ from evalkit.engines.base import Job
 from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import WorkerLostError
-from evalkit.engines.cluster.worker import BatchWorker, PreparedRun, WorkerDescription, WorkerFailure, versions
-from evalkit.engines.cluster.worker_pool import WorkerPool
+from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
+from evalkit.engines.cluster.worker import (
+    BatchWorker,
+    ComputedBatch,
+    PreparedRun,
+    WorkerDescription,
+    WorkerFailure,
+    versions,
+)
+from evalkit.engines.cluster.worker_pool import WorkerHandle, WorkerPool
+from evalkit.runs.columns import from_bytes, record_batch, to_bytes
 from evalkit.runs.folder import load_run
 from evalkit.scores.table import ScoreRow
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
@@ -277,6 +288,31 @@ def test_an_unexpected_error_ends_its_own_run_only(
     outcomes, _ = run(InProcessCluster(1), jobs_of(files, tmp_path, models=2))
     assert states(outcomes) == ["failed", "finished"]
     assert outcomes[0].message == "unexpected RuntimeError: cannot finish"
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_batch_is_delivered_twice(
+    differs: bool, files: Path, expected: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second delivery is dropped, with a warning if its rows are others."""
+    deliver = Driver._deliver
+
+    def twice(self: Driver, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
+        deliver(self, job, flight, answer, worker)
+        rows = from_bytes(answer.rows, ScoreRow)
+        if differs:
+            rows = rows.set_column(rows.schema.get_field_index("ll_end"), "ll_end", pc.add(rows["ll_end"], 1e-9))
+        again = to_bytes(record_batch(rows, ScoreRow))
+        deliver(self, job, flight, replace(answer, rows=again, checksum=zlib.crc32(again)), worker)
+
+    monkeypatch.setattr(Driver, "_deliver", twice)
+    jobs = jobs_of(files, tmp_path, models=1)
+    outcomes, progress = run(InProcessCluster(2), jobs)
+    assert states(outcomes) == ["finished"]
+    assert any("was computed twice, and the rows of worker" in line for line in progress.said) == differs
+    keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
+    assert len(keys) == len(set(keys))
+    assert same(jobs, {"model0": expected["model0"]})
 
 
 def test_the_loop_rests_while_there_is_nothing_to_do(files: Path, tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 poison    "task number" of a batch whose computation kills the process
 memory    the next tree that a process scores runs out of memory, once in all
 slow      seconds that every batch takes longer
-noise     scores differ at random
 """
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -35,18 +33,6 @@ def _poison(module: ModuleType) -> None:
         return compute(self, job, number, batch, split)
 
     module.BatchWorker.compute = faulty
-
-
-@wrapt.when_imported("evalkit.benchmarks.multiple_choice.rows")
-def _noise(module: ModuleType) -> None:
-    rows = module.question_rows
-
-    def noisy(*arguments: object) -> object:
-        for row in rows(*arguments):
-            noise = random.random() if (FAULTS / "noise").exists() else 0.0
-            yield row._replace(ll_continuation=row.ll_continuation - noise)
-
-    module.question_rows = noisy
 
 
 @wrapt.when_imported("evalkit.scoring.forward")
