@@ -11,6 +11,7 @@ from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
 from evalkit.engines.cluster.worker_pool import WorkerPool
+from evalkit.errors import UsageError
 from evalkit.progress import Progress
 from evalkit.remembered import remembering
 
@@ -39,6 +40,10 @@ class ClusterRunner:
     def _computed(self, jobs: list[Job], progress: Progress, done: Callable[[Outcome], None]) -> list[Outcome]:
         options = self.options
         devices = {job.plan.request.model.device for job in jobs}
+        if numbered := [device for device in devices if ":" in device]:
+            raise UsageError(
+                f"--device {numbered[0]}: workers are given their GPUs; name none of them, only auto, cpu or cuda"
+            )
         with remembering(), connected(options, "cpu" if devices == {"cpu"} else "auto") as cluster:
             if options.address and options.address.startswith("ray://"):
                 progress.say(

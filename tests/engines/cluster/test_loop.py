@@ -21,8 +21,9 @@ import pytest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.engines.base import Job
 from evalkit.engines.cluster.driver import Driver
+from evalkit.engines.cluster.engine import ClusterRunner
 from evalkit.engines.cluster.job_queue import JobQueue
-from evalkit.engines.cluster.ray_cluster import WorkerLostError
+from evalkit.engines.cluster.ray_cluster import ClusterOptions, WorkerLostError
 from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
 from evalkit.engines.cluster.worker import (
     BatchWorker,
@@ -33,6 +34,7 @@ from evalkit.engines.cluster.worker import (
     versions,
 )
 from evalkit.engines.cluster.worker_pool import WorkerHandle, WorkerPool
+from evalkit.errors import UsageError
 from evalkit.runs.columns import from_bytes, record_batch, to_bytes
 from evalkit.runs.folder import load_run
 from evalkit.scores.table import ScoreRow
@@ -313,6 +315,18 @@ def test_a_batch_is_delivered_twice(
     keys = [(entry.task, entry.batch) for entry, _ in entries_of(load_run(jobs[0].plan.folder), ScoreRow)]
     assert len(keys) == len(set(keys))
     assert same(jobs, {"model0": expected["model0"]})
+
+
+def test_options_that_make_no_sense(files: Path, tmp_path: Path) -> None:
+    jobs = jobs_of(files, tmp_path, models=1, device="cuda:1")
+    with pytest.raises(UsageError, match=r"--device cuda:1: workers are given their GPUs"):
+        ClusterRunner(ClusterOptions(workers=1))(jobs, Recorder())
+    for options, said in (
+        (ClusterOptions(address="nonsense"), r"--ray nonsense: expected HOST:PORT"),
+        (ClusterOptions(workers=1, ship=True), r"--ship-checkpoints is for other machines"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            ClusterRunner(options)(jobs, Recorder())
 
 
 def test_the_loop_rests_while_there_is_nothing_to_do(files: Path, tmp_path: Path) -> None:
