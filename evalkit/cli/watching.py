@@ -53,9 +53,9 @@ def watched(ctx: click.Context, options: dict[str, Any]) -> WatchOptions | None:
             if value is not None:
                 raise UsageError(f"--{name} belongs to --watch; give both, or neither")
         return None
-    for name in ("checkpoint", "model", "revision", "show_prompts", "detail", "form", "standalone"):
-        if is_typed(ctx, name):
-            shown = {"checkpoint": "CKPT", "form": "--format"}.get(name, f"--{name.replace('_', '-')}")
+    for name in ("checkpoints", "model", "revision", "show_prompts", "detail", "form", "standalone"):
+        if is_typed(ctx, name) and ctx.params.get(name):
+            shown = {"checkpoints": "CKPT", "form": "--format"}.get(name, f"--{name.replace('_', '-')}")
             raise UsageError(f"{shown} cannot be used with --watch, which prints a line for each checkpoint")
     if not folder.expanduser().is_dir():
         raise UsageError(f"--watch {folder}: is not a folder; give the folder that the training saves checkpoints in")

@@ -38,6 +38,7 @@ class Recorder(Progress):
         self.said: list[str] = []
         self.batches = 0
         self.events: dict[int, Callable[[], None]] = {}
+        self.here: set[int] = set()
 
     def say(self, line: str) -> None:
         """Keep a line."""
@@ -49,12 +50,15 @@ class Recorder(Progress):
         if documents:
             self.batches += 1
             if event := self.events.pop(self.batches, None):
-                # Not in the driver's thread, which would not notice its own delay
-                threading.Thread(target=event).start()
+                if self.batches in self.here:
+                    event()
+                else:  # not in the driver's thread, which would not notice its own delay
+                    threading.Thread(target=event).start()
 
-    def at(self, batches: int, event: Callable[[], None]) -> Recorder:
-        """Call a function in a thread when a number of batches is stored."""
+    def at(self, batches: int, event: Callable[[], None], here: bool = False) -> Recorder:
+        """Call a function when a number of batches is stored: in a thread, or `here`, as Ray starts nodes."""
         self.events[batches] = event
+        self.here |= {batches} if here else set()
         return self
 
 

@@ -86,16 +86,13 @@ def test_a_node_lost_in_mid_batch(two_nodes: Nodes, files: Path, expected: Table
 
 
 def test_a_node_added_in_mid_run_takes_work(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
-    slow(two_nodes, 4.0)  # time for a node and its worker to start
+    slow(two_nodes, 1.0)  # time for a worker to start
     seen: set[int] = set()
-
-    def add() -> None:
-        two_nodes.add()
 
     def look() -> None:
         seen.add(len(workers()))
 
-    jobs, progress = jobs_of(files, tmp_path), Recorder().at(2, add)
+    jobs, progress = jobs_of(files, tmp_path), Recorder().at(2, lambda: two_nodes.add() and None, here=True)
     for batches in range(10, 200, 2):
         progress.at(batches, look)
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 2
