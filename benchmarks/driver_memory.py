@@ -52,7 +52,7 @@ def make(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
     from evalkit.models.spec import model_spec
-    from evalkit.remembered import remembering
+    from evalkit.benchmarks.remembered import remembering
     from evalkit.runs.batch_devices import place_of
     from evalkit.runs.journal import Entry
 
@@ -105,7 +105,7 @@ def drive(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.engines.cluster.engine import ClusterRunner
     from evalkit.engines.cluster.ray_cluster import ClusterOptions
     from evalkit.progress import Progress
-    from evalkit.remembered import remembering
+    from evalkit.benchmarks.remembered import remembering
 
     progress = Progress(live=False)
     with remembering():

@@ -44,13 +44,16 @@ Row = tuple[Any, ...]
 """A journal row: a `NamedTuple` of numbers, strings, booleans and None."""
 
 
+BatchKey = tuple[str, int]
+"""The journal's task, and the batch's number."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """The documents that go through the model together."""
 
     task: str
     number: int
-    """Together with `journal`, identifies the batch in every session."""
     content: Any
     """Input of the benchmark's computer."""
     work: float
@@ -58,6 +61,11 @@ class Batch:
     documents: int
     journal: str = ""
     """Name of the task in the journal; empty: `task`."""
+
+    @property
+    def key(self) -> BatchKey:
+        """Return what identifies it in every session."""
+        return self.journal or self.task, self.number
 
     def warm(self) -> None:
         """Compute what needs no model, if its content has a method for it; not a part of what is pickled."""

@@ -103,7 +103,7 @@ class OpenRun:
         Raises:
             RunError: it could not be written; earlier batches are unaffected.
         """
-        entry = Entry(batch.journal or batch.task, batch.number, round(seconds, 4), place)
+        entry = Entry(*batch.key, round(seconds, 4), place)
         self.finished.append(entry, rows, packed)
 
     def report(self, done: float, seconds_left: float | None) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.suite_request import SuiteRequest
 from evalkit.data import Library
-from evalkit.remembered import remembered
 
 
 def shared_library(request: SuiteRequest, say: Say) -> Library:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, MARGIN, OUTPUT, PLOT, STUDY, argument, is_typed, option, typed_option
+from evalkit.cli.options import BENCHMARK, OUTPUT, PLOT, STUDY
+from evalkit.cli.parameters import MARGIN, argument, is_typed, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 

@@ -15,22 +15,17 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     DATA_DIR,
-    FOLDER,
     ORIGIN,
     OUTPUT,
     PLOT,
     RUN,
     TOKEN_BUDGET,
     TRUST,
-    Commands,
-    argument,
     checkpoint_of,
-    comma_separated,
     context_options,
     named_run,
-    option,
-    typed_option,
 )
+from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report, print_run
 from evalkit.cli.running import run_and_print
 from evalkit.errors import UnknownNameError, UsageError

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import DATA_DIR, OUTPUT, argument, comma_separated, option, typed_option
+from evalkit.cli.options import DATA_DIR, OUTPUT
+from evalkit.cli.parameters import argument, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UnknownNameError, UsageError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import FOLDER, Commands, argument, typed_option
+from evalkit.cli.parameters import FOLDER, Commands, argument, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.reporting.escape import printable
 

@@ -12,15 +12,13 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     CONTEXT,
-    FOLDER,
     ORIGIN,
     OUTPUT,
     TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
-    comma_separated,
-    option,
 )
+from evalkit.cli.parameters import FOLDER, comma_separated, option
 from evalkit.cli.printing import PRINTING, print_run
 from evalkit.cli.running import run_and_print
 

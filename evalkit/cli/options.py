@@ -1,180 +1,34 @@
-"""Options that commands share, which environment variables and config files can set too, and command groups.
+"""Options that commands share, and config files, which set them too.
 
-A value has the same meaning in all three places and may be given once in each. A config file's values are parsed as if
-they were on the command line.
+A value has the same meaning in a config file as on the command line, and may be given once in each. A config file's
+values are parsed as if they were on the command line.
 """
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from evalkit.cli.completing import completer
+from evalkit.cli.parameters import (
+    FOLDER,
+    TEXT,
+    Command,
+    argument,
+    comma_separated,
+    is_typed,
+    long_name,
+    option,
+    option_group,
+    typed_option,
+)
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs import values
 from evalkit.resources import RUNS
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-SETTINGS = {
-    "help_option_names": ["-h", "--help"],
-    "token_normalize_func": lambda token: token.replace("_", "-"),
-    "max_content_width": 100,
-}
-
-
-class Commands(click.Group):
-    """A group that suggests the nearest command for a mistyped one."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        unknown = args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-")
-        if unknown and not ctx.resilient_parsing:  # shell completion shows no message
-            raise UnknownNameError("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
-
-
-class Option(click.Option):
-    """An option with one value; a second value or an empty one is rejected."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Make the parser collect all values, so that a second one is detected."""
-        if self.is_flag or self.multiple:
-            super().add_to_parser(parser, ctx)
-        else:
-            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=1)
-
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> Any:
-        """Return the single value and its source."""
-        if not self.multiple and isinstance(given := opts.get(self.name or ""), list):
-            if len(given) > 1:
-                shown = ", ".join(map(str, given))
-                raise UsageError(f"{_long_name(self.opts)} is given {len(given)} times ({shown}); give it once")
-            opts = {**opts, self.name or "": given[0]}
-        return super().consume_value(ctx, opts)
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the environment variable's value; an empty one, which click ignores, is rejected."""
-        if isinstance(self.envvar, str) and os.environ.get(self.envvar, "set").strip() == "":
-            raise UsageError(f"{self.envvar} is set and empty; unset it, or give a value")
-        value = super().resolve_envvar_value(ctx)
-        # Several commands read one variable: a value that is valid for another command only is ignored
-        if (
-            value is not None
-            and not _accepts(self, value)
-            and any(_accepts(one, value) for one in _same_variable(self, ctx))
-        ):
-            return None
-        return value
-
-
-def _accepts(one: click.Option, value: str) -> bool:
-    if isinstance(one.type, _SuiteParam):
-        return one.type.knows(value)
-    if isinstance(one.type, click.Choice):
-        return value in one.type.choices or value.replace("_", "-") in one.type.choices
-    return True
-
-
-def _same_variable(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:
-    """Yield the options of all commands that the same variable sets."""
-    commands = [ctx.find_root().command]
-    while commands:
-        command = commands.pop()
-        yield from (one for one in command.params if isinstance(one, click.Option) and one.envvar == option.envvar)
-        commands += command.commands.values() if isinstance(command, click.Group) else ()
-
-
-class _TextParam(click.ParamType):  # type: ignore[type-arg]
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "" and isinstance(param, click.Argument) and param.required:
-            raise UsageError(f"{_display_name(param)} is empty; give a value")
-        return values.text(_display_name(param), value)
-
-
-class _PathParam(click.ParamType):  # type: ignore[type-arg]
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return values.path(_display_name(param), value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
-
-
-class _MarginParam(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return found
-
-
-def _display_name(param: click.Parameter | None) -> str:
-    """Return the name of an option or an argument in messages."""
-    if isinstance(param, click.Option):
-        return _long_name(param.opts)
-    return "argument" if param is None else param.human_readable_name
-
-
-class _SuiteParam(_TextParam):
-    """Parameter type: a suite of any benchmark."""
-
-    def knows(self, value: str) -> bool:
-        """Return whether a suite exists."""
-        from evalkit.benchmarks.registry import kind_of_suite
-
-        try:
-            kind_of_suite(value)
-        except UnknownNameError:
-            return False
-        return True
-
-
-class _ExportParam(_TextParam):
-    """Parameter type: an export format."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from evalkit.export import form_names
-
-        if (found := super().convert(value, param, ctx)) not in (known := form_names()):
-            raise UnknownNameError("export", found, known)
-        return found
-
-
-TEXT, FOLDER, MARGIN, SUITE, EXPORT = _TextParam(), _PathParam(), _MarginParam(min=0), _SuiteParam(), _ExportParam()
-
-
-def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare a positional argument."""
-    return click.argument(name, **{"type": TEXT, "shell_complete": completer(name)} | settings)
-
-
-def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare an option that only the command line sets."""
-    if not settings.get("is_flag"):
-        settings = {"type": TEXT, "shell_complete": completer(_long_name(names))} | settings
-    return click.option(*names, cls=Option, **settings)
-
-
-def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
-    """Declare an option that `EVALKIT_<NAME>` sets too."""
-    variable = "EVALKIT_" + _long_name(names)[2:].replace("-", "_").upper()
-    return typed_option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
-
-
-def _long_name(names: Sequence[str]) -> str:
-    return next(name for name in names if name.startswith("--"))
 
 
 def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -188,9 +42,7 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> No
     if not isinstance(content, dict):
         raise UsageError(f"config file {path} must contain keys and values, such as 'model: demo'")
     # By the option's name on the command line, which may differ from the parameter's
-    known = {
-        _long_name(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"
-    }
+    known = {long_name(p.opts)[2:]: p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "config"}
     defaults: dict[str, Any] = {}
     for key, value in content.items():
         named = key.replace("_", "-")
@@ -225,10 +77,6 @@ def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where
     except (click.BadParameter, UsageError) as error:
         raise UsageError(f"{where}: {str(error).rstrip('.')}") from error
     return value
-
-
-def comma_separated(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    return None if value is None else values.names(_long_name(parameter.opts), value)
 
 
 def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
@@ -276,17 +124,6 @@ def named_run(given: str, root: Path | None = None) -> Run:
     return find_run(given, root or root_of_runs())
 
 
-def option_group(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Combine options into one decorator, in this order."""
-
-    def add(command: Command) -> Command:
-        for one in reversed(options):
-            command = one(command)
-        return command
-
-    return add
-
-
 CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
 ORIGIN = option_group(
@@ -332,11 +169,6 @@ CHECKPOINTS = option_group(
     option("--model", help=f"{_CHECKPOINT} Or a pattern in quotes, such as 'train/checkpoint-*'.  [required, here or "
            "as CKPT]"),
 )  # fmt: skip
-
-
-def is_typed(ctx: click.Context, name: str) -> bool:
-    """Return whether an option is given on the command line, not in the environment or a config file."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def checkpoint_of(ctx: click.Context, given: str | None, model: str | None) -> str:

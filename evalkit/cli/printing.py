@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import option, option_group
+from evalkit.cli.parameters import option, option_group
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 from evalkit.reporting.formats import FORMATS, Format

@@ -20,7 +20,7 @@ import click
 from evalkit import __version__
 from evalkit.activity import shown_activity
 from evalkit.cli import comparing, longbench, looking, models, needle, scoring, study, tables
-from evalkit.cli.options import SETTINGS, Commands
+from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.reporting.escape import printable
 

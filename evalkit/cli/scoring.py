@@ -17,19 +17,15 @@ from evalkit.cli.options import (
     CONTEXT,
     DATA_DIR,
     DETAIL,
-    FOLDER,
     ORIGIN,
     OUTPUT,
     RUN,
-    SUITE,
     TOKEN_BUDGET,
     TRUST,
     checkpoints_of,
-    comma_separated,
     named_run,
-    option,
-    typed_option,
 )
+from evalkit.cli.parameters import FOLDER, SUITE, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report, print_run
 from evalkit.cli.running import run_and_print, run_several
 from evalkit.cli.watching import WATCH, watch, watched

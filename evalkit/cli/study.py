@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import FOLDER, SETTINGS, Commands, argument, typed_option
+from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 from evalkit.errors import UsageError

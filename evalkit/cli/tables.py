@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, EXPORT, FOLDER, RUN, STUDY, argument, named_run, option, typed_option
+from evalkit.cli.options import BENCHMARK, RUN, STUDY, named_run
+from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable

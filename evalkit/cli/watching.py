@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import FOLDER, figure_path, is_typed, option_group, typed_option
+from evalkit.cli.options import figure_path
+from evalkit.cli.parameters import FOLDER, is_typed, option_group, typed_option
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
     Raises:
         EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
     """
+    from evalkit.benchmarks.remembered import remembering
     from evalkit.errors import CheckpointError
     from evalkit.progress import Progress
-    from evalkit.remembered import remembering
     from evalkit.studies.growing import GrowingCurve
     from evalkit.studies.watch import Watcher
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import option_group, typed_option
+from evalkit.cli.parameters import option_group, typed_option
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,9 +48,7 @@ def runner_of(options: dict[str, Any]) -> JobRunner:
     from evalkit.engines.cluster.ray_cluster import ClusterOptions
 
     cpus, gpus = options["worker_cpus"], options["worker_gpus"]
-    chosen = ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"])
-    chosen.check()
-    return ClusterRunner(chosen)
+    return ClusterRunner(ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"]))
 
 
 def has_workers(options: dict[str, Any]) -> bool:

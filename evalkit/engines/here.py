@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.loading import LoadingKey, ModelHolder, loading_key
+from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.session import finished, run_plan
 from evalkit.engines.base import FAILURES, Job, Outcome, why_failed
 from evalkit.errors import RunInUseError
 from evalkit.models.locate import silent
 from evalkit.progress import Progress
-from evalkit.remembered import remembering
 
 
 def run_here(

@@ -10,13 +10,13 @@ from typing import Any
 
 from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.task_tokens import TaskTokens
 from evalkit.models.context_settings import config_of
 from evalkit.models.locate import silent
 from evalkit.models.parameter_count import parameter_count
 from evalkit.models.shapes import BYTES, ModelShape, cache_bytes_per_token, flops_per_token, parameters, read_shape
 from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
-from evalkit.remembered import remembered
 from evalkit.studies.speed import EFFICIENCY, Speed
 
 SAMPLE = 80

@@ -13,10 +13,10 @@ from typing import Any
 
 from evalkit.activity import doing, imports
 from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.remembered import remembering
 from evalkit.brief import counted
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.progress import clock
-from evalkit.remembered import remembering
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import hardware_of, places

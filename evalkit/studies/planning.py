@@ -13,13 +13,13 @@ from typing import Any
 
 from evalkit.activity import doing
 from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.run import planned
 from evalkit.brief import counted
 from evalkit.engines.base import Job
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.models.files import safetensors_header
 from evalkit.models.parameter_count import parameter_count
-from evalkit.remembered import remembering
 from evalkit.runs.folder import Run
 from evalkit.studies.records import finished_run_of, record_of, save_record
 from evalkit.studies.study import Study, StudyRun

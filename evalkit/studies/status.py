@@ -14,10 +14,10 @@ from typing import Literal
 
 from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.remembered import remembering
 from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import misfit
 from evalkit.models.parameter_count import parameter_count
-from evalkit.remembered import remembering
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.activity import doing
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
+from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import numerics, provenance
 from evalkit.benchmarks.shared_library import shared_library
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
@@ -24,7 +25,6 @@ from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
 from evalkit.errors import DataError, UsageError
 from evalkit.models.locate import Checkpoint, Say
-from evalkit.remembered import remembered
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 from evalkit.scores.rules import Rule, find_rule

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
+from evalkit.benchmarks.remembered import Compressed, is_remembering, remembered
 from evalkit.models.locate import silent
-from evalkit.remembered import Compressed, is_remembering, remembered
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack

@@ -12,11 +12,12 @@ from statistics import fmean
 from typing import Any
 
 from evalkit.benchmarks.registry import benchmark
+from evalkit.brief import counted
 from evalkit.engines.base import Outcome
 from evalkit.engines.cluster.job_queue import JobQueue
 from evalkit.engines.cluster.ray_cluster import IN_HANDS
 from evalkit.engines.cluster.scheduling import CheckpointLoad, choose_checkpoint
-from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob, key_of, label_of
+from evalkit.engines.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob, label_of
 from evalkit.engines.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
 from evalkit.engines.cluster.worker_pool import WorkerAnswer, WorkerHandle, WorkerPool
 from evalkit.errors import EvalkitError
@@ -73,11 +74,11 @@ class Driver:
 
     def _check_able(self) -> None:
         """End jobs that no worker can prepare; split batches that no worker has memory for."""
-        if self._pool.may_grow:
-            return
         usable = [worker.number for worker in self._pool.usable]
+        if self._pool.may_grow or not usable:
+            return
         for job in self._queue.jobs:
-            if not usable or job.phase not in ("unprepared", "planning", "computing"):
+            if job.phase not in ("unprepared", "planning", "computing"):
                 continue
             able = [number for number in usable if number not in job.refusals]
             if not able:
@@ -182,7 +183,7 @@ class Driver:
     def _send(self, worker: WorkerHandle, job: TrackedJob, flight: Flight) -> None:
         flight.workers.add(worker.number)
         flight.sent = time.monotonic()
-        job.flights[key_of(flight.batch)] = flight
+        job.flights[flight.batch.key] = flight
         worker.flights.append((job, flight))
         self._pool.call(worker, job, flight, "compute", job.name, worker.sent, flight.batch, flight.split)
         worker.sent += 1
@@ -262,7 +263,7 @@ class Driver:
         flight.workers.discard(worker.number)
         if job.phase == "ended":
             return
-        if isinstance(answer, ComputedBatch) and (answer.task, answer.number) != key_of(flight.batch):
+        if isinstance(answer, ComputedBatch) and (answer.task, answer.number) != flight.batch.key:
             raise AssertionError(f"an answer for batch {answer.number} of {answer.task} came for another batch")
         if isinstance(answer, ComputedBatch) and zlib.crc32(answer.rows) == answer.checksum:
             self._deliver(job, flight, answer, worker)
@@ -278,7 +279,7 @@ class Driver:
 
     def _deliver(self, job: TrackedJob, flight: Flight, answer: ComputedBatch, worker: WorkerHandle) -> None:
         """Store a batch, unless it was delivered before."""
-        key, batch = key_of(flight.batch), flight.batch
+        key, batch = flight.batch.key, flight.batch
         try:
             rows = from_bytes(answer.rows, benchmark(job.job.plan.manifest["kind"]).row)
         except ValueError as error:
@@ -300,7 +301,7 @@ class Driver:
             return
         advanced = job.deliver(flight, digest, answer.seconds)
         busy = sum(bool(one.flights) or one is worker for one in self._pool.workers)
-        self._progress.task(f"{busy} worker{'s' * (busy != 1)}: {job.label}, {batch.task}")
+        self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {batch.task}")
         self._progress.advance(advanced, batch.documents)
         left = job.seconds_left
         hands = max(1, self._pool.holding(job.model))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.session import finished
+from evalkit.brief import counted
 from evalkit.engines.base import Job, Outcome, why_failed
 from evalkit.engines.cluster.driver import Driver
 from evalkit.engines.cluster.job_queue import JobQueue
@@ -13,7 +15,6 @@ from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
 from evalkit.engines.cluster.worker_pool import WorkerPool
 from evalkit.errors import UsageError
 from evalkit.progress import Progress
-from evalkit.remembered import remembering
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,6 @@ class ClusterRunner:
         self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
     ) -> list[Outcome]:
         """See `JobRunner`. Finished runs need no cluster."""
-        self.options.check()
         outcomes: dict[int, Outcome] = {}
         for place, job in enumerate(jobs):
             if (outcome := _finished(job, progress)) is not None:
@@ -53,7 +53,7 @@ class ClusterRunner:
             room = cluster.capacity()
             short = f", which is all that there is room for: the cluster has {cluster.describe()}"
             lacks = options.workers is not None and room < options.workers
-            progress.say(f"{room} worker{'s' * (room != 1)} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
+            progress.say(f"{counted(room, 'worker')} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
             queue = JobQueue(jobs, [weight_of(job) for job in jobs], progress, done, options.ship)
             return Driver(WorkerPool(cluster, progress.say), queue, progress).run()
 

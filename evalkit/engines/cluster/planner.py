@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch, Say
 from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.session import finished, opened
 from evalkit.engines.cluster.shipping import packed
 from evalkit.engines.cluster.tracked_job import TrackedJob
@@ -58,11 +59,10 @@ class Planner:
             self.finish(tracked)
             return "finished"
         kind = plan.manifest["kind"]
-        tracked.facts = run.facts()
         if self._ship and plan.checkpoint.kind != "hub":
-            tracked.shipped = packed(plan.checkpoint)
+            # Runs of one checkpoint follow each other
+            tracked.shipped = remembered("shipped", tracked.model, lambda: packed(plan.checkpoint), most=1)
         tracked.recipe = Recipe(
-            tracked.job.label,
             kind,
             tracked.model,
             portable(plan.request.model, plan.checkpoint),
@@ -79,8 +79,8 @@ class Planner:
             EvalkitError: a document cannot be computed, or the manifest cannot be written.
         """
         assert tracked.run is not None
-        tracked.facts = tracked.run.start(prepared.prepared)
-        planned = tracked.run.batches(tracked.facts, prepared.prepared.tokenizer)
+        facts = tracked.run.start(prepared.prepared)
+        planned = tracked.run.batches(facts, prepared.prepared.tokenizer)
         tracked.total, tracked.done = planned.total, planned.done
         tracked.batches = tracked.stack.enter_context(closing(planned.batches))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evalkit.brief import counted
 from evalkit.engines.cluster.worker import BatchWorker
 from evalkit.errors import EvalkitError, UsageError, first_line
 
@@ -37,7 +38,11 @@ Call = Any
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which workers are used."""
+    """Which workers are used.
+
+    Raises:
+        UsageError: an option is malformed.
+    """
 
     workers: int | None = None
     """Number of workers; None: as many as the cluster has room for."""
@@ -50,8 +55,7 @@ class ClusterOptions:
     ship: bool = False
     """Whether checkpoints are sent to the workers, which have no file system in common with this machine."""
 
-    def check(self) -> None:
-        """Raise a `UsageError` if an option is malformed."""
+    def __post_init__(self) -> None:
         host, _, port = (self.address or "auto").removeprefix("ray://").rpartition(":")
         if self.address not in (None, "auto") and not (host and port.isdigit()):
             raise UsageError(f"--ray {self.address}: expected HOST:PORT of a cluster's head node, or auto")
@@ -68,7 +72,7 @@ class Needs:
 
     def __str__(self) -> str:
         gpus = f" and {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
-        return f"{self.cpus} CPU core{'s' * (self.cpus != 1)}{gpus}"
+        return f"{counted(self.cpus, 'CPU core')}{gpus}"
 
 
 class WorkerLostError(Exception):
@@ -99,7 +103,7 @@ class RayCluster:
 
     def capacity(self) -> int:
         """Return the number of workers that the machines of the cluster have room for, up to the largest number."""
-        room = sum(_room(node["Resources"], self.needs) for node in self._ray.nodes() if node["Alive"])
+        room = sum(_room(one, self.needs) for one in _machines(self._ray))
         return room if self._most is None else min(room, self._most)
 
     def describe(self) -> str:
@@ -195,7 +199,7 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
             cluster = RayCluster(needs, options.workers, min(1.0, share))
             if options.address is None and (room := cluster.capacity()) < (options.workers or 1):
                 raise UsageError(
-                    f"this machine has {cluster.describe()}: room for {room} worker{'s' * (room != 1)} of {needs}, not "
+                    f"this machine has {cluster.describe()}: room for {counted(room, 'worker')} of {needs}, not "
                     f"for {options.workers}; see --worker-cpus and --worker-gpus"
                 )
             if not cluster.capacity():
@@ -263,7 +267,7 @@ def _connect(ray: Any, options: ClusterOptions) -> None:
 
 def _needs(options: ClusterOptions, ray: Any, device: str) -> Needs:
     """Return the resources of a worker; equal shares of the smallest machine where none are given."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = _machines(ray)
     gpus = options.worker_gpus
     with_gpus = [one for one in nodes if one.get("GPU")]
     if gpus is None:
@@ -282,7 +286,12 @@ def _needs(options: ClusterOptions, ray: Any, device: str) -> Needs:
 
 
 def _most_cpus(ray: Any) -> float:
-    return float(max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1))
+    return float(max((one.get("CPU", 1) for one in _machines(ray)), default=1))
+
+
+def _machines(ray: Any) -> list[dict[str, float]]:
+    """Return the resources of each machine of the cluster that is up."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _room(resources: dict[str, float], needs: Needs) -> int:

@@ -10,19 +10,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from evalkit.benchmarks.base import Batch
+from evalkit.benchmarks.base import Batch, BatchKey
 from evalkit.benchmarks.loading import loading_key
 from evalkit.benchmarks.session import OpenRun
+from evalkit.brief import counted
 from evalkit.engines.base import Job, Outcome
 from evalkit.engines.cluster.shipping import ShippedCheckpoint
 from evalkit.engines.cluster.worker import Recipe
 
 _SAME_TIME = 10.0
 """Seconds within which workers of a machine are lost for one reason."""
-BatchKey = tuple[str, int]
-"""The journal's task, and the batch's number."""
 MOST_DEATHS = 3
 """Number of workers that a batch, or the preparation of a run, may cost before the run fails."""
 
@@ -63,7 +62,6 @@ class TrackedJob:
     """Closes the folder."""
     run: OpenRun | None = None
     recipe: Recipe | None = None
-    facts: Any = None
     batches: Iterator[Batch] | None = None
     """Batches that are not planned yet; None before planning and after the last one."""
     filling: bool = False
@@ -147,13 +145,13 @@ class TrackedJob:
 
     def put_back(self, flight: Flight) -> None:
         """Make a batch available again, unless another worker has it too or it is delivered."""
-        if not flight.workers and self.flights.pop(key_of(flight.batch), None) is not None:
+        if not flight.workers and self.flights.pop(flight.batch.key, None) is not None:
             self.ready.appendleft(flight)
 
     def deliver(self, flight: Flight, digest: int, seconds: float) -> float:
         """Count a stored batch; return how much of the run's weight it was."""
         before = self.left
-        key = key_of(flight.batch)
+        key = flight.batch.key
         self.delivered[key] = digest
         self.flights.pop(key, None)
         # A batch that an earlier session planned differently may be finished in part
@@ -163,11 +161,6 @@ class TrackedJob:
         return before - self.left
 
 
-def key_of(batch: Batch) -> BatchKey:
-    """Return what identifies a batch of a job."""
-    return batch.journal or batch.task, batch.number
-
-
 def label_of(batch: Batch) -> str:
     """Return the name of a batch in messages."""
-    return f"batch {batch.number} of {batch.task} ({batch.documents} document{'s' * (batch.documents != 1)})"
+    return f"batch {batch.number} of {batch.task} ({counted(batch.documents, 'document')})"

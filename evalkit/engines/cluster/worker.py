@@ -51,7 +51,6 @@ def _version(name: str) -> str:
 class Recipe:
     """What a worker needs to prepare a run."""
 
-    label: str
     kind: str
     """The benchmark's name."""
     checkpoint: str
@@ -70,7 +69,6 @@ class WorkerDescription:
     host: str
     process: int
     versions: dict[str, str]
-    threads: int
     log: str
     """File of its standard error."""
     actor: str = ""
@@ -100,7 +98,6 @@ class PreparedRun:
     """A run that a worker can compute."""
 
     prepared: Prepared
-    parameters: int
     seconds: float
     said: tuple[str, ...] = ()
 
@@ -147,7 +144,7 @@ class BatchWorker:
         actor = ""
         if ray := sys.modules.get("ray"):
             actor = ray.get_runtime_context().get_actor_id() or ""
-        return WorkerDescription(platform.node(), os.getpid(), versions(), self.threads, log, actor)
+        return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
 
     def prepare(
         self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None = None
@@ -206,7 +203,7 @@ class BatchWorker:
         computer = kind.computer(recipe.setup, loaded, recipe.budget, say)
         self._computers[job] = kind, computer
         prepared = Prepared(computer.facts, computer.about, computer.place(), loaded.tokenizer)
-        return PreparedRun(prepared, loaded.parameters, time.perf_counter() - started, self._take_said())
+        return PreparedRun(prepared, time.perf_counter() - started, self._take_said())
 
     def _compute(self, job: str, batch: Batch, split: bool) -> ComputedBatch:
         from evalkit.runs.columns import record_batch, to_bytes
@@ -219,8 +216,7 @@ class BatchWorker:
         seconds = time.perf_counter() - started
         content = to_bytes(record_batch(rows, kind.row))
         return ComputedBatch(
-            batch.journal or batch.task,
-            batch.number,
+            *batch.key,
             content,
             zlib.crc32(content),
             seconds,

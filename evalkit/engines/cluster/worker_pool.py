@@ -129,7 +129,7 @@ class WorkerPool:
             self._announced = True
             self._say(f"no worker has started yet: {self._resources()}")
         # A machine on which no worker starts is tried less and less often
-        if now - self._looked < _GROWTH * (2 ** min(self._lost_at_start, 6) if self._lost_at_start else 1):
+        if now - self._looked < _GROWTH * 2 ** min(self._lost_at_start, 6):
             return
         self._looked = now
         for _ in range(self._cluster.capacity() - len(self.workers)):
