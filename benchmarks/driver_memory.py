@@ -49,10 +49,10 @@ def options(root: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def make(root: Path, arguments: argparse.Namespace) -> None:
     """Make the checkpoints and their journals."""
     from evalkit.benchmarks.multiple_choice.scoring import ScoringFacts
+    from evalkit.benchmarks.remembered import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import Prepared, opened
     from evalkit.models.spec import model_spec
-    from evalkit.benchmarks.remembered import remembering
     from evalkit.runs.batch_devices import place_of
     from evalkit.runs.journal import Entry
 
@@ -100,12 +100,12 @@ def write_checkpoint(folder: Path, seed: int, tokenizer: Any) -> None:
 
 def drive(root: Path, arguments: argparse.Namespace) -> None:
     """Run the driver and print its memory."""
+    from evalkit.benchmarks.remembered import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.engines.base import Job
     from evalkit.engines.cluster.engine import ClusterRunner
     from evalkit.engines.cluster.ray_cluster import ClusterOptions
     from evalkit.progress import Progress
-    from evalkit.benchmarks.remembered import remembering
 
     progress = Progress(live=False)
     with remembering():
