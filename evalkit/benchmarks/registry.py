@@ -24,6 +24,7 @@ _OWN = {
     "lm_eval": "lm_eval.benchmark:LMEval",
     "longbench": "longbench.benchmark:LongBench",
     "needle": "needle.benchmark:Needle",
+    "attention": "attention.benchmark:Attention",
 }
 
 

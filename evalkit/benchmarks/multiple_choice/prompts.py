@@ -44,6 +44,9 @@ class TokenSequence:
     """Number of context tokens truncated on the left to fit the context window."""
     straddles: int = 0
     """Number of tokens that straddle a segment boundary."""
+    characters: NDArray[np.int32] | None = None
+    """[length, 2] each token's characters in the rendered text, [start, end); -1 of tokens that are added as ids. None
+    unless the prompter was asked for them."""
 
     def spans(self) -> list[tuple[str, int, int]]:
         """Return (segment, first token, one past the last token) of each segment, in order."""
@@ -73,6 +76,8 @@ class EncodedQuestion:
 
 
 _NO_TOKENS = np.zeros(0, np.int32)
+_ADDED = np.full((1, 2), -1, np.int32)
+"""Characters of a token that is added as an id."""
 
 
 class Prompter:
@@ -83,13 +88,20 @@ class Prompter:
         tokenizer: a fast Hugging Face tokenizer (character offsets are needed).
         window: the model's context window in tokens.
         say: called once for each special token or turn that the tokenizer lacks.
+        characters: whether sequences have their tokens' characters.
     """
 
     def __init__(
-        self, template: Template, tokenizer: Any, window: int, say: Callable[[str], None] = lambda _: None
+        self,
+        template: Template,
+        tokenizer: Any,
+        window: int,
+        say: Callable[[str], None] = lambda _: None,
+        characters: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._window = window
+        self._characters = characters
         self._system = template.system
         self._parts = _chat_parts(template, tokenizer, say) if template.chat else template.parts
         self._bos = self._opening(template, say)
@@ -169,7 +181,13 @@ class Prompter:
         if self._eos is not None:
             tokens = np.append(tokens, np.int32(self._eos))
             segments = np.append(segments, np.int8(END))
-        return self._fit(question, TokenSequence(tokens, segments, 0, int((first_piece != piece).sum())))
+        found = TokenSequence(tokens, segments, 0, int((first_piece != piece).sum()))
+        if self._characters:
+            spans = np.column_stack((chars[:, 0], last + 1)).astype(np.int32)
+            after = int(self._eos is not None)
+            parts = (np.repeat(_ADDED, len(tokens) - len(ids) - after, 0), spans, np.repeat(_ADDED, after, 0))
+            found = replace(found, characters=np.concatenate(parts))
+        return self._fit(question, found)
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
         """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""
@@ -186,7 +204,8 @@ class Prompter:
             )
         keep = np.ones(len(sequence.tokens), dtype=bool)
         keep[context[:excess]] = False
-        return TokenSequence(sequence.tokens[keep], sequence.segments[keep], excess, sequence.straddles)
+        characters = None if sequence.characters is None else sequence.characters[keep]
+        return TokenSequence(sequence.tokens[keep], sequence.segments[keep], excess, sequence.straddles, characters)
 
     def _first_id(self, question: Question) -> int:
         """Return BOS, or else EOS, from which a continuation without context is predicted (as in lm-eval)."""

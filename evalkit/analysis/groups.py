@@ -1,0 +1,78 @@
+"""Names, groups and units of the measures of attention maps. No torch; `measures.py` computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MASS, RANK = "mass", "rank"
+CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
+"""Categories of tokens; "special" are special tokens but BOS, and the prompt's markers."""
+SINK_SHARE = 0.3
+"""A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
+_SHARE = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class MeasureInfo:
+    """One measure: a number for each document, layer and head."""
+
+    name: str
+    group: str
+    """Its name in `--measures`."""
+    words: str
+    """Description in one line."""
+    bounds: tuple[float, float] | None = None
+    """Smallest and largest value; None if unbounded, as for anything signed: rows of cog attention are not bounded
+    below by 0."""
+    by_position: bool = False
+    """Whether it is also measured by position of the query."""
+    median: bool = False
+    """Whether a layer's heads are summarised by their median, as the paper does for the rank; else by their mean."""
+
+    @property
+    def in_percent(self) -> bool:
+        """Whether it is a share, printed in percent."""
+        return self.bounds == _SHARE
+
+
+def _infos() -> tuple[MeasureInfo, ...]:
+    mass = [
+        info
+        for name in CATEGORIES
+        for info in (
+            MeasureInfo(f"mass_{name}", MASS, f"sum of the weights on tokens of category {name}"),
+            MeasureInfo(f"share_{name}", MASS, f"share of |weights| on tokens of category {name}", _SHARE),
+        )
+    ]
+    return (
+        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True),
+        MeasureInfo("bos_share", "bos", "share of |weights| on BOS, mean over tokens", _SHARE, True),
+        *mass,
+        MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
+        MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
+        MeasureInfo("bos_negative", "negative", "share of tokens whose weight on BOS is negative", _SHARE),
+        MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens"),
+        MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
+        MeasureInfo("sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE),
+        MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
+        MeasureInfo("distance", "distance", "mean distance of |weights|, in tokens"),
+        MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
+        MeasureInfo(
+            RANK, RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)", median=True
+        ),
+        MeasureInfo("rank_squares", RANK, "the same with squared singular values", median=True),
+        MeasureInfo(
+            "rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value", median=True
+        ),
+    )
+
+
+MEASURES = {info.name: info for info in _infos()}
+"""Name → measure."""
+GROUPS = tuple(dict.fromkeys(info.group for info in MEASURES.values()))
+"""Groups of measures, the values of `--measures`."""
+
+
+def measures_of(groups: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the measures of some groups."""
+    return tuple(name for name, info in MEASURES.items() if info.group in groups)

@@ -1,0 +1,99 @@
+"""Computer of an analysis: a loaded model, and the measures of a batch of sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalkit.analysis.groups import RANK
+from evalkit.analysis.map_blocks import MapBlocks, MapReader
+from evalkit.analysis.measures import Reading, measure
+from evalkit.benchmarks.attention.documents import AnalysedSequence
+from evalkit.benchmarks.attention.rows import Values, rows_of
+from evalkit.benchmarks.base import Batch, Say
+from evalkit.errors import UsageError
+from evalkit.runs.batch_devices import BatchDevice, place_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from evalkit.models.load import LoadedModel
+
+_CHECKED_TOKENS = 48
+_RANKED_LAYERS = 4
+"""Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
+
+
+@dataclass(frozen=True)
+class AttentionFacts:
+    """Properties of a model that planning needs."""
+
+    window: int
+    """Context window in tokens."""
+
+
+@dataclass(frozen=True)
+class AttentionSetup:
+    """What the analysis needs of a plan."""
+
+    groups: tuple[str, ...]
+    """Groups of measures."""
+    layers: tuple[int, ...]
+    """Requested layers, negative ones from the last one backwards; empty: all."""
+
+
+class Analysis:
+    """Computer of batches of sequences."""
+
+    def __init__(self, setup: AttentionSetup, loaded: LoadedModel, say: Say) -> None:
+        self._reader = reader = MapReader(loaded.model, say)
+        self._by_layer = _groups_by_layer(setup, reader.layers)
+        bos = loaded.bos_id if loaded.bos_id is not None else 0
+        sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
+        sample[0] = bos
+        reader.check(sample)
+        self.facts = AttentionFacts(loaded.window)
+        self.about: dict[str, Any] = {
+            "loaded": loaded.facts(),
+            "maps": reader.kind,
+            "layers": {str(layer): list(groups) for layer, groups in self._by_layer.items()},
+        }
+        self._place = place_of(loaded.device, reader.kind)
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        """Return the model's device."""
+        return self._place
+
+    def compute(self, batch: Batch) -> pa.Table:
+        """Measure the attention of a batch."""
+        return rows_of((sequence, self._measured(sequence)) for sequence in batch.content)
+
+    def _measured(self, sequence: AnalysedSequence) -> dict[int, Values]:
+        reading = Reading(sequence.readers, int(sequence.readers[-1]), sequence.has_bos, sequence.categories)
+        found: dict[int, Values] = {}
+
+        def use(layer: int, blocks: MapBlocks) -> None:
+            found[layer] = measure(blocks, reading, self._by_layer[layer])
+
+        self._reader.read(sequence.tokens, tuple(self._by_layer), use)
+        return found
+
+
+def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int, tuple[str, ...]]:
+    """Return layer → the groups that are measured there.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    last = max(layers)
+    chosen = sorted({last + 1 + one if one < 0 else one for one in setup.layers}) or list(layers)
+    if unknown := [one for one in chosen if one not in layers]:
+        raise UsageError(
+            f"--layers: the model has no attention layer {unknown[0]}; its layers are "
+            f"{min(layers)} to {last}, or -1 to {min(layers) - last - 1}"
+        )
+    ranked = chosen if setup.layers else chosen[-_RANKED_LAYERS:]
+    by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
+    return {layer: groups for layer, groups in by_layer.items() if groups}

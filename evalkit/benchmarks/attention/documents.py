@@ -1,0 +1,212 @@
+"""Token sequences whose attention is analysed. In: a plan and a tokenizer. Out: `AnalysedSequence`s, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.analysis.groups import CATEGORIES, MASS
+from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
+from evalkit.benchmarks.attention.sampling import sampled_numbers
+from evalkit.benchmarks.base import Batch, Batches, Say
+from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter, TokenSequence
+from evalkit.benchmarks.task_tokens import TaskTokens, spread
+from evalkit.errors import ScoringError
+from evalkit.models.tokenizer_alone import window_of
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.runs.finished_rows import FinishedRows, Key
+
+_BATCH = 8
+"""Documents of a batch."""
+_MARKERS = frozenset({SPECIAL, END})
+
+Categorise = Callable[[Sequence[tuple[bool, str]], NDArray[np.int32]], NDArray[np.int8]]
+"""Pieces of a text (whether it is a marker, text) and characters of its tokens → category of each token."""
+
+
+@dataclass(frozen=True)
+class AnalysedSequence:
+    """A sequence with what the measures need to know of its tokens."""
+
+    subtask: str
+    doc_id: int
+    """With `subtask` and `choice`, identifies it in its task; of a text, the number of the window."""
+    choice: int
+    """Number of the continuation; 0 of a text."""
+    tokens: NDArray[np.int32]
+    """[n] token ids, at most the context window."""
+    readers: NDArray[np.int32]
+    """Places of the continuation's tokens; of a text, of all tokens but the first."""
+    has_bos: bool
+    """Whether the first token is BOS."""
+    truncated: int
+    """Number of context tokens truncated to fit the window."""
+    categories: NDArray[np.int8] | None = None
+    """[n] index into `CATEGORIES`; None unless a measure needs it."""
+
+
+def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
+    """Yield the batches that have documents without rows, task by task.
+
+    Raises:
+        EvalkitError: a document does not fit the window, or its words cannot be tagged.
+    """
+    categorise = _categoriser(say) if MASS in plan.groups else None
+    if plan.choices is None:
+        yield from _text_batches(plan, window, tokenizer, categorise, finished)
+        return
+    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
+    for task, questions in plan.questions.items():
+        for number, start in enumerate(range(0, len(questions), _BATCH)):
+            members = questions[start : start + _BATCH]
+            # A finished batch is left out as a whole: the others' numbers stay the same
+            if any(key_of(one) not in finished for one in members):
+                content = tuple(sequences_of(plan, prompter, members, categorise))
+                yield Batch(task, number, content, float(sum(map(work_of, members))), len(members))
+
+
+def sequences_of(
+    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], categorise: Categorise | None
+) -> Iterator[AnalysedSequence]:
+    """Yield the sequences of documents: of the gold choice, or of every choice."""
+    chosen = [(one, choice) for one in questions for choice in _choices(plan, one)]
+    alone = [_with_choice(one, choice) for one, choice in chosen]
+    for (question, choice), one, encoded in zip(chosen, alone, prompter.encode(alone), strict=True):
+        [sequence] = encoded.sequences
+        pieces = [(code in _MARKERS, text) for code, text in prompter.render(one, 0)]
+        readers = np.flatnonzero(sequence.segments == CONTINUATION).astype(np.int32)
+        yield AnalysedSequence(
+            question.subtask,
+            question.doc_id,
+            choice,
+            sequence.tokens,
+            readers,
+            _is_added(sequence, 0),
+            sequence.truncated,
+            None if categorise is None else _categories(sequence, pieces, categorise),
+        )
+
+
+def key_of(question: Question) -> Key:
+    """Return a document's key in the journal."""
+    return question.task, question.subtask, question.doc_id
+
+
+def work_of(question: Question) -> int:
+    """Return the characters of a document, which approximate its share of the time."""
+    return len(question.contexts[0]) + len(question.continuations[0]) + _BATCH
+
+
+def text_tokens(plan: AttentionPlan, tokenizer: Any) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the tokens of a plan's text, [n], and their characters, [n, 2].
+
+    Raises:
+        ScoringError: the text has no tokens.
+    """
+    encoding = tokenizer(plan.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    tokens = np.asarray(encoding["input_ids"], np.int32)
+    if len(tokens) < 2:
+        raise ScoringError(f"--text {plan.request.text}: has {len(tokens)} tokens; give a longer text")
+    return tokens, np.asarray(encoding["offset_mapping"], np.int32).reshape(-1, 2)
+
+
+def window_starts(plan: AttentionPlan, tokens: int, size: int) -> list[tuple[int, int]]:
+    """Return (number, first token) of the sampled windows of a text, which do not overlap.
+
+    A last window that is shorter is left out, unless it is the only one.
+
+    Args:
+        plan: the plan of a text.
+        tokens: length of the text.
+        size: tokens of a window.
+    """
+    count = max(1, tokens // size)
+    return [(number, number * size) for number in sampled_numbers(count, plan.request.sample, plan.request.seed)]
+
+
+def text_work(plan: AttentionPlan, window: int, tokenizer: Any) -> dict[Key, int]:
+    """Return the key of each window of a text → its tokens."""
+    tokens, _ = text_tokens(plan, tokenizer)
+    size = window - (tokenizer.bos_token_id is not None)
+    return {(TEXT, TEXT, number): min(size, len(tokens)) for number, _ in window_starts(plan, len(tokens), size)}
+
+
+def counted_tokens(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Estimate the tokens of each task from some of its sampled documents; a text's are counted."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    if plan.choices is None:
+        lengths = text_work(plan, window, tokenizer).values()
+        return [TaskTokens(TEXT, len(lengths), len(lengths), 0.0, float(sum(lengths)), float(sum(lengths)))]
+    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
+    found = []
+    for task, questions in plan.questions.items():
+        taken = [questions[place] for place in spread(len(questions), sample)]
+        sequences = list(sequences_of(plan, prompter, taken, None))
+        scale = len(questions) / len(taken)
+        tokens = scale * sum(len(one.tokens) for one in sequences)
+        found.append(TaskTokens(task, len(questions), len(taken), 0.0, tokens, tokens))
+    return found
+
+
+def _text_batches(
+    plan: AttentionPlan, window: int, tokenizer: Any, categorise: Categorise | None, finished: FinishedRows
+) -> Batches:
+    tokens, characters = text_tokens(plan, tokenizer)
+    bos: int | None = tokenizer.bos_token_id
+    size = window - (bos is not None)
+    for number, start in window_starts(plan, len(tokens), size):
+        if (TEXT, TEXT, number) in finished:
+            continue
+        part, spans = tokens[start : start + size], characters[start : start + size]
+        categories = None
+        if categorise is not None:
+            first, last = int(spans[0, 0]), int(spans[-1, 1])
+            categories = categorise([(False, plan.text[first:last])], spans - first)
+        if bos is not None:
+            part = np.concatenate(([bos], part)).astype(np.int32)
+            if categories is not None:
+                categories = np.concatenate(([CATEGORIES.index("bos")], categories)).astype(np.int8)
+        readers = np.arange(1, len(part), dtype=np.int32)
+        one = AnalysedSequence(TEXT, number, 0, part, readers, bos is not None, 0, categories)
+        yield Batch(TEXT, number, (one,), float(len(part)), 1)
+
+
+def _choices(plan: AttentionPlan, question: Question) -> Sequence[int]:
+    return range(len(question.contexts)) if plan.request.continuation == "all" else (question.gold,)
+
+
+def _with_choice(question: Question, choice: int) -> Question:
+    """Return a question with one choice only."""
+    parts = {name: (getattr(question, name)[choice],) for name in ("contexts", "continuations", "gaps", "choices")}
+    return replace(question, **parts, gold=0)
+
+
+def _categories(
+    sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], categorise: Categorise
+) -> NDArray[np.int8]:
+    """Return the category of each token; tokens that are added as ids are BOS or special."""
+    assert sequence.characters is not None
+    added = sequence.characters[:, 0] < 0
+    found = np.full(len(sequence.tokens), CATEGORIES.index("special"), np.int8)
+    found[~added] = categorise(pieces, sequence.characters[~added])
+    if _is_added(sequence, 0):
+        found[0] = CATEGORIES.index("bos")
+    return found
+
+
+def _is_added(sequence: TokenSequence, place: int) -> bool:
+    assert sequence.characters is not None
+    return bool(sequence.characters[place, 0] < 0)
+
+
+def _categoriser(say: Say) -> Categorise:
+    from evalkit.analysis.categories import Categoriser
+    from evalkit.analysis.tagger import load_tagger
+
+    return Categoriser(load_tagger(say))

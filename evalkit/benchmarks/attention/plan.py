@@ -1,0 +1,200 @@
+"""Plan of an analysis of attention: a request → documents and a manifest, without torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from evalkit.analysis.groups import GROUPS, MASS
+from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.sampling import sampled
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
+from evalkit.benchmarks.remembered import remembered
+from evalkit.benchmarks.request import Request, numerics, provenance
+from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
+from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.inputs.fields import LEAST
+from evalkit.inputs.reading import MOST_TEXT_BYTES, Unreadable, read_bytes
+from evalkit.models.locate import Checkpoint, Say
+from evalkit.runs.finding import run_folder
+from evalkit.runs.folder import specification_id
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.tasks import Question
+
+TEXT = "text"
+"""Name of the task of a user's text, and of its template."""
+VERSION = 1
+"""Increased with every change of evalkit that changes a measure."""
+
+
+@dataclass(frozen=True)
+class AttentionRequest(Request):
+    """Settings of an analysis of attention."""
+
+    measures: tuple[str, ...] = ()
+    """Groups of measures (`analysis.groups.GROUPS`); empty: all."""
+    layers: tuple[str, ...] = ()
+    """Layers from 0, or from -1 for the last one backwards; empty: all, and the last four for the rank."""
+    sample: int = 200
+    """Number of documents of each task, or of windows of a text."""
+    seed: int = field(default=0, metadata={LEAST: 0})
+    """Seed of the random sample."""
+    continuation: Literal["gold", "all"] = "gold"
+    """Continuation that is read: the gold answer's, or every choice's."""
+    questions: str | None = None
+    """Suite of multiple-choice tasks whose documents are read, a name or a YAML file; None: zeroshot8."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of that suite; empty: all."""
+    template: str | None = None
+    """A template's name, or the path of a template file; None: the suite's, or inst."""
+    num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
+    """Number of solved examples before each question; None: the suite's."""
+    data_dir: Path | None = None
+    """Folder of `<task>.jsonl` files, searched before all other sources."""
+    allow_unofficial_data: bool = False
+    """Whether to accept documents that are not the pinned ones; their results are marked."""
+    text: Path | None = None
+    """Text file that is read in windows of the model's context, in place of a suite's documents."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """A validated request with its documents and manifest."""
+
+    request: AttentionRequest
+    checkpoint: Checkpoint
+    manifest: dict[str, Any]
+    choices: ChoicePlan | None
+    """Plan of the suite whose documents are read; None for a text."""
+    text: str = ""
+    """The user's text."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Groups of measures."""
+        return tuple(self.manifest["specification"]["measures"])
+
+    @cached_property
+    def questions(self) -> dict[str, list[Question]]:
+        """Task → the sampled documents; empty for a text."""
+        if self.choices is None:
+            return {}
+        count, seed = self.request.sample, self.request.seed
+        choices = self.choices
+
+        def sample() -> dict[str, list[Question]]:
+            return {task: sampled(task, found, count, seed) for task, found in choices.questions.items()}
+
+        return remembered("samples", (choices.documents_key, count, seed), sample)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, which may not exist yet."""
+        template = self.manifest["template"]["name"]
+        return run_folder(self.request.output, self.checkpoint, ATTENTION, template, self.manifest)
+
+
+def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
+    """Validate a request and make the plan of its run.
+
+    Raises:
+        EvalkitError: the request, the checkpoint or the documents are invalid.
+    """
+    groups = _groups(request.measures)
+    settings: dict[str, Any] = {
+        "suite": ATTENTION,
+        "measures": list(groups),
+        "layers": _layers(request.layers),
+        "sample": request.sample,
+        "seed": request.seed,
+        "version": VERSION,
+    }
+    if MASS in groups:
+        from evalkit.analysis.tagger import tagger_version
+
+        settings["tagger"] = tagger_version()
+    return _plan_text(request, settings, say) if request.text is not None else _plan_questions(request, settings, say)
+
+
+def _plan_questions(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
+    suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
+    names = ("model", "output", "tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
+    shared = {name: getattr(request, name) for name in names}
+    choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
+    kept = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}
+    settings = kept | settings | {"questions": suite.name, "continuation": request.continuation}
+    labels = {name: value for name, value in choices.manifest.items() if name in ("labels", "short")}
+    documents = choices.manifest["documents"]
+    more = {"documents": documents, "template": choices.manifest["template"], **labels}
+    return AttentionPlan(request, choices.checkpoint, _manifest(request, choices.checkpoint, settings, more), choices)
+
+
+def _plan_text(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
+    for name in ("questions", "tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data"):
+        if getattr(request, name):
+            raise UsageError(f"--{name.replace('_', '-')}: is for the documents of tasks; leave it out, or --text")
+    if request.continuation != "gold":
+        raise UsageError("--continuation: a text has none; leave it out, or --text")
+    assert request.text is not None
+    content = _read_text(request.text)
+    checkpoint = request.model.locate(say)
+    identity = hashlib.sha256(content.encode()).hexdigest()
+    settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: identity}}
+    documents = {TEXT: {"source": str(request.text), "official": None, "count": 1}}
+    more = {"documents": documents, "template": {"name": TEXT}}
+    return AttentionPlan(request, checkpoint, _manifest(request, checkpoint, settings, more), None, content)
+
+
+def _manifest(
+    request: AttentionRequest, checkpoint: Checkpoint, specification: dict[str, Any], more: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "id": specification_id(specification),
+        "kind": ATTENTION,
+        "specification": specification,
+        "rule": ATTENTION,
+        "groups": {},
+        "group_sizes": {},
+        **more,
+        **provenance(request.model, checkpoint),
+    }
+
+
+def _groups(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the requested groups of measures, in evalkit's order."""
+    for name in given:
+        if name not in GROUPS and name != "all":
+            raise UnknownNameError("measure", name, GROUPS)
+    return tuple(name for name in GROUPS if not given or "all" in given or name in given)
+
+
+def _layers(given: tuple[str, ...]) -> list[int]:
+    try:
+        return sorted({int(one) for one in given})
+    except ValueError:
+        raise UsageError(
+            f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
+        ) from None
+
+
+def _read_text(path: Path) -> str:
+    """Read a user's text.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or has no text.
+    """
+    try:
+        text = read_bytes(path.expanduser(), MOST_TEXT_BYTES).decode("utf-8-sig")
+    except Unreadable as error:
+        raise DataError(f"--text {path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise DataError(f"--text {path}: cannot be read: {reason or error}; give a readable UTF-8 text file") from error
+    if not text.strip():
+        raise DataError(f"--text {path}: the file has no text; give a file with at least one sentence")
+    return text

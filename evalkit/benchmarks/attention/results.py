@@ -1,0 +1,56 @@
+"""Results of an analysis: the means over heads of each document → results.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evalkit.analysis.groups import MEASURES
+from evalkit.stats.estimates import error_of_mean
+
+
+def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
+    """Return the content of results.json.
+
+    A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or of
+    one; the standard error is that over documents.
+
+    Args:
+        documents: the table over heads, see `tables.py`.
+        seconds: task → seconds spent on it.
+    """
+    whole = with_values(documents[documents["position"].isna()])
+    tasks = []
+    for task, rows in whole.groupby("task", observed=True, sort=False):
+        found = _values(rows)
+        sequences = rows.drop_duplicates(["subtask", "doc_id", "choice"])
+        about = {
+            "task": task,
+            "n": len(rows.drop_duplicates(["subtask", "doc_id"])),
+            "truncated": int((sequences["truncated"] > 0).sum()),
+            "tokens": int(sequences["tokens"].sum()),
+            "seconds": round(seconds.get(task, 0.0), 3),
+        }
+        tasks.append(about | {"measures": found})
+    layers = [{"layer": int(layer), "measures": _values(rows)} for layer, rows in whole.groupby("layer", observed=True)]
+    return {"tasks": tasks, "averages": [], "layers": layers, "measures": _values(whole)}
+
+
+def with_values(documents: pd.DataFrame) -> pd.DataFrame:
+    """Add a column `value`: the mean over heads, or the median of measures that are summarised by it."""
+    medians = [name for name, info in MEASURES.items() if info.median]
+    chosen = documents["mean"].where(~documents["measure"].isin(medians), documents["median"])
+    return documents.assign(value=chosen)
+
+
+def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return measure → number of documents, mean and its standard error, in evalkit's order."""
+    keys = ["measure", "task", "subtask", "doc_id"]
+    by_document = rows.groupby(keys, observed=True, sort=False)["value"].mean()
+    found = {}
+    for name, values in by_document.groupby(level="measure", observed=True):
+        numbers = values.to_numpy(np.float64)
+        found[str(name)] = {"n": len(numbers), "value": float(numbers.mean()), "stderr": error_of_mean(numbers)}
+    return {name: found[name] for name in MEASURES if name in found}

@@ -1,0 +1,54 @@
+"""Report of an analysis: a finished run → a `Report` with a line for each layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalkit.analysis.groups import MEASURES
+from evalkit.benchmarks.results_report import run_content
+from evalkit.reporting.decimals import fixed, percent
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.batch_devices import mixture
+from evalkit.runs.folder import Run
+
+
+def attention_report(run: Run) -> Report:
+    """Return the measures of each layer, and of all layers in the last line."""
+    stored = run.stored
+    lines = [(str(one["layer"]), one["measures"]) for one in stored["layers"]] + [("all", stored["measures"])]
+    names = list(stored["measures"])
+    split = {"": [name for name in names if MEASURES[name].group != "mass"]}
+    split["mass"] = [name for name in names if MEASURES[name].group == "mass"]
+    tables = tuple(_table(kind, members, lines) for kind, members in split.items() if members)
+    records = [
+        {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
+    ]
+    return Report(tables, notes=tuple(_notes(run, names)), content=run_content(run), records=records)
+
+
+def _table(kind: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
+    rows = [[layer, *(_cell(name, measures.get(name)) for name in names)] for layer, measures in lines]
+    return simple_table(kind or "attention", ["layer", *names], rows, ruled={len(lines) - 1})
+
+
+def _cell(name: str, found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    return percent(found["value"]) if MEASURES[name].in_percent else fixed(found["value"], 2)
+
+
+def _notes(run: Run, names: list[str]) -> list[str]:
+    manifest, specification = run.manifest, run.manifest["specification"]
+    tasks = run.stored["tasks"]
+    documents = f"{sum(task['n'] for task in tasks):,} documents of {len(tasks)} task{'s' * (len(tasks) > 1)}"
+    read = f"{specification['continuation']} continuation" if "continuation" in specification else "whole text"
+    notes = [
+        f"{manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, seed "
+        f"{specification['seed']}, {read}",
+        "means over documents of the mean over heads (rank: median); shares in %",
+        *(f"{name}: {MEASURES[name].words}" for name in names),
+    ]
+    if cut := sum(task["truncated"] for task in tasks):
+        notes.append(f"{cut} documents were truncated to the context window")
+    return [*notes, *mixture(manifest)]

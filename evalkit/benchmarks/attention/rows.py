@@ -1,0 +1,66 @@
+"""Rows of an analysis. In: the measures of a sequence, layer by layer. Out: an Arrow table for the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from evalkit.benchmarks.attention.documents import AnalysedSequence
+from evalkit.runs.columns import schema_of
+
+Values = Mapping[tuple[str, int | None], NDArray[np.floating]]
+"""(measure, first position of its bin, or None) → [heads] values."""
+
+
+class AttentionRow(NamedTuple):
+    """A measure of one head on one sequence."""
+
+    subtask: str
+    doc_id: int
+    choice: int
+    tokens: int
+    """Length of the sequence."""
+    truncated: int
+    """Context tokens truncated to fit the window."""
+    layer: int
+    head: int
+    measure: str
+    position: int | None
+    """First position of the queries' bin; None for the whole sequence."""
+    value: float
+
+
+def rows_of(found: Iterable[tuple[AnalysedSequence, Mapping[int, Values]]]) -> pa.Table:
+    """Return the rows of some sequences.
+
+    Args:
+        found: sequences, and layer → its measures.
+    """
+    tables = [
+        _layer(sequence, layer, values) for sequence, by_layer in found for layer, values in by_layer.items() if values
+    ]
+    return pa.concat_tables(tables) if tables else schema_of(AttentionRow).empty_table()
+
+
+def _layer(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
+    names, positions = zip(*values, strict=True)
+    table = np.stack([np.asarray(one, np.float64) for one in values.values()])
+    measures, heads = table.shape
+    count = measures * heads
+    columns = {
+        "subtask": pa.repeat(sequence.subtask, count),
+        "doc_id": pa.repeat(pa.scalar(sequence.doc_id, pa.int64()), count),
+        "choice": pa.repeat(pa.scalar(sequence.choice, pa.int64()), count),
+        "tokens": pa.repeat(pa.scalar(len(sequence.tokens), pa.int64()), count),
+        "truncated": pa.repeat(pa.scalar(sequence.truncated, pa.int64()), count),
+        "layer": pa.repeat(pa.scalar(layer, pa.int64()), count),
+        "head": pa.array(np.tile(np.arange(heads), measures)),
+        "measure": pa.array(names).take(pa.array(np.repeat(np.arange(measures), heads))),
+        "position": pa.array(positions, pa.int64()).take(pa.array(np.repeat(np.arange(measures), heads))),
+        "value": pa.array(table.reshape(-1)),
+    }
+    return pa.Table.from_arrays([columns[name] for name in AttentionRow._fields], schema=schema_of(AttentionRow))

@@ -1,0 +1,113 @@
+"""Tables of an analysis: the journal's rows → one row for each head, and means over heads and over documents.
+
+attention.parquet             task, subtask, doc_id, choice, layer, head, measure, position, value
+attention_documents.parquet   the same over heads, with the sequence's length: mean and median
+attention_heads.parquet       the same over documents: n and mean
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+
+from evalkit.analysis.groups import MEASURES
+from evalkit.benchmarks.attention.rows import AttentionRow
+
+if TYPE_CHECKING:
+    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.writing import RunWriter
+
+ALL, DOCUMENTS, HEADS = "attention.parquet", "attention_documents.parquet", "attention_heads.parquet"
+DOCUMENT = ["task", "subtask", "doc_id", "choice", "tokens", "truncated", "layer", "measure", "position"]
+"""Key columns of the table over heads."""
+HEAD = ["task", "layer", "head", "measure", "position"]
+"""Key columns of the table over documents."""
+_NUMBERS = {
+    "layer": "int16",
+    "head": "int16",
+    "choice": "int16",
+    "doc_id": "int32",
+    "tokens": "int32",
+    "truncated": "int32",
+    "position": "Int32",
+}
+_WORD = pa.dictionary(pa.int32(), pa.string())
+_SCHEMA = pa.schema(
+    [
+        ("task", _WORD),
+        ("subtask", _WORD),
+        ("doc_id", pa.int32()),
+        ("choice", pa.int16()),
+        ("layer", pa.int16()),
+        ("head", pa.int16()),
+        ("measure", _WORD),
+        ("position", pa.int32()),
+        ("value", pa.float32()),
+    ]
+)
+
+
+def write_tables(subtasks: Mapping[str, Sequence[str]], finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
+    """Write the three tables; return the one over heads.
+
+    Args:
+        subtasks: task → its subtasks.
+        finished: the journal's rows.
+        writer: writes into the run folder.
+    """
+    words = {"task": list(subtasks), "subtask": [*dict.fromkeys(chain(*subtasks.values()))], "measure": [*MEASURES]}
+    kinds = _NUMBERS | {name: pd.CategoricalDtype(known) for name, known in words.items()}
+    documents: list[pd.DataFrame] = []
+    heads: list[pd.DataFrame] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for task in subtasks:
+            sums: list[pd.DataFrame] = []
+            for batch in finished.batches(task):
+                rows = batch.to_pandas().assign(task=task)
+                documents.append(_typed(_over_heads(rows), kinds))
+                sums.append(_sums(rows))
+                yield _row_batch(task, batch)
+            heads.append(_typed(_means(sums), kinds))
+
+    writer.save_batches(ALL, _SCHEMA, batches())
+    found = pd.concat(documents, ignore_index=True)
+    writer.save_table(DOCUMENTS, found)
+    writer.save_table(HEADS, pd.concat(heads, ignore_index=True))
+    return found
+
+
+def _over_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    grouped = rows.groupby(DOCUMENT, sort=False, dropna=False)["value"]
+    return grouped.agg(["mean", "median"]).reset_index()
+
+
+def _sums(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.groupby(HEAD, sort=False, dropna=False)["value"].agg(["count", "sum"]).reset_index()
+
+
+def _means(sums: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the means over documents from the sums of batches."""
+    whole = pd.concat(sums, ignore_index=True).groupby(HEAD, sort=False, dropna=False)[["count", "sum"]].sum()
+    found = whole.assign(n=whole["count"], mean=whole["sum"] / whole["count"])[["n", "mean"]].reset_index()
+    return found.sort_values(["task", "measure", "position", "layer", "head"], ignore_index=True)
+
+
+def _typed(table: pd.DataFrame, kinds: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a table with small types, so that millions of rows fit into memory."""
+    return table.astype({name: kind for name, kind in kinds.items() if name in table})
+
+
+def _row_batch(task: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert rows of the journal to those of the table."""
+    columns: dict[str, Any] = {name: batch[name] for name in AttentionRow._fields}
+    columns["task"] = pa.repeat(task, batch.num_rows)
+    arrays = [
+        (columns[field.name].dictionary_encode() if field.type == _WORD else columns[field.name]).cast(field.type)
+        for field in _SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
