@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @option("--sample", type=click.IntRange(min=1), default=200, metavar="N", help="Random documents of each task, or "
         "windows of a text.")  # fmt: skip
 @option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the random sample.")
-@option("--continuation", type=click.Choice(("gold", "all")), default="gold", help="Continuation that is read: the gold "
-        "answer's, or every choice's.")  # fmt: skip
+@option("--continuation", type=click.Choice(("gold", "all")), default="gold", help="Continuation that is read: the "
+        "gold answer's, or every choice's.")  # fmt: skip
 @option("--questions", metavar="SUITE", help="Suite whose documents are read.  [default: zeroshot8]")
 @option("--tasks", callback=comma_separated, metavar="NAMES", help="Tasks of that suite.  [default: all]")
 @option("--template", help="How prompts are written (evalkit ls templates), or a YAML file.  [default: inst]")

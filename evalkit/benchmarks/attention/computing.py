@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.analysis.groups import RANK
-from evalkit.analysis.map_blocks import MapBlocks, MapReader
-from evalkit.analysis.measures import Reading, measure
+from evalkit.analysis.blocks import MapBlocks
+from evalkit.analysis.groups import RANK, SINK_SHARE
+from evalkit.analysis.map_blocks import MapReader
+from evalkit.analysis.map_sums import Floats, Reading
+from evalkit.analysis.measures import measures_of, position_edges
 from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.rows import Values, rows_of
 from evalkit.benchmarks.base import Batch, Say
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
 
 _CHECKED_TOKENS = 48
+_BY_POSITION = "_by_position"
+_SINKS = ("sink", "sink_abs")
 _RANKED_LAYERS = 4
 """Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
 
@@ -71,14 +76,29 @@ class Analysis:
         return rows_of((sequence, self._measured(sequence)) for sequence in batch.content)
 
     def _measured(self, sequence: AnalysedSequence) -> dict[int, Values]:
-        reading = Reading(sequence.readers, int(sequence.readers[-1]), sequence.has_bos, sequence.categories)
+        last = int(sequence.readers[-1])
+        reading = Reading(sequence.categories, sequence.readers, last, sequence.has_bos)
         found: dict[int, Values] = {}
 
         def use(layer: int, blocks: MapBlocks) -> None:
-            found[layer] = measure(blocks, reading, self._by_layer[layer])
+            found[layer] = _values(measures_of(blocks, reading, self._by_layer[layer]), len(sequence.tokens))
 
         self._reader.read(sequence.tokens, tuple(self._by_layer), use)
         return found
+
+
+def _values(measured: Mapping[str, Floats], tokens: int) -> Values:
+    """Return the measures of a layer with the first position of each bin, and the sink rates."""
+    found: dict[tuple[str, int | None], Floats] = {}
+    for name, values in measured.items():
+        if name.endswith(_BY_POSITION):
+            starts = position_edges(tokens)[:-1]
+            columns = zip(starts, values.T, strict=True)
+            found |= {(name.removesuffix(_BY_POSITION), start): column for start, column in columns}
+        else:
+            found[name, None] = values
+    rates = {(f"{name}_rate", None): found[name, None] > SINK_SHARE for name in _SINKS if (name, None) in found}
+    return found | {key: over.astype(np.float64) for key, over in rates.items()}
 
 
 def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int, tuple[str, ...]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.analysis.groups import CATEGORIES, MASS
+from evalkit.analysis.categories import BOS, categories_of, tagged_texts
+from evalkit.analysis.categories import SPECIAL as SPECIAL_TOKEN
+from evalkit.analysis.groups import MASS
+from evalkit.analysis.tagger import CachedTagger, load_tagger
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
 from evalkit.benchmarks.attention.sampling import sampled_numbers
 from evalkit.benchmarks.base import Batch, Batches, Say
@@ -25,9 +29,6 @@ if TYPE_CHECKING:
 _BATCH = 8
 """Documents of a batch."""
 _MARKERS = frozenset({SPECIAL, END})
-
-Categorise = Callable[[Sequence[tuple[bool, str]], NDArray[np.int32]], NDArray[np.int8]]
-"""Pieces of a text (whether it is a marker, text) and characters of its tokens → category of each token."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
     Raises:
         EvalkitError: a document does not fit the window, or its words cannot be tagged.
     """
-    categorise = _categoriser(say) if MASS in plan.groups else None
+    tagger = load_tagger(say) if MASS in plan.groups else None
     if plan.choices is None:
-        yield from _text_batches(plan, window, tokenizer, categorise, finished)
+        yield from _text_batches(plan, window, tokenizer, tagger, finished)
         return
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
     for task, questions in plan.questions.items():
@@ -67,19 +68,21 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
             members = questions[start : start + _BATCH]
             # A finished batch is left out as a whole: the others' numbers stay the same
             if any(key_of(one) not in finished for one in members):
-                content = tuple(sequences_of(plan, prompter, members, categorise))
+                content = tuple(sequences_of(plan, prompter, members, tagger))
                 yield Batch(task, number, content, float(sum(map(work_of, members))), len(members))
 
 
 def sequences_of(
-    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], categorise: Categorise | None
+    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: CachedTagger | None
 ) -> Iterator[AnalysedSequence]:
     """Yield the sequences of documents: of the gold choice, or of every choice."""
     chosen = [(one, choice) for one in questions for choice in _choices(plan, one)]
     alone = [_with_choice(one, choice) for one, choice in chosen]
-    for (question, choice), one, encoded in zip(chosen, alone, prompter.encode(alone), strict=True):
+    rendered = [[(code in _MARKERS, text) for code, text in prompter.render(one, 0)] for one in alone]
+    if tagger is not None:
+        tagger.prepare(chain(*map(tagged_texts, rendered)))
+    for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
-        pieces = [(code in _MARKERS, text) for code, text in prompter.render(one, 0)]
         readers = np.flatnonzero(sequence.segments == CONTINUATION).astype(np.int32)
         yield AnalysedSequence(
             question.subtask,
@@ -89,7 +92,7 @@ def sequences_of(
             readers,
             _is_added(sequence, 0),
             sequence.truncated,
-            None if categorise is None else _categories(sequence, pieces, categorise),
+            None if tagger is None else _categories(sequence, pieces, tagger),
         )
 
 
@@ -155,7 +158,7 @@ def counted_tokens(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -
 
 
 def _text_batches(
-    plan: AttentionPlan, window: int, tokenizer: Any, categorise: Categorise | None, finished: FinishedRows
+    plan: AttentionPlan, window: int, tokenizer: Any, tagger: CachedTagger | None, finished: FinishedRows
 ) -> Batches:
     tokens, characters = text_tokens(plan, tokenizer)
     bos: int | None = tokenizer.bos_token_id
@@ -165,13 +168,13 @@ def _text_batches(
             continue
         part, spans = tokens[start : start + size], characters[start : start + size]
         categories = None
-        if categorise is not None:
+        if tagger is not None:
             first, last = int(spans[0, 0]), int(spans[-1, 1])
-            categories = categorise([(False, plan.text[first:last])], spans - first)
+            categories = categories_of([(False, plan.text[first:last])], spans - first, tagger)
         if bos is not None:
             part = np.concatenate(([bos], part)).astype(np.int32)
             if categories is not None:
-                categories = np.concatenate(([CATEGORIES.index("bos")], categories)).astype(np.int8)
+                categories = np.concatenate(([BOS], categories)).astype(np.int8)
         readers = np.arange(1, len(part), dtype=np.int32)
         one = AnalysedSequence(TEXT, number, 0, part, readers, bos is not None, 0, categories)
         yield Batch(TEXT, number, (one,), float(len(part)), 1)
@@ -187,26 +190,17 @@ def _with_choice(question: Question, choice: int) -> Question:
     return replace(question, **parts, gold=0)
 
 
-def _categories(
-    sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], categorise: Categorise
-) -> NDArray[np.int8]:
+def _categories(sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger) -> NDArray[np.int8]:
     """Return the category of each token; tokens that are added as ids are BOS or special."""
     assert sequence.characters is not None
     added = sequence.characters[:, 0] < 0
-    found = np.full(len(sequence.tokens), CATEGORIES.index("special"), np.int8)
-    found[~added] = categorise(pieces, sequence.characters[~added])
+    found = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
+    found[~added] = categories_of(pieces, sequence.characters[~added], tagger)
     if _is_added(sequence, 0):
-        found[0] = CATEGORIES.index("bos")
+        found[0] = BOS
     return found
 
 
 def _is_added(sequence: TokenSequence, place: int) -> bool:
     assert sequence.characters is not None
     return bool(sequence.characters[place, 0] < 0)
-
-
-def _categoriser(say: Say) -> Categorise:
-    from evalkit.analysis.categories import Categoriser
-    from evalkit.analysis.tagger import load_tagger
-
-    return Categoriser(load_tagger(say))

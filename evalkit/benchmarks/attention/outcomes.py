@@ -81,7 +81,7 @@ class AttentionDocuments(Comparable):
         wide = rows.pivot_table(index=_KEY, columns="layer", values="value", aggfunc="mean", sort=False)
         found = wide.reindex(pd.MultiIndex.from_frame(self.documents[_KEY]))
         if absent := found.index[found.isna().any(axis=1)].tolist():
-            task, subtask, doc_id = absent[0]
+            _, subtask, doc_id = absent[0]
             raise UsageError(
                 f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
                 f"{doc_id}, which is too short; compare by another measure"

@@ -115,9 +115,9 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
         "version": VERSION,
     }
     if MASS in groups:
-        from evalkit.analysis.tagger import tagger_version
+        from evalkit.analysis.tagger import tagger_identity
 
-        settings["tagger"] = tagger_version()
+        settings["tagger"] = tagger_identity()
     return _plan_text(request, settings, say) if request.text is not None else _plan_questions(request, settings, say)
 
 

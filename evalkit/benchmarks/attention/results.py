@@ -14,8 +14,8 @@ from evalkit.stats.estimates import error_of_mean
 def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
     """Return the content of results.json.
 
-    A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or of
-    one; the standard error is that over documents.
+    A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or
+    of one; the standard error is that over documents.
 
     Args:
         documents: the table over heads, see `tables.py`.
