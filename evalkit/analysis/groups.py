@@ -26,6 +26,8 @@ class MeasureInfo:
     below by 0."""
     by_position: bool = False
     """Whether it is also measured by position of the query."""
+    unsigned: str = ""
+    """The measure of |weights| that it equals where no weight is negative; empty: none."""
     median: bool = False
     """Whether a layer's heads are summarised by their median, as the paper does for the rank; else by their mean."""
 
@@ -40,20 +42,27 @@ def _infos() -> tuple[MeasureInfo, ...]:
         info
         for name in CATEGORIES
         for info in (
-            MeasureInfo(f"mass_{name}", MASS, f"sum of the weights on tokens of category {name}"),
+            MeasureInfo(
+                f"mass_{name}",
+                MASS,
+                f"sum of the weights on tokens of category {name}",
+                unsigned=f"share_{name}",
+            ),
             MeasureInfo(f"share_{name}", MASS, f"share of |weights| on tokens of category {name}", _SHARE),
         )
     ]
     return (
-        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True),
+        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True, "bos_share"),
         MeasureInfo("bos_share", "bos", "share of |weights| on BOS, mean over tokens", _SHARE, True),
         *mass,
         MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
         MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
         MeasureInfo("bos_negative", "negative", "share of tokens whose weight on BOS is negative", _SHARE),
-        MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens"),
+        MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
         MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
-        MeasureInfo("sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE),
+        MeasureInfo(
+            "sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE, unsigned="sink_abs_rate"
+        ),
         MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
         MeasureInfo("distance", "distance", "mean distance of |weights|, in tokens"),
         MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),

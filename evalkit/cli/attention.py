@@ -21,7 +21,7 @@ from evalkit.cli.options import (
 from evalkit.cli.parameters import FOLDER, comma_separated, option
 from evalkit.cli.printing import PRINTING, print_run
 from evalkit.cli.running import run_and_print
-from evalkit.cli.workers import WORKERS, runner_of, worker_options
+from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 
 if TYPE_CHECKING:
     from evalkit.reporting.formats import Format
@@ -75,7 +75,8 @@ def attention(
     evalkit attention --model CKPT --measures bos,entropy --layers -1 --sample 50 --seed 1
     evalkit attention --model CKPT --text book.txt --context 8192 --measures bos,mass
     """
-    runner = runner_of(worker_options(options))
+    workers = worker_options(options)
+    runner = runner_of(workers)
     asked = options | {"suite": "attention"}
 
     def output(run: Run, _: str) -> None:
@@ -83,4 +84,4 @@ def attention(
 
         print_run(run, attention_report(run), form, standalone)
 
-    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, runner, output)
+    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, runner if has_workers(workers) else None, output)

@@ -12,12 +12,15 @@ from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 
+_EQUAL = 1e-4
+"""Largest difference of two measures that are shown once."""
+
 
 def attention_report(run: Run) -> Report:
     """Return the measures of each layer, and of all layers in the last line."""
     stored = run.stored
     lines = [(str(one["layer"]), one["measures"]) for one in stored["layers"]] + [("all", stored["measures"])]
-    names = list(stored["measures"])
+    names = [name for name in stored["measures"] if not _repeats(name, lines)]
     split = {"": [name for name in names if MEASURES[name].group != "mass"]}
     split["mass"] = [name for name in names if MEASURES[name].group == "mass"]
     tables = tuple(_table(kind, members, lines) for kind, members in split.items() if members)
@@ -25,6 +28,13 @@ def attention_report(run: Run) -> Report:
         {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
     ]
     return Report(tables, notes=tuple(_notes(run, names)), content=run_content(run), records=records)
+
+
+def _repeats(name: str, lines: list[tuple[str, Any]]) -> bool:
+    """Return whether a measure equals that of |weights| in every line: no weight is negative."""
+    other = MEASURES[name].unsigned
+    pairs = [(measures.get(name), measures.get(other)) for _, measures in lines]
+    return bool(other) and all(a == b or (a and b and abs(a["value"] - b["value"]) < _EQUAL) for a, b in pairs)
 
 
 def _table(kind: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
@@ -41,12 +51,14 @@ def _cell(name: str, found: dict[str, Any] | None) -> str:
 def _notes(run: Run, names: list[str]) -> list[str]:
     manifest, specification = run.manifest, run.manifest["specification"]
     tasks = run.stored["tasks"]
+    hidden = [name for name in run.stored["measures"] if name not in names]
     documents = f"{sum(task['n'] for task in tasks):,} documents of {len(tasks)} task{'s' * (len(tasks) > 1)}"
     read = f"{specification['continuation']} continuation" if "continuation" in specification else "whole text"
     notes = [
         f"{manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, seed "
         f"{specification['seed']}, {read}",
         "means over documents of the mean over heads (rank: median); shares in %",
+        *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
         *(f"{name}: {MEASURES[name].words}" for name in names),
     ]
     if cut := sum(task["truncated"] for task in tasks):
