@@ -13,12 +13,12 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from evalkit.analysis.groups import CATEGORIES
 from evalkit.analysis.tagger import Word
 from evalkit.errors import DataError
 
-CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
-"""Names of the categories; a category's number is its index."""
 BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
+"""Numbers of the categories."""
 
 CATEGORY_OF_TAG = {
     **dict.fromkeys(("PUNCT",), PUNCTUATION),

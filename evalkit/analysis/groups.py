@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MASS, RANK = "mass", "rank"
 CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
-"""Categories of tokens; "special" are special tokens but BOS, and the prompt's markers."""
+"""Names of the categories of tokens, by number; "special" are special tokens but BOS, and the prompt's markers."""
 SINK_SHARE = 0.3
 """A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
 _SHARE = (0.0, 1.0)
