@@ -104,7 +104,7 @@ def _description(content: Content, score: ExportedScore) -> str:
     if content.run.rule is None:
         where = "" if score.metric.layer is None else f" in layer {score.metric.layer}"
         neither = "; neither higher nor lower is better" * (score.metric.higher_is_better is None)
-        return f"mean {score.metric.name} of the generated answers{where}{neither}"
+        return f"mean {score.metric.name} over documents{where}{neither}"
     return f"share of questions whose right answer has the best score under {content.rule}"
 
 

@@ -45,7 +45,7 @@ LM_EVAL = "lm_eval"
 """Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
 
 LONGBENCH = "longbench"
-"""Kind of LongBench's runs. Where answers are generated, the manifest's rule is the kind."""
+"""Kind of LongBench's runs. Where no rule chooses answers, the manifest's rule is the kind."""
 
 MANIFEST, JOURNAL, SCORES, RESULTS = "manifest.json", "journal.jsonl", "scores.parquet", "results.json"
 
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def rule(self) -> str | None:
-        """The rule that chooses the answers; None for generated texts, which have no choices."""
+        """The rule that chooses the answers; None without choices, as of generated texts and of attention maps."""
         rule = str(self.manifest["rule"])
         return None if rule == self.kind else rule
 
@@ -133,11 +133,11 @@ class Run:
             raise RunError(f"run {self.folder} is not finished; wait for it, or run its command again")
 
     def require_choices(self) -> None:
-        """Raise `UsageError` if the run's texts are generated: rules need choices to decide between."""
+        """Raise `UsageError` if the run has no choices that a rule could decide between."""
         if self.rule is None:
             raise UsageError(
-                f"run {self.folder} contains generated texts, which have no choices to decide between; benchmark "
-                f"{self.kind} scores them by its own metrics"
+                f"run {self.folder} has no choices that a rule could decide between: benchmark {self.kind} has its own "
+                "metrics"
             )
 
     def serves(self, samples: bool) -> bool:

@@ -17,7 +17,16 @@ from typing import Any
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
 
-_SUMMARY = ("limit", "template", "solved examples", "prompt tokens", "rule", "dtype", "context extension")
+_SUMMARY = (
+    "limit",
+    "continuation",
+    "template",
+    "solved examples",
+    "prompt tokens",
+    "rule",
+    "dtype",
+    "context extension",
+)
 """Traits in a run's one-line summary; the others are hashes and versions."""
 
 
@@ -46,15 +55,12 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
 
     Args:
         run: any run.
-        rule: scoring rule of its numbers; None: the run's own. Not used for generated texts.
+        rule: scoring rule of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
     specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
-    limit, shots = specification.get("limit"), specification.get("num_fewshot") or 0
-    documents = (
-        f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else "all documents"
-    )
+    shots = specification.get("num_fewshot") or 0
     found = [
-        Trait("limit", str(limit or "none"), documents, True),
+        _limit(specification),
         _trait("template", run.template),
         _trait("template's text", str(specification.get("template", ""))[:12]),
     ]
@@ -63,10 +69,13 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
         found.append(_trait("rule", rule or str(run.manifest["rule"])))
+    if continuation := specification.get("continuation"):
+        found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
         _trait("dtype", str(specification.get("dtype"))),
         _extension(specification.get("context_extension")),
         _trait("scoring version", str(specification.get("scoring"))),
+        *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
         # The implementation that was loaded; the requested one may be "auto"
         _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
     ]
@@ -134,6 +143,16 @@ def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
 
 def _trait(name: str, value: str, refused: bool = True) -> Trait:
     return Trait(name, value, f"{name} {value}", refused)
+
+
+def _limit(specification: Mapping[str, Any]) -> Trait:
+    """Return which documents of each task are read: all, the first ones, or a random sample."""
+    if size := specification.get("sample"):
+        seed = f"(seed {specification['seed']})"
+        return Trait("limit", f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}", True)
+    limit = specification.get("limit")
+    first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
+    return Trait("limit", str(limit or "none"), first or "all documents", True)
 
 
 def _extension(specification: Mapping[str, Any] | None) -> Trait:

@@ -8,7 +8,7 @@ the row that the study's `rows` gives it, else the row with its name as key, els
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
@@ -17,6 +17,7 @@ from evalkit.studies.results import StudyResults, steps_note
 from evalkit.studies.selection import Selected, select
 from evalkit.studies.study import StudyBenchmark, StudyTable
 from evalkit.tables.layout import TableLayout, layout_names
+from evalkit.tables.paired_sizes import without_baseline
 from evalkit.tables.row_models import rows_of
 
 
@@ -41,7 +42,7 @@ def assign(results: StudyResults, layout: TableLayout, given: StudyTable, benchm
         RunError: a run is damaged.
     """
     where = f"study {results.study.path}, table '{layout.name}'"
-    keys = [item.key for item in layout.models]
+    keys = [item.key for item in layout.assigned]
     if unknown := next((row for row in given.rows if row not in keys), None):
         raise UsageError(f"{where}: {UnknownNameError('row', unknown, keys)}")
     chosen = {row: select(results.study, name) for row, name in given.rows.items()}
@@ -58,6 +59,19 @@ def assign(results: StudyResults, layout: TableLayout, given: StudyTable, benchm
         _remarks(results, list(ordered.values()), benchmark),
         tuple(printable(f"{', '.join(names)}: {why}") for why, names in without_row.items()),
     )
+
+
+def with_baselines(layout: TableLayout, rows: StudyRows) -> StudyRows:
+    """Return the rows that can be compared with their baseline, and a note that names the others."""
+    alone = without_baseline(layout, rows.runs)
+    sizes = {size.name: size for size in alone.values()}
+    notes = [
+        f"No finished run of {' or '.join(size.baseline)}, the baseline of "
+        f"{', '.join(key for key, other in alone.items() if other is size)}."
+        for size in sizes.values()
+    ]
+    runs = {key: found for key, found in rows.runs.items() if key not in alone}
+    return replace(rows, runs=runs, remarks=(*rows.remarks, *notes))
 
 
 def _by_shape(

@@ -14,10 +14,11 @@ from evalkit.reporting.table import Table
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults
 from evalkit.studies.study import Study, StudyBenchmark, StudyTable
-from evalkit.studies.table_rows import assign
+from evalkit.studies.table_rows import assign, with_baselines
 from evalkit.tables.adjusted_layout import retitled
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
 from evalkit.tables.measured import RunMapping
+from evalkit.tables.paired_sizes import rows_by_key
 from evalkit.tables.request import TableRequest, check_options, made_of_runs
 
 _YAML = (".yaml", ".yml")
@@ -61,8 +62,8 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)
     if isinstance(chosen, str):
         return UnfilledTable(layout.name, chosen)
-    rows = assign(results, layout, given, chosen)
-    if not rows.runs:
+    rows = with_baselines(layout, assign(results, layout, given, chosen))
+    if not rows.runs.keys() & rows_by_key(layout).keys():
         why = "; ".join([*(text.rstrip(".") for text in rows.remarks), *rows.without_row])
         return UnfilledTable(layout.name, f"no row has a finished run on {chosen.name} ({why})")
     request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or chosen.rule)

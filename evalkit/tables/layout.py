@@ -23,13 +23,14 @@ In: `configs/tables/NAME.yaml` or a user's file of the same form. Out: a `TableL
       - {title: Reasoning, items: {winogrande: Winogrd, arc_easy: ARCe}}
       - {items: {Average: Avg.}}
 
-A section, for marks, is a group of models. `model` assigns runs to rows; a run of another model is marked.
+A section, for marks, is a group of models. `model` assigns runs to rows; a run of another model is marked. A layout
+with `pairs` compares models with a baseline (`paired_sizes.py`), and `model` then names a model of each size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,9 +39,10 @@ from pydantic import Field, PlainValidator, model_validator
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
+from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
 from evalkit.reporting.markup import Text, parse
 from evalkit.resources import resource
+from evalkit.tables.paired_sizes import BASELINE, Models, PairedSize, PairedSizeFile, check_pairs, names, paired_sizes
 
 AVERAGE = "Average"
 """The mean over all tasks of the suite. LongBench's own average is different: the mean of its groups' means."""
@@ -62,6 +64,8 @@ class LayoutItem:
     """Models of its runs, as `zoo.named_model` accepts, files relative to the layout; empty: any model."""
     no_model: str = ""
     """Why no named model belongs to it."""
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Size → its models, in a layout with `pairs`; `models` is then empty."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class TableLayout:
     """bold, underline → rule."""
     rows: tuple[Group, ...]
     columns: tuple[Group, ...]
+    pairs: tuple[PairedSize, ...] = ()
+    """Sizes with a baseline each: the numbers are shares of documents on which a model exceeds it."""
 
     @property
     def model_groups(self) -> tuple[Group, ...]:
@@ -119,6 +125,18 @@ class TableLayout:
     def models(self) -> tuple[LayoutItem, ...]:
         """Return the models, in order."""
         return tuple(item for group in self.model_groups for item in group.items)
+
+    @property
+    def assigned(self) -> tuple[LayoutItem, ...]:
+        """Return the items that runs are assigned to: the models, or with `pairs` each size's baseline and models."""
+        if not self.pairs:
+            return self.models
+        return tuple(
+            LayoutItem(size.key(item.key), item.label, models=models)
+            for size in self.pairs
+            for item in (LayoutItem(BASELINE, (), sizes={size.name: size.baseline}), *self.models)
+            if (models := item.sizes.get(size.name))
+        )
 
     @property
     def measures(self) -> tuple[LayoutItem, ...]:
@@ -192,7 +210,7 @@ class _ItemFile(FileSettings):
     label: _Markup | None = None
     indent: bool = False
     facts: Named[_Markup] = Field(default_factory=dict)
-    model: NonEmpty | Listed[NonEmpty] = ()
+    model: Models | Named[Models] = ()
     no_model: str = ""
 
     @model_validator(mode="before")
@@ -222,13 +240,14 @@ class _LayoutFile(FileSettings):
     decimals: Annotated[int, Field(ge=0, le=9)] = 1
     unit: str = ""
     marks: dict[Literal["bold", "underline"], Annotated[Mark, PlainValidator(_mark)]] = Field(default_factory=dict)
+    pairs: Named[PairedSizeFile] = Field(default_factory=dict)
     rows: Annotated[Listed[_GroupFile], Field(min_length=1)]
     columns: Annotated[Listed[_GroupFile], Field(min_length=1)]
 
 
 def _layout(path: Path, content: _LayoutFile) -> TableLayout:
     data = content.data or path.stem
-    suite, averages = _suite(path, content.suite)
+    suite, averages = _suite(path, content.suite, bool(content.pairs))
     layout = TableLayout(
         name=path.stem,
         path=path,
@@ -244,20 +263,24 @@ def _layout(path: Path, content: _LayoutFile) -> TableLayout:
         marks={str(kind): mark for kind, mark in content.marks.items()},
         rows=tuple(_group(path, group, content.facts) for group in content.rows),
         columns=tuple(_group(path, group, content.facts) for group in content.columns),
+        pairs=paired_sizes(content.pairs),
     )
     _check(layout)
     return layout
 
 
-def _suite(path: Path, given: str | None) -> tuple[str | None, dict[str, tuple[str, ...]]]:
-    """Return the suite's name, and average → tasks; the path of a suite's file is relative to the layout."""
+def _suite(path: Path, given: str | None, paired: bool) -> tuple[str | None, dict[str, tuple[str, ...]]]:
+    """Return the suite's name, and average → tasks; the path of a suite's file is relative to the layout.
+
+    The measures of a layout with `pairs` are its own, and no tasks or averages.
+    """
     if given is None:
         return None, {}
     try:
         if given.endswith((".yaml", ".yml")):
             own = load_suite(str(path.parent / given))
-            return own.name, {**own.groups, AVERAGE: own.tasks}
-        return given, suite_averages(given)
+            return own.name, {} if paired else {**own.groups, AVERAGE: own.tasks}
+        return given, {} if paired else suite_averages(given)
     except UsageError as error:
         if given in kinds():
             raise TableError(
@@ -280,8 +303,9 @@ def _item(path: Path, key: str, item: _ItemFile, facts: Collection[str]) -> Layo
         label=_markup(key) if item.label is None else item.label,
         indent=item.indent,
         facts=tuple(item.facts.get(name, ()) for name in facts),
-        models=(item.model,) if isinstance(item.model, str) else item.model,
+        models=() if isinstance(item.model, dict) else names(item.model),
         no_model=item.no_model,
+        sizes={size: names(models) for size, models in item.model.items()} if isinstance(item.model, dict) else {},
     )
 
 
@@ -290,9 +314,10 @@ def _check(layout: TableLayout) -> None:
         keys = [item.key for item in items]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             raise TableError(f"layout {layout.path}: '{twice}' occurs twice among its {axis}; give each its own key")
-    if misplaced := next((item.key for item in layout.measures if item.models or item.no_model), None):
+    if misplaced := next((i.key for i in layout.measures if i.models or i.sizes or i.no_model), None):
         raise TableError(f"layout {layout.path}: '{misplaced}' is a measure; 'model' and 'no_model' are keys of models")
-    if layout.suite is not None:
+    check_pairs(layout)
+    if layout.suite is not None and not layout.pairs:
         known = (*layout.averages[AVERAGE], *layout.averages)
         for item in layout.measures:
             if item.key not in known:

@@ -6,7 +6,8 @@
       intg_125m: [results/runs/seed1-…, results/runs/seed2-…, results/runs/seed3-…]
     values: measured.csv               # numbers without a run; rows and columns named as in the layout
 
-Runs without a mapping are assigned to rows by their models (`row_models.py`).
+Runs without a mapping are assigned to rows by their models (`row_models.py`). In a table with `pairs` runs belong to a
+row and a size (`diff/125m`) or to a baseline (`baseline/125m`), and the numbers are from `shares.py`.
 
 Accuracies under every rule, or LongBench's scores, are read from the runs' results.json, so neither pandas nor the
 score table is needed. Runs with different protocols (`evalkit/benchmarks/alike.py`) are rejected, or marked on request.
@@ -36,6 +37,7 @@ from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import TableLayout
+from evalkit.tables.paired_sizes import rows_by_key
 from evalkit.tables.published import Number, read_numbers
 from evalkit.tables.row_models import find_rows, row_mismatch
 
@@ -48,7 +50,7 @@ class Measured:
 
     numbers: dict[str, dict[str, Number]]
     runs: dict[str, tuple[Run, ...]]
-    """Model → runs; several for a model that was trained with several seeds."""
+    """Row → runs; several of a model that was trained with several seeds. With `pairs`, row and size, no baselines."""
     rule: str | None
     """Rule of all runs; None without runs, or where they have different rules."""
     row_marks: dict[str, str]
@@ -119,16 +121,18 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     Raises:
         UnknownNameError: a model that the layout does not have, or a rule that a run does not know.
         RunError: a folder that is not a finished run; names it and the row.
-        UsageError: runs that do not fit this table, or cannot be compared with each other.
+        UsageError: runs that do not fit this table, or cannot be compared with each other; a rule for a table whose
+            measures have their own.
         TableError: a CSV that cannot be read.
     """
-    known = [item.key for item in layout.models]
+    known = [item.key for item in layout.assigned]
     for model in mapping.rows:
         if model not in known:
             raise UnknownNameError(f"row of table {layout.name}", model, known)
     runs = {model: tuple(_open(one, model) for one in given) for model, given in mapping.rows.items()}
     rule = rule or mapping.rule
-    numbers: dict[str, dict[str, Number]] = {}
+    if rule and layout.pairs:
+        raise UsageError(f"the measures of table {layout.name} have their own rules; omit --rule {rule}")
     for model, seeds in runs.items():
         for run in seeds:
             _check_suite(layout, run, f"row '{model}': ")
@@ -139,17 +143,30 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
                 )
         if same_checkpoint(seeds):
             raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
-        numbers[model] = row_numbers(layout, [accuracies(run, rule) for run in seeds])
     letters, notes = _notes(layout, runs, rule, mixed)
+    numbers = _numbers(layout, runs, rule)
     if mapping.values:
-        for model, row in _values(layout, mapping.values, known).items():
+        for model, row in _values(layout, mapping.values).items():
             if model in numbers:
                 raise TableError(f"row '{model}' has both a run and numbers in {mapping.values}; remove one of them")
             numbers[model] = row
         notes = (*notes, f"Numbers of {mapping.values} as given there.")
     own = {str(run.manifest["rule"]) for seeds in runs.values() for run in seeds}
     used = rule or (own.pop() if len(own) == 1 else None)
-    return Measured(numbers, runs, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
+    shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
+    return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
+
+
+def _numbers(
+    layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None
+) -> dict[str, dict[str, Number]]:
+    """Return model → measure → number."""
+    if layout.pairs:
+        # Imported here, since it needs numpy
+        from evalkit.tables.shares import paired_numbers
+
+        return paired_numbers(layout, runs)
+    return {model: row_numbers(layout, [accuracies(run, rule) for run in seeds]) for model, seeds in runs.items()}
 
 
 def accuracies(run: Run, rule: str | None) -> dict[str, tuple[Fraction, float | None]]:
@@ -215,8 +232,8 @@ def row_numbers(layout: TableLayout, seeds: Sequence[Mapping[str, tuple[Fraction
     return found
 
 
-def _values(layout: TableLayout, path: Path, models: list[str]) -> dict[str, dict[str, Number]]:
-    numbers = read_numbers(path, layout.in_percent)
+def _values(layout: TableLayout, path: Path) -> dict[str, dict[str, Number]]:
+    numbers, models = read_numbers(path, layout.in_percent), [item.key for item in layout.models]
     for model, row in numbers.items():
         if model not in models:
             raise UnknownNameError(f"row of {path}", model, models)
@@ -231,7 +248,8 @@ def _notes(
     layout: TableLayout, runs: Mapping[str, tuple[Run, ...]], rule: str | None, mixed: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return letters of rows with notes, and the notes."""
-    items = {item.key: item for item in layout.models}
+    items = {item.key: item for item in layout.assigned}
+    rows = rows_by_key(layout)
     flat = [(model, run) for model, seeds in runs.items() for run in seeds]
     letters: dict[str, str] = {}
     notes: list[str] = []
@@ -248,7 +266,8 @@ def _notes(
         remarks += unofficial_notes(run.manifest)
         remarks += [contradiction] if (contradiction := row_mismatch(layout, items[model], run)) else []
         if remarks:
-            letter = letters.setdefault(model, chr(ord("a") + len(letters)))
+            row = rows.get(model)
+            letter = letters.setdefault(row, chr(ord("a") + len(letters))) if row else model
             notes.append(f"{letter}: {run.folder.name}: {'; '.join(remarks)}.")
     return letters, tuple(notes)
 

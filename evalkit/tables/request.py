@@ -196,6 +196,8 @@ def _legend(request: TableRequest, found: Measured) -> list[str]:
 
 
 def _significant(layout: TableLayout, found: Measured) -> Callable[[Sequence[Lead]], Set[Lead]]:
+    if layout.pairs:
+        raise UsageError(f"--significance tests means, and table {layout.name} shows shares of documents; omit it")
     if "bold" not in layout.marks:
         raise UsageError(f"table {layout.name} marks no best numbers, so --significance has nothing to test; omit it")
     # Imported here, since it needs pandas

@@ -29,7 +29,7 @@ def find_rows(layout: TableLayout, runs: Sequence[Run]) -> dict[str, list[Run]]:
         UsageError: a run's manifest has no model shape, its model matches no row or several, or the runs of a row are
             steps of one training.
     """
-    found: dict[str, list[Run]] = {item.key: [] for item in layout.models}
+    found: dict[str, list[Run]] = {item.key: [] for item in layout.assigned}
     for run in runs:
         found[_row_of(layout, run)].append(run)
     for key, members in found.items():
@@ -74,7 +74,7 @@ def rows_of(layout: TableLayout, run: Run) -> list[str]:
             f"run {run.folder.name}: its manifest lacks the model's sizes and attention, which determine its row of "
             f"table {layout.name}; name the row in a --runs FILE.yaml"
         )
-    named = [(item.key, model) for item in layout.models for model in _named(layout, item)]
+    named = [(item.key, model) for item in layout.assigned for model in _named(layout, item)]
     rows = [key for key, model in named if ours == _facts(model)]
     return list(dict.fromkeys(rows or [key for key, model in named if _alike(ours, model)]))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
@@ -19,6 +20,7 @@ from evalkit.export import FORMS, export_run
 from evalkit.export.content import Content, ExportedScore
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import LM_EVAL, RESULTS, Run, load_run
+from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.sealed import read, reseal
 from tests.tables.test_measured import altered
 
@@ -205,3 +207,12 @@ def test_only_shares_are_scaled(bounds: tuple[float, float] | None, whole: float
     found = ExportedScore(metric, None, 3, (), "here")
     assert found.score == pytest.approx(score)
     assert found.stderr == pytest.approx(score / 2)
+
+
+def test_measures_of_attention_are_not_scores_of_answers(tmp_path: Path, schema: dict[str, Any]) -> None:
+    run = made_ranks(tmp_path, "llama-125m-vanilla", {19: np.ones((5, 3))})
+    [path] = export_run(run, "every_eval_ever", None, tmp_path / "exported")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.Draft7Validator(schema).validate(document)
+    words = {result["metric_config"]["evaluation_description"] for result in document["evaluation_results"]}
+    assert words == {"mean rank over documents; neither higher nor lower is better"}

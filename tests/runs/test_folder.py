@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.errors import RunError
+from evalkit.errors import RunError, UsageError
 from evalkit.runs.finding import list_runs
 from evalkit.runs.folder import Run, folder_name, load_run, specification_id
 from evalkit.runs.writing import open_run
+from tests.benchmarks.attention.made_ranks import made_ranks
+from tests.comparison.made import make_longbench
 
 SPECIFICATION: dict[str, Any] = {"suite": "zeroshot8", "limit": 5, "dtype": "float32", "checkpoint": {"weights": "0"}}
 MANIFEST = {
@@ -195,3 +199,17 @@ def test_runs_are_listed_and_other_folders_are_not(own_run: Path) -> None:
     (own_run.parent / "broken" / "manifest.json").write_text("{")
     assert [run.folder for run in list_runs(own_run.parent)] == [own_run]
     assert list_runs(own_run.parent / "absent") == []
+
+
+def test_no_choices_no_scores(tmp_path: Path) -> None:
+    """Of attention maps as of generated texts: the message names the benchmark and claims nothing of texts."""
+    maps = made_ranks(tmp_path, "llama-125m-vanilla", {19: np.ones((5, 3))})
+    texts = load_run(make_longbench(tmp_path, {"trec": [1.0]}))
+    for run, kind in ((maps, "attention"), (texts, "longbench")):
+        words = (
+            f"run {run.folder} has no choices that a rule could decide between: benchmark {kind} has its own metrics"
+        )
+        with pytest.raises(UsageError, match=re.escape(words)):
+            run.results("acc")
+        with pytest.raises(UsageError, match="has no choices"):
+            _ = run.scores

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -17,6 +18,7 @@ from evalkit.runs.folder import Run, load_run
 from evalkit.runs.traits import model_differences, summary, traits, unofficial
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import measure, read_mapping
+from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.comparison.made import make_longbench
 from tests.tables.test_measured import altered
 
@@ -146,6 +148,20 @@ def test_longbench(tmp_path: Path) -> None:
     assert [mine.name for mine, _ in differences(first, third)] == ["template", "context extension"]
     assert summary(first) == "all documents, template plain, prompts of at most 7,500 tokens, dtype float32"
     assert "dtype float32, context stretched from 2,048 to 8,192 tokens by yarn: factor 4" in summary(third)
+
+
+def test_attention(tmp_path: Path) -> None:
+    """Not "all documents", and no rule; the settings that change its measures are refused."""
+    ranks = {19: np.ones((5, 3))}
+    run = made_ranks(tmp_path, "llama-125m-vanilla", ranks)
+    shown = "200 random documents of each task (seed 0), gold continuations, template inst, dtype float32"
+    assert summary(run) == shown
+    changes = {"sample": 5, "seed": 1, "continuation": "all", "version": 2}
+    names = ("limit", "limit", "continuation", "benchmark version")
+    for place, ((key, value), name) in enumerate(zip(changes.items(), names, strict=True)):
+        other = made_ranks(tmp_path, "llama-125m-vanilla", ranks, name=f"run{place}", **{key: value})
+        [(mine, theirs)] = differences(run, other)
+        assert (mine.name, theirs.name, theirs.refused) == (name, name, True)
 
 
 def test_examples_can_be_unofficial_too(finished: Run, tmp_path: Path, table: Any) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from evalkit.errors import EvalkitError, TableError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run
+from evalkit.studies.records import save_record
 from evalkit.studies.results import read_results
 from evalkit.studies.study_file import read_study
 from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
 from evalkit.tables.request import TableRequest
+from tests.benchmarks.attention.made_ranks import made_ranks
 from tests.sealed import read, reseal, write
 from tests.studies.made import recorded, write_study
 
@@ -152,13 +156,17 @@ def test_benchmarks_by_suite(own: Path, finished: Run) -> None:
 
 
 def test_tables_that_no_run_fills(own: Path) -> None:
+    layout = {"rows": [{"items": {"base": None}}], "columns": [{"items": {"x": None}}]}
+    (own.parent / "suiteless.yaml").write_text(yaml.safe_dump(layout), "utf-8")
+    with_tables(own, **{"suiteless.yaml": {}})
     reasons = {}
     for name in study_layouts(read_study(own)):
         found = study_table(read_results(own), TableRequest(name, "runs"), None)
         if isinstance(found, UnfilledTable):
-            reasons[name] = found.why
+            reasons[found.name] = found.why
     assert "it shows suite longbench, and no benchmark of the study is of that suite" in reasons["app_long_contx"]
-    assert "it has no suite" in reasons["anly_rank_main"]
+    assert "it shows suite attention, and no benchmark of the study is of that suite" in reasons["anly_rank_main"]
+    assert "it has no suite" in reasons["suiteless"]
     assert "base, diff_125m, intg, other: no row has this model" in reasons["abl_top_main"]
     assert not {"main_res", "sig_abl_app", "vanilla_head_app", "backbone_abl_main"} & reasons.keys()
 
@@ -206,3 +214,54 @@ def test_protocols_that_differ_are_rejected(own: Path, finished: Run) -> None:
     with pytest.raises(UsageError, match=r"row 'cog_125m': run .* was measured with the first 3 documents"):
         filled(own)
     assert "cog_125m" in rows(filled(own, mixed=True))
+
+
+# Tables of models and their baselines
+
+MAPS = {"maps": {"suite": "attention"}}
+
+
+def with_ranks(path: Path, labels: dict[str, str]) -> None:
+    """Give a study runs of `evalkit attention`: label → named model; ranks grow with the place in the list."""
+    study = read_study(path)
+    runs = {run.label: run for run in study.runs}
+    for place, (label, model) in enumerate(labels.items()):
+        last = 21 if "1.2b" in model else 19
+        ranks = {last - one: np.full((5, 3), float(place)) for one in range(4)}
+        made = made_ranks(study.output, model, ranks, name=f"{model}-{place}")
+        save_record(study.output, runs[label], made.folder, made.manifest["id"])
+
+
+@pytest.fixture
+def ranked(tmp_path: Path) -> Path:
+    """A study of attention: both sizes of diff, a baseline of the small ones only, and cog with two seeds."""
+    names = {"base": "gone/base", "diff": "gone/diff", "large": "gone/large", "cog": ["gone/cog1", "gone/cog2"]}
+    path = write_study(tmp_path / "study.yaml", settings={}, checkpoints=names, benchmarks=MAPS)
+    models = {"cog seed 1": "125m-cog", "base": "125m-vanilla", "cog seed 2": "125m-cog", "diff": "125m-diff",
+              "large": "1.2b-diff"}  # fmt: skip
+    with_ranks(path, {f"{label} on maps": f"llama-{model}" for label, model in models.items()})
+    return path
+
+
+def test_runs_are_compared_with_their_baseline(ranked: Path) -> None:
+    found = filled(ranked, "anly_rank_main")
+    assert values(found)["cog"] == ["50%"] * 3 + ["-"] * 3
+    assert values(found)["diff"] == ["100%"] * 3 + ["-"] * 3
+    assert "No finished run of llama-1.2b-vanilla, the baseline of diff/1b." in notes(found)
+    assert "Means over several runs: 'cog/125m' (2 runs)." in notes(found)
+    assert found.without_row == ()
+    shown = with_tables(ranked, anly_rank_main={"rows": {"baseline/125m": "diff", "diff/125m": "base"}})
+    assert values(filled(shown, "anly_rank_main"))["diff"][0] == "0%"
+
+
+def test_a_study_without_pairs(ranked: Path) -> None:
+    shutil.rmtree(next((ranked.parent / "runs").glob("llama-125m-vanilla-*")))
+    found = study_table(read_results(ranked), TableRequest("anly_rank_main", "runs"), None)
+    assert isinstance(found, UnfilledTable)
+    assert "no row has a finished run on maps" in found.why
+    assert "No finished run of llama-125m-vanilla, the baseline of cog/125m, diff/125m" in found.why
+    for name in ("diff", "large", "cog"):
+        for folder in (ranked.parent / "runs").glob(f"llama-*-{name}-*"):
+            shutil.rmtree(folder)
+    found = study_table(read_results(ranked), TableRequest("anly_rank_main", "runs"), None)
+    assert isinstance(found, UnfilledTable)

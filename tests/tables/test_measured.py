@@ -213,8 +213,10 @@ def test_the_other_reading_of_mmlu_fills_its_column_under_a_note(finished: Run, 
 
 
 def test_what_no_run_measures_comes_from_a_csv(tmp_path: Path, finished: Run) -> None:
-    with pytest.raises(UsageError, match=r"row 'intg': table anly_rank_main shows .*values: FILE\.csv"):
-        measured("anly_rank_main", tmp_path, rows={"intg": str(finished.folder)})
+    own = tmp_path / "suiteless.yaml"
+    own.write_text(yaml.safe_dump({key: value for key, value in OWN.items() if key != "suite"}), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"row 'one': table suiteless shows .*values: FILE\.csv"):
+        measured(str(own), tmp_path, rows={"one": str(finished.folder)})
     values = tmp_path / "mine.csv"
     values.write_text("model,passage_count,trec\nintg_1b,3.5,\n", encoding="utf-8")
     path = mapped(tmp_path, values=str(values))

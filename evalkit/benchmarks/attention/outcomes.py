@@ -106,10 +106,13 @@ class AttentionDocuments(Comparable):
             raise UnknownNameError(f"measure of run {self.run.folder.name}", name, self.rules)
         if not at or given == _EVERY:
             return name, given or None
-        layers = list(self._by_layer(name).columns)
+        layers = [int(layer) for layer in self._by_layer(name).columns]
+        # The last measured layer need not be the model's
+        shape = (self.run.manifest.get("loaded") or {}).get("shape") or {}
+        count = int(shape.get("num_hidden_layers", max(layers) + 1))
         try:
             layer = int(given)
-            layer = layer if layer >= 0 else max(layers) + 1 + layer
+            layer = layer if layer >= 0 else count + layer
         except ValueError:
             layer = -1
         if layer not in layers:

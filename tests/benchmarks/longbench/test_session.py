@@ -225,7 +225,7 @@ def test_a_run_of_something_else(own_run: Path) -> None:
 
 def test_no_choices_no_rules(generated: Run) -> None:
     with pytest.raises(
-        UsageError, match=r"contains generated texts, which have no choices .* benchmark longbench scores"
+        UsageError, match=r"has no choices that a rule could decide between: benchmark longbench has its own"
     ):
         generated.results("acc")
 
