@@ -73,9 +73,11 @@ def figure_notes(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame], wo
         tables: of its panels.
         words: what the values and the bands are.
     """
-    layers = [int(layer) for table in tables for layer in table["layer"].unique()]
-    shown = f"Layer {layers[0]}" if len({*layers}) == 1 else f"Layers {min(layers)} to {max(layers)}, counted from 0"
-    facts = [shown, *(_shared([fact[place] for fact in map(_facts, runs)]) for place in range(len(_facts(runs[0]))))]
+    layers = sorted({int(layer) for table in tables for layer in table["layer"].unique()})
+    facts = [
+        _layers(layers),
+        *(_shared([fact[place] for fact in map(_facts, runs)]) for place in range(len(_facts(runs[0])))),
+    ]
     return "\n".join(
         [f"{words}. Weights are those of the effective maps.", f"{', '.join(facts)}.", *run_differences(runs)]
     )
@@ -93,6 +95,12 @@ def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
         f"{name}: {values[0]} ({short_name(runs[0].name)}), {', '.join(values[1:])}" for name, values in found.items()
     )
     return [printable(f"The runs differ in more than their models: {listed}.")]
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1:
+        return f"Layers {layers[0]} to {layers[-1]} (from 0)"
+    return f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} (from 0)"
 
 
 def _differing(one: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:

@@ -134,7 +134,9 @@ def _position(runs: Runs, request: FigureRequest) -> Figure:
     layers = request.layers or _spaced([one.layers(measures[0], ()) for one in runs])
     panels = [_position_panel(runs, measure, band, layer) for measure in measures for layer in layers]
     return Figure(
-        tuple(panels), len(layers), f"{line_words(band)}. {described_bins(measures, [panel.table for panel in panels])}"
+        tuple(panels),
+        max(2, len(layers)),
+        f"{line_words(band)}. {described_bins(measures, [panel.table for panel in panels])}",
     )
 
 

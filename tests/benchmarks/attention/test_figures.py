@@ -13,7 +13,7 @@ import pytest
 
 from evalkit.analysis.groups import MEASURES
 from evalkit.benchmarks.attention.figure_kinds import KINDS, FigureRequest, numbers_of_layers
-from evalkit.benchmarks.attention.figure_notes import run_differences
+from evalkit.benchmarks.attention.figure_notes import figure_notes, run_differences
 from evalkit.benchmarks.attention.figure_runs import AnalysedRun
 from evalkit.benchmarks.attention.figures import make, write
 from evalkit.errors import RunError, UnknownNameError, UsageError
@@ -312,6 +312,25 @@ def test_ranks_of_other_documents_are_not_paired(runs: list[Run], tmp_path: Path
     other = made_run(tmp_path, "models/other", sampled=5)
     with pytest.raises(UsageError, match="so their ranks cannot be paired"):
         make("rank", analysed([runs[0], other]), FigureRequest())
+
+
+def test_notes_state_what_is_drawn(runs: list[Run]) -> None:
+    members = analysed(runs, "mmlu")
+    figure = make("entropy", members, FigureRequest(layers=(0, -1)))
+    text = figure_notes(members, [panel.table for panel in figure.panels], figure.words)
+    read = "gold continuation" if len({*whole_table(runs[0])["choice"]}) == 1 else "every continuation"
+    assert text.splitlines() == [
+        "Line: mean over documents of the mean over heads; band: ± 1 standard deviation over documents. "
+        "entropy_shifted: entropy of weights - min, as in the paper, in nats; entropy: entropy of |weights|, last "
+        "continuation token, in nats. The shift lifts every weight near 0 as soon as one is negative. Weights are "
+        "those of the effective maps.",
+        f"Layers 0, 2 (from 0), 6 documents of mmlu, {read}, seed 0, inst prompts, float32.",
+    ]
+    by_position = make("bos", members, FigureRequest(band="samples"))
+    assert by_position.words.startswith(
+        "Line: mean over documents of the mean over heads; band: ± 1 standard deviation"
+    )
+    assert "bos: weight on BOS; mean over the positions 1, 2–3, 4–7, … of a document" in by_position.words
 
 
 def test_differences_between_runs_are_named(runs: list[Run], tmp_path: Path) -> None:
