@@ -51,6 +51,18 @@ def _tables() -> Iterable[str]:
     return layout_names()
 
 
+def _figures() -> Iterable[str]:
+    from evalkit.benchmarks.attention.figure_kinds import KINDS
+
+    return KINDS
+
+
+def _measures() -> Iterable[str]:
+    from evalkit.analysis.groups import MEASURES
+
+    return MEASURES
+
+
 def _runs() -> Iterable[str]:
     from evalkit.runs.finding import root_of_runs
 
@@ -77,7 +89,9 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "--template": _templates,
     "--tasks": _tasks,
     "--to": _exports,
+    "--measure": _measures,
     "name": _tables,
+    "figure": _figures,
     "run": _runs,
     "runs": _runs,
     "--benchmark": tuple,

@@ -19,7 +19,7 @@ import click
 
 from evalkit import __version__
 from evalkit.activity import shown_activity
-from evalkit.cli import attention, comparing, longbench, looking, models, needle, scoring, study, tables
+from evalkit.cli import attention, comparing, figure, longbench, looking, models, needle, scoring, study, tables
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.reporting.escape import printable
@@ -49,6 +49,7 @@ for command in (
     longbench.longbench,
     needle.needle,
     attention.attention,
+    figure.figure,
     study.study,
     comparing.compare,
     tables.table,

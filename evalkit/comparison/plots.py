@@ -28,19 +28,16 @@ from evalkit.comparison.differences import (
     TaskDifference,
 )
 from evalkit.comparison.units import Unit
+from evalkit.reporting.figure_style import GREY, INK, PLAIN, line_look, short_name, style_axes
 from evalkit.reporting.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: "#6b6b6b"}
+COLOURS = {BETTER: "#0072B2", WORSE: "#D55E00", HIGHER: "#0072B2", LOWER: "#D55E00", UNDECIDED: GREY}
 """Colours by verdict, distinguishable with red-green colour blindness."""
 
-_FAINT, _INK = "#ececec", "#222222"
-_LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_LONGEST = 32
-_PLAIN: dict[str, Any] = {"parse_math": False}
-"""Keyword arguments that print a dollar sign in a model's name literally."""
+_FAINT = "#ececec"
 
 
 def forest(found: Sequence[Comparison], path: Path) -> None:
@@ -53,7 +50,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    found = [replace(one, a=_short(one.a), b=_short(one.b)) for one in found]
+    found = [replace(one, a=short_name(one.a), b=short_name(one.b)) for one in found]
     names = list(dict.fromkeys(task.name for one in found for task in one.tasks))
     averages = list(dict.fromkeys(mean.name for one in found for mean in one.averages)) if len(names) > 1 else []
     places = {name: -float(place) for place, name in enumerate(names)}
@@ -72,7 +69,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
         _margin_text(panels[0], count, place, -6, {"fontsize": 7.5, "color": "#888888"})
         weight = "normal" if count else "bold"
         shown = next((label(one, name) for one in found if name in one.labels), name)
-        _margin_text(panels[0], shown, place, -60, {"fontsize": 9.5, "color": _INK, "weight": weight})
+        _margin_text(panels[0], shown, place, -60, {"fontsize": 9.5, "color": INK, "weight": weight})
     figure.supxlabel(
         "interval: 95 %, uncorrected; filled: significant (tasks: Holm); shaded: less than these documents can show",
         fontsize=7.5,
@@ -98,16 +95,16 @@ def curves(found: Sequence[Curve], path: Path) -> None:
     figure = new_figure(3.5 * columns, 2.5 * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for panel, name in zip(panels, shown, strict=False):
-        for one, colour in zip(found, _LINES * len(found), strict=False):
+        for place, one in enumerate(found):
             if drawn := one.average if name == "Average" else one.tasks.get(name, ()):
-                _line(panel, drawn, one.name, colour, curve_unit(one).factor)
+                _line(panel, drawn, one.name, line_look(place), curve_unit(one).factor)
         chances = [one.chance[name] for one in found if name in one.chance]
         if chances:
             panel.axhline(100 * chances[0], color="#999999", linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
         weight = "bold" if name == "Average" else "normal"
         known = [one.labels[name].full for one in found if name in one.labels]
-        panel.set_title(known[0] if known else name, fontsize=10, loc="left", color=_INK, weight=weight)
-        _style_axes(panel)
+        panel.set_title(known[0] if known else name, fontsize=10, loc="left", color=INK, weight=weight)
+        style_axes(panel)
         panel.xaxis.set_major_formatter(FuncFormatter(_short_count))
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     for panel in list(figure.axes)[len(shown) :]:
@@ -116,10 +113,10 @@ def curves(found: Sequence[Curve], path: Path) -> None:
         legend = figure.axes[0].legend(frameon=False, fontsize=8)
         for text in legend.get_texts():
             text.set_parse_math(False)
-    figure.supxlabel("step", fontsize=9, color=_INK)
+    figure.supxlabel("step", fontsize=9, color=INK)
     percent = ", %" * found[0].measure.is_share
     scale = found[0].measure.name + percent + " (dotted: chance)" * any(one.chance for one in found)
-    figure.supylabel(scale, fontsize=9, color=_INK)
+    figure.supylabel(scale, fontsize=9, color=INK)
     save_figure(figure, path)
 
 
@@ -132,11 +129,11 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
         _row(panel, task, places[task.name], task.p_holm, unit)
     for mean in one.averages if len(one.tasks) > 1 else ():
         _row(panel, mean, places[mean.name], mean.p, unit)
-    panel.axvline(0, color=_INK, linewidth=0.9, zorder=1)
+    panel.axvline(0, color=INK, linewidth=0.9, zorder=1)
     panel.set_xlim(-reach, reach)
     panel.set_ylim(min(places.values()) - 0.7, 0.7)
     title = "\n".join(textwrap.wrap(headline(one), 86))
-    panel.set_title(title, fontsize=9, loc="left", color=_INK, pad=24, **_PLAIN)
+    panel.set_title(title, fontsize=9, loc="left", color=INK, pad=24, **PLAIN)
     ends = [one.b, one.a] if one.measure.higher_is_better is False else [one.a, one.b]
     said = f"is {one.verdicts[0]}"
     for side, text, place in (("left", f"← {ends[0]} {said}", 0.0), ("right", f"{ends[1]} {said} →", 1.0)):
@@ -149,10 +146,10 @@ def _panel(panel: Axes, one: Comparison, places: dict[str, float], reach: float)
             ha=side,
             fontsize=8,
             color="#666666",
-            **_PLAIN,
+            **PLAIN,
         )
-    panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=_INK)
-    _style_axes(panel)
+    panel.set_xlabel("difference, points" if unit.points else "difference", fontsize=8.5, color=INK)
+    style_axes(panel)
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0)
 
@@ -185,29 +182,16 @@ def _margin_text(panel: Axes, text: str, place: float, shift: float, style: dict
         xytext=(shift, 0),
         textcoords="offset points",
         va="center",
-        **({"ha": "right"} | style | _PLAIN),
+        **({"ha": "right"} | style | PLAIN),
     )
 
 
-def _line(panel: Axes, drawn: Sequence[Point], name: str, colour: str, factor: float) -> None:
+def _line(panel: Axes, drawn: Sequence[Point], name: str, look: dict[str, Any], factor: float) -> None:
     steps = [point.step for point in drawn]
     low, high = [factor * point.low for point in drawn], [factor * point.high for point in drawn]
-    panel.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+    panel.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
     heights = [factor * point.accuracy for point in drawn]
-    panel.plot(steps, heights, color=colour, linewidth=1.6, marker="o", markersize=3.5, label=_short(name))
-
-
-def _style_axes(panel: Axes) -> None:
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
-    panel.tick_params(labelsize=8, colors="#444444")
-    panel.grid(axis="x", color="#f3f3f3", zorder=0)
-    panel.set_axisbelow(True)
-
-
-def _short(name: str) -> str:
-    """Shorten a long name in its middle."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+    panel.plot(steps, heights, linewidth=1.6, markersize=3.5, label=short_name(name), **look)
 
 
 def _short_count(value: float, _: int | None = None) -> str:

@@ -53,6 +53,8 @@ def save_figure(figure: Figure, path: Path) -> None:
         UsageError: another file type.
         RunError: it cannot be written.
     """
+    from matplotlib import rc_context
+
     check_figure_path(path)
     form = path.suffix[1:].lower()
     dated: dict[str, Any] = {"CreationDate": None} if form == "pdf" else {}
@@ -60,7 +62,8 @@ def save_figure(figure: Figure, path: Path) -> None:
     with warnings.catch_warnings():
         # A character without a glyph is drawn as a box
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(drawn, dpi=_DPI, format=form, facecolor="white", metadata=dated)
+        with rc_context({"pdf.fonttype": 42}):  # text of a PDF can be searched and edited
+            figure.savefig(drawn, dpi=_DPI, format=form, facecolor="white", metadata=dated)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, drawn.getvalue())

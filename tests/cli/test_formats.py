@@ -21,8 +21,8 @@ from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
 CHOICES = ("terminal", "markdown", "latex", "html", "csv", "json")
-PRINTING = {"run", "rescore", "longbench run", "longbench rescore", "longbench score", "needle", "compare", "table",
-            "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
+PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle", "compare",
+            "table", "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
 """Commands whose result is a table."""
 
 

@@ -17,13 +17,12 @@ from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
 from evalkit.errors import UsageError
 from evalkit.reporting.decimals import percent
+from evalkit.reporting.figure_style import line_look
 from evalkit.reporting.figures import check_figure_path, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73")  # colour-blind safe (Okabe and Ito)
-_MARKS = ("o", "s", "^")
 _MOST_LABELLED = 144
 """Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""
 
@@ -100,7 +99,7 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
     axes.set_title(group, fontsize=10)
     tasks = [name for name, task in TASKS.items() if task.group == group]
     drawn = [name for name in tasks if any(band.task == name for band in bands)]
-    for name, colour, mark in zip(tasks, _COLOURS, _MARKS, strict=False):
+    for place, name in enumerate(tasks):
         if name not in drawn:
             continue
         points = [band for band in bands if band.task == name]
@@ -108,7 +107,7 @@ def _draw_group(axes: Axes, group: str, bands: Sequence[BandScore]) -> None:
         positions = [BANDS.index(point.band) + offset for point in points]
         errors = [point.stderr or 0.0 for point in points]
         means = [point.score for point in points]
-        axes.errorbar(positions, means, errors, color=colour, marker=mark, ms=4, lw=1.4, capsize=2, label=LABELS[name])
+        axes.errorbar(positions, means, errors, ms=4, lw=1.4, capsize=2, label=LABELS[name], **line_look(place))
     axes.set_xticks(range(len(BANDS)), BANDS)
     axes.set_xlim(-0.4, len(BANDS) - 0.6)
     axes.set_ylim(-2, 102)

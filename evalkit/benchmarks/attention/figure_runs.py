@@ -1,0 +1,161 @@
+"""Runs of figures, and the means that figures draw. In: finished analyses. Out: tables of means and deviations.
+
+Documents of all tasks are pooled: each counts once, whatever the sizes of the tasks. Over heads, a document whose every
+continuation is read counts once for each; over documents it is the mean of its continuations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import pandas as pd
+
+from evalkit.analysis.groups import MEASURES
+from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.figure_kinds import Band
+from evalkit.benchmarks.attention.results import with_values
+from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.runs.folder import Run
+
+SAMPLE = ["task", "subtask", "doc_id"]
+"""Key columns of a document."""
+
+
+class AnalysedRun:
+    """A finished analysis as a line or a panel of a figure. Tables are read on first use.
+
+    Args:
+        name: in legends; unique.
+        run: of the benchmark of attention.
+        tasks: tasks whose documents are drawn; empty: all.
+
+    Raises:
+        UsageError: the run is of another benchmark.
+        UnknownNameError: it has no such task.
+    """
+
+    def __init__(self, name: str, run: Run, tasks: Sequence[str] = ()) -> None:
+        if run.kind != ATTENTION:
+            raise UsageError(
+                f"run {run.folder.name} is of benchmark {run.kind}; figures are of runs of evalkit attention"
+            )
+        known = tuple(run.manifest["documents"])
+        for task in tasks:
+            if task not in known:
+                raise UnknownNameError(f"task of run {run.folder.name}", task, known)
+        self.name, self.run = name, run
+        self.tasks = tuple(task for task in known if not tasks or task in tasks)
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """One row for each document: `SAMPLE`, and the tokens of its sequences."""
+        sequences = self._documents.drop_duplicates([*SAMPLE, "choice"])
+        return sequences.groupby(SAMPLE, observed=True)["tokens"].sum().reset_index()
+
+    def has(self, measure: str) -> bool:
+        """Return whether the run has a measure."""
+        return bool((self._heads["measure"] == measure).any())
+
+    def has_samples_of(self, other: AnalysedRun) -> bool:
+        """Return whether another run has the same documents, with the same numbers of tokens."""
+        mine, theirs = (run.samples.astype({"task": str, "subtask": str}) for run in (self, other))
+        return mine.sort_values(SAMPLE, ignore_index=True).equals(theirs.sort_values(SAMPLE, ignore_index=True))
+
+    def layers(self, measure: str, chosen: Sequence[int]) -> list[int]:
+        """Return layers that have a measure: all of them, or the chosen ones, from -1 for the last one backwards.
+
+        Raises:
+            UsageError: the measure is missing, or a layer is.
+        """
+        known = sorted(int(layer) for layer in self._rows(self._heads, measure, None)["layer"].unique())
+        found = [known[-1] + 1 + layer if layer < 0 else layer for layer in chosen]
+        for given, layer in zip(chosen, found, strict=True):
+            if layer not in known:
+                raise UsageError(
+                    f"--layers {given}: run {self.run.folder.name} has {measure} of layers {known[0]} to {known[-1]}"
+                )
+        return found or known
+
+    def by_head(self, measure: str, by_position: bool = False) -> pd.DataFrame:
+        """Return the means over documents: layer, head, value, n, and position if by position."""
+        rows = self._rows(self._heads, measure, by_position)
+        keys = ["layer", *_position(by_position), "head"]
+        sums = rows.assign(value=rows["mean"] * rows["n"]).groupby(keys, observed=True)[["value", "n"]].sum()
+        return sums.assign(value=sums["value"] / sums["n"]).reset_index()
+
+    def by_sample(self, measure: str, by_position: bool = False) -> pd.DataFrame:
+        """Return the mean over heads, of a rank the median, of each document: layer, `SAMPLE`, value, and position."""
+        rows = with_values(self._rows(self._documents, measure, by_position))
+        keys = ["layer", *_position(by_position), *SAMPLE]
+        return rows.groupby(keys, observed=True)["value"].mean().reset_index()
+
+    def line(self, measure: str, band: Band, layers: Sequence[int] = (), by_position: bool = False) -> pd.DataFrame:
+        """Return the values of a line, see `spread_of`, by layer or by layer and position.
+
+        Args:
+            measure: its name.
+            band: what the deviation is over.
+            layers: see `layers`.
+            by_position: whether by position of the query too.
+        """
+        values = self.by_head(measure, by_position) if band == "heads" else self.by_sample(measure, by_position)
+        chosen = values[values["layer"].isin(self.layers(measure, layers))]
+        return self.labelled(spread_of(chosen, ["layer", *_position(by_position)]), measure)
+
+    def labelled(self, values: pd.DataFrame, measure: str) -> pd.DataFrame:
+        """Return a table with the run's name and id, and the measure, in its first columns."""
+        return pd.DataFrame({"run": self.name, "id": self.run.manifest["id"], "measure": measure}, values.index).join(
+            values
+        )
+
+    @cached_property
+    def _heads(self) -> pd.DataFrame:
+        return self._of_tasks(self.run.table(HEADS, [*HEAD, "n", "mean"]))
+
+    @cached_property
+    def _documents(self) -> pd.DataFrame:
+        return self._of_tasks(self.run.table(DOCUMENTS, [*DOCUMENT, "mean", "median"]))
+
+    def _of_tasks(self, table: pd.DataFrame) -> pd.DataFrame:
+        return table[table["task"].isin(self.tasks)]
+
+    def _rows(self, table: pd.DataFrame, measure: str, by_position: bool | None) -> pd.DataFrame:
+        """Return the rows of a measure, of whole sequences or by position; None: whichever the run has.
+
+        Raises:
+            UsageError: there are none.
+        """
+        found = table[table["measure"] == measure]
+        if by_position is not None:
+            found = found[found["position"].notna() == by_position]
+        if found.empty:
+            raise UsageError(self._missing(measure))
+        return found.astype({"position": "int64"}) if by_position else found
+
+    def _missing(self, measure: str) -> str:
+        specification, group = self.run.manifest["specification"], MEASURES[measure].group
+        if group in specification["measures"]:
+            return (
+                f"run {self.run.folder.name} has no {measure} of any document, though it was requested: its documents "
+                "are too short, have no BOS, or its layers have one head"
+            )
+        return f"run {self.run.folder.name} has no {measure}; compute it with evalkit attention … --measures {group}"
+
+
+def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Return the mean of each group, its standard deviation (`spread`; NaN of one value), and the documents behind it.
+
+    Args:
+        values: from `by_head`, whose `n` counts documents, or `by_sample`.
+        keys: columns of the groups.
+    """
+    grouped = values.groupby(list(keys), observed=True)
+    count = grouped["n"].max() if "n" in values else grouped.size()
+    found = {"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}
+    return pd.DataFrame(found).reset_index()
+
+
+def _position(by_position: bool) -> list[str]:
+    return ["position"] if by_position else []

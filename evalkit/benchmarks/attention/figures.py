@@ -1,0 +1,250 @@
+"""Figures of finished analyses: the paper's, and what others plot.
+
+In: runs, a figure's name and its options. Out: the figure as .png or .pdf, and beside it a .csv of the drawn numbers,
+with shares as fractions. Every number is a group-by of the run's tables (`figure_runs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from evalkit.analysis.groups import CATEGORIES, MEASURES
+from evalkit.atomic import replace_file
+from evalkit.benchmarks.attention.figure_kinds import Band, FigureRequest
+from evalkit.benchmarks.attention.figure_notes import (
+    OVER,
+    described,
+    described_bins,
+    figure_notes,
+    label_of,
+    line_words,
+    unit_of,
+)
+from evalkit.benchmarks.attention.figure_numbers import of_groups, share_above
+from evalkit.benchmarks.attention.figure_runs import AnalysedRun, spread_of
+from evalkit.errors import RunError
+from evalkit.reporting.data import records_csv
+from evalkit.reporting.figure_style import short_name
+from evalkit.reporting.figures import check_figure_path
+from evalkit.reporting.panels import Panel, draw_panels
+
+Runs = Sequence[AnalysedRun]
+_FOUR = {
+    "special tokens and punctuation": ("bos", "special", "punctuation"),
+    "content words": ("content",),
+    "function words": ("function",),
+    "other": ("other",),
+}
+"""Kinds of tokens in the paper → categories."""
+_QUERY = "position of the query (first of its bin)"
+_SUMMARY = ("sink_abs_rate", "bos_share", "distance", "similarity")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure before it is drawn."""
+
+    panels: tuple[Panel, ...]
+    columns: int
+    """Panels of a row."""
+    words: str
+    """What its values and bands are, for the notes."""
+    share_y: bool = False
+    """Whether all panels have the same vertical scale."""
+
+    @property
+    def records(self) -> list[Mapping[str, object]]:
+        """The drawn numbers, one row each."""
+        tables = [panel.table.assign(panel=panel.title) for panel in self.panels]
+        joined = pd.concat(tables, ignore_index=True)
+        columns = ["panel", *(name for name in joined if name != "panel")]
+        rows = joined[columns].astype(object).where(joined[columns].notna(), None)
+        return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
+    """Compute the numbers of a figure.
+
+    Args:
+        name: of `figure_kinds.KINDS`.
+        runs: at least one; their order is that of colours and panels.
+        request: its options.
+
+    Raises:
+        UsageError: an option does not apply, or a run lacks a measure or a layer.
+    """
+    request.check(name)
+    return _FIGURES[name](runs, request)
+
+
+def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
+    """Draw a figure into files, and write its numbers beside the first one; return all files.
+
+    Args:
+        figure: from `make`.
+        runs: the same.
+        paths: each ends in .png or .pdf.
+
+    Raises:
+        UsageError: a path is invalid.
+        RunError: a file cannot be written.
+    """
+    for path in paths:
+        check_figure_path(path)
+    notes = figure_notes(runs, [panel.table for panel in figure.panels], figure.words)
+    for path in paths:
+        draw_panels(figure.panels, [one.name for one in runs], figure.columns, notes, path, figure.share_y)
+    numbers = paths[0].with_suffix(".csv")
+    try:
+        replace_file(numbers, f"{records_csv(figure.records)}\n".encode())
+    except OSError as error:
+        raise RunError(f"{numbers} cannot be written: {error.strerror or error}") from error
+    return [*paths, numbers]
+
+
+def _bos(runs: Runs, request: FigureRequest) -> Figure:
+    measure, band = request.measure_of("bos"), request.band_of("bos")
+    layers = request.layers or (-1,)
+    panels = [_position_panel(runs, measure, band, layer) for layer in layers]
+    return Figure(
+        tuple(panels),
+        3,
+        f"{line_words(band)}. {described_bins([measure], [panel.table for panel in panels])}",
+        share_y=True,
+    )
+
+
+def _position(runs: Runs, request: FigureRequest) -> Figure:
+    measures, band = ("bos_share", "entropy"), request.band_of("position")
+    if len(runs) == 1:
+        tables = [runs[0].line(measure, band, request.layers, by_position=True) for measure in measures]
+        maps = [
+            Panel(measure, table, "position", label_of(measure), "layer", _QUERY, MEASURES[measure].in_percent)
+            for measure, table in zip(measures, tables, strict=True)
+        ]  # fmt: skip
+        return Figure(
+            tuple(maps),
+            2,
+            f"{runs[0].name}; colour: {OVER[band]}. {described_bins(measures, [panel.table for panel in maps])}",
+        )
+    layers = request.layers or _spaced([one.layers(measures[0], ()) for one in runs])
+    panels = [_position_panel(runs, measure, band, layer) for measure in measures for layer in layers]
+    return Figure(
+        tuple(panels),
+        max(2, len(layers)),
+        f"{line_words(band)}. {described_bins(measures, [panel.table for panel in panels])}",
+    )
+
+
+def _position_panel(runs: Runs, measure: str, band: Band, layer: int) -> Panel:
+    table = pd.concat([one.line(measure, band, (layer,), by_position=True) for one in runs], ignore_index=True)
+    found = sorted(table["layer"].unique())
+    where = f"layer {found[0]}" if len(found) == 1 else "last layer" if layer == -1 else f"layer {layer}"
+    percent = MEASURES[measure].in_percent
+    return Panel(f"{measure}, {where}", table, "position", unit_of(measure), "", _QUERY, percent, doubling=True)
+
+
+def _spaced(by_run: Sequence[list[int]]) -> tuple[int, ...]:
+    """Return the first and the middle layer that all runs have, and each run's last one."""
+    common = sorted(set.intersection(*map(set, by_run)))
+    last = by_run[0][-1] if len({layers[-1] for layers in by_run}) == 1 else -1
+    return tuple(dict.fromkeys([*common[:1], *common[len(common) // 2 :][:1], last]))
+
+
+def _categories(runs: Runs, request: FigureRequest) -> Figure:
+    band = request.band_of("categories")
+    kind = "mass" if request.paper else "share"
+    groups = {title: [f"{kind}_{name}" for name in names] for title, names in _FOUR.items()}
+    assert sum(map(len, groups.values())) == len(CATEGORIES)
+    by_run = [of_groups(one, groups, band, request.layers, request.paper) for one in runs]
+    panels = []
+    for title in groups:
+        tables = []
+        for one, values in zip(runs, by_run, strict=True):
+            value = values.rename(columns={title: "value"})[["layer", "value", "n"]]
+            tables.append(one.labelled(spread_of(value, ["layer"]), f"{kind}: {title}"))
+        label = "softmax" if request.paper else "%"
+        panels.append(Panel(title, pd.concat(tables, ignore_index=True), "layer", label, percent=not request.paper))
+    made = "share of |weights| of the continuation's tokens on each kind of tokens"
+    if request.paper:
+        made = (
+            "softmax over the four kinds of tokens of a head's mean weight of the continuation's tokens on them, as in "
+        )
+        made += "the paper; four shares that sum to 1 cannot leave 0.175 to 0.475"
+    return Figure(tuple(panels), 2, f"{line_words(band)}. Value: {made}")
+
+
+def _entropy(runs: Runs, request: FigureRequest) -> Figure:
+    measures = ("entropy_shifted",) if request.paper else ("entropy_shifted", "entropy")
+    figure = _by_layer("entropy", runs, request, measures, 2, share_y=True)
+    trap = ". The shift lifts every weight near 0 as soon as one is negative"
+    return Figure(figure.panels, 2, figure.words + trap, share_y=True)
+
+
+def _negative(runs: Runs, request: FigureRequest) -> Figure:
+    figure = _by_layer("negative", runs, request, ("bos_negative",), 1, reference=0.5)
+    return Figure(figure.panels, 1, f"{figure.words}. Dotted: 50 %, as of random signs")
+
+
+def _summary(runs: Runs, request: FigureRequest) -> Figure:
+    """Return the panels whose measures every run has."""
+    measures = [measure for measure in _SUMMARY if all(one.has(measure) for one in runs)]
+    return _by_layer("summary", runs, request, measures or _SUMMARY, 2)
+
+
+def _by_layer(
+    name: str, runs: Runs, request: FigureRequest, measures: Sequence[str], columns: int, share_y: bool = False,
+    reference: float | None = None,
+) -> Figure:  # fmt: skip
+    """Return a figure of lines over layers, with a panel for each measure."""
+    band = request.band_of(name)
+    panels = []
+    for measure in measures:
+        table = pd.concat([one.line(measure, band, request.layers) for one in runs], ignore_index=True)
+        percent = MEASURES[measure].in_percent
+        panels.append(Panel(measure, table, "layer", unit_of(measure), percent=percent, reference=reference))
+    return Figure(tuple(panels), columns, f"{line_words(band)}. {described(measures)}", share_y)
+
+
+def _rank(runs: Runs, request: FigureRequest) -> Figure:
+    measure = request.measure_of("rank")
+    first, *others = runs
+    ranks = pd.concat([one.line(measure, "samples", request.layers) for one in runs], ignore_index=True)
+    panels = [Panel(f"{measure}, median over heads", ranks, "layer", measure)]
+    words = "Line: mean over documents of the median over heads; band: ± 1 standard deviation over documents"
+    if others:
+        shares = [one.labelled(share_above(first, one, measure, request.layers), measure) for one in others]
+        title, table = f"documents above {short_name(first.name)}", pd.concat(shares, ignore_index=True)
+        panels.append(Panel(title, table, "layer", "%", percent=True, reference=0.5))
+        words += "; right: share of documents whose median is above that of the first run, band: ± 1 standard error"
+    return Figure(tuple(panels), 2, f"{words}. {described([measure])}")
+
+
+def _heatmap(runs: Runs, request: FigureRequest) -> Figure:
+    measure = request.measure_of("heatmap")
+    panels = []
+    for one in runs:
+        values = one.by_head(measure)
+        chosen = values[values["layer"].isin(one.layers(measure, request.layers))].reset_index(drop=True)
+        label, percent = label_of(measure), MEASURES[measure].in_percent
+        panels.append(
+            Panel(short_name(one.name), one.labelled(chosen, measure), "head", label, "layer", percent=percent)
+        )
+    words = f"Colour: mean over documents of each head, one scale for all runs. {described([measure])}"
+    return Figure(tuple(panels), 2 if len(panels) == 4 else 3, words)
+
+
+_FIGURES: Mapping[str, Callable[[Runs, FigureRequest], Figure]] = {
+    "bos": _bos,
+    "categories": _categories,
+    "entropy": _entropy,
+    "negative": _negative,
+    "rank": _rank,
+    "position": _position,
+    "heatmap": _heatmap,
+    "summary": _summary,
+}

@@ -1,0 +1,180 @@
+"""`evalkit figure` through its real entry point: files, what it prints, and errors of bad input."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from evalkit.benchmarks.attention.figure_kinds import KINDS
+from evalkit.runs.folder import Run
+from evalkit.studies.records import save_record
+from evalkit.studies.study_file import read_study
+from tests.benchmarks.attention.made import made_run
+from tests.cli.test_root import Command, _no_settings, complains, evalkit
+from tests.studies.made import write_study
+from tests.test_api import heavy_after
+from tests.tiny import tiny_checkpoint
+
+__all__ = ["_no_settings", "evalkit"]  # fixtures
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two finished runs."""
+    folder = tmp_path_factory.mktemp("figures") / "runs"
+    for name in ("vanilla", "diff"):
+        made_run(folder, f"models/{name}", tokens=(65, 100), documents=2)
+    return folder
+
+
+@pytest.fixture
+def folders(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of these runs, which the command finds."""
+    monkeypatch.setenv("EVALKIT_OUTPUT", str(root))
+    return sorted((path.name for path in root.iterdir()), reverse=True)
+
+
+def drawn(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
+
+
+def test_a_figure_and_its_numbers(evalkit: Command, folders: list[str]) -> None:
+    outcome = evalkit("figure", "entropy", *folders, "-o", "new/entropy.png")
+    assert outcome == (0, "new/entropy.png\nnew/entropy.csv\n", "")
+    assert Path("new/entropy.png").read_bytes().startswith(b"\x89PNG")
+    assert list(dict.fromkeys(row["run"] for row in drawn("new/entropy.csv"))) == ["vanilla", "diff"]
+
+
+def test_names_and_the_default_file(evalkit: Command, folders: list[str]) -> None:
+    outcome = evalkit("figure", "negative", *folders, "--names", "Base line,$x", "--layers=-1,0", "--tasks", "piqa")
+    assert outcome == (0, "negative.pdf\nnegative.csv\n", "")
+    rows = drawn("negative.csv")
+    assert [(row["run"], row["layer"], row["n"]) for row in rows] == [
+        ("Base line", "0", "2"), ("Base line", "2", "2"), ("$x", "0", "2"), ("$x", "2", "2"),
+    ]  # fmt: skip
+
+
+def test_runs_by_checkpoint_and_prefix(evalkit: Command, folders: list[str]) -> None:
+    assert evalkit("figure", "negative", "models/diff", "vanilla").code == 0
+    assert list(dict.fromkeys(row["run"] for row in drawn("negative.csv"))) == ["diff", "vanilla"]
+
+
+def test_all_figures(evalkit: Command, folders: list[str]) -> None:
+    outcome = evalkit("figure", "--all", *folders, "-o", "figures", "--band", "samples")
+    assert outcome.err == ""
+    expected = [f"figures/{name}.{ending}" for name in KINDS for ending in ("pdf", "png", "csv")]
+    assert outcome.out.splitlines() == expected
+    assert all(Path(path).stat().st_size > 300 for path in expected)
+
+
+def test_all_leaves_out_what_cannot_be_drawn(evalkit: Command, folders: list[str], tmp_path: Path) -> None:
+    less = made_run(tmp_path / "more", "models/less", groups=("negative", "rank"))
+    outcome = evalkit("figure", "--all", less.folder, "-o", "figures")
+    assert outcome.code == 0
+    assert {path.name for path in Path("figures").iterdir()} == {
+        f"{name}.{ending}" for name in ("negative", "rank") for ending in ("pdf", "png", "csv")
+    }
+    left = [line.split(": ")[1] for line in outcome.err.splitlines() if line.startswith("left out: ")]
+    assert left == [name for name in KINDS if name not in ("negative", "rank")]
+    none = made_run(tmp_path / "more", "models/none", groups=("similarity",), heads=2)
+    shown = evalkit("figure", "--all", none.folder, "-o", "other", "--layers", "7")
+    assert shown.code == 2
+    assert shown.err.splitlines()[-1] == "evalkit: the runs have the measures of no figure; see the reasons above"
+
+
+def test_differences_are_a_warning(evalkit: Command, folders: list[str], tmp_path: Path) -> None:
+    other = made_run(tmp_path / "more", "models/other", dtype="bfloat16", tokens=(65, 100), documents=2)
+    outcome = evalkit("figure", "negative", folders[0], other.folder)
+    assert outcome.code == 0
+    assert outcome.err == (
+        "warning: the runs differ in more than their models: dtype: float32 (vanilla), bfloat16 (other).\n"
+    )
+
+
+def test_list_and_help(evalkit: Command) -> None:
+    shown = evalkit("figure", "--list")
+    assert [line.split()[0] for line in shown.out.splitlines() if line[0] != " "] == list(KINDS)
+    assert "evalkit figure entropy RUN_A RUN_B -o entropy.pdf" in evalkit("figure", "--help").out
+
+
+def test_names_and_help_import_no_heavy_library() -> None:
+    listing = "from evalkit.cli.root import cli\nimport evalkit.cli.figure"
+    more = "cli.main(['figure', '--list'], standalone_mode=False)\nimport sys\nassert 'matplotlib' not in sys.modules"
+    assert heavy_after(f"{listing}\n{more}") == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["name a figure: bos, categories", "--all"]),
+        (["entropi", "x"], ["unknown figure 'entropi'", "did you mean 'entropy'"]),
+        (["entropy"], ["name one or more runs of evalkit attention", "--study"]),
+        (["entropy", "x", "-o", "a.svg"], ["a.svg", ".png or .pdf"]),
+        (["entropy", "nothing"], ["unknown run 'nothing'"]),
+        (["entropy", "x", "--benchmark", "b"], ["--benchmark names a benchmark of a study"]),
+        (["entropy", "x", "--layers", "a"], ["--layers a: expected numbers"]),
+        (["entropy", "x", "--measure", "bos"], ["--measure does not apply to figure entropy"]),
+        (["--all", "x"], ["--all writes several files", "-o figures/"]),
+        (["--all", "-o", "d"], ["name one or more runs"]),
+        (["--all", "x", "--paper", "-o", "d"], ["--paper is for one figure"]),
+        (["--all", "x", "-o", "file"], ["--output file is a file"]),
+        (["entropy", "--study", "none.yaml"], ["none.yaml cannot be read"]),
+    ],
+)
+def test_invalid_commands(evalkit: Command, arguments: list[str], words: list[str]) -> None:
+    Path("file").touch()
+    complains(evalkit("figure", *arguments), 2, *words)
+
+
+def test_invalid_runs(evalkit: Command, folders: list[str], finished: Run) -> None:
+    complains(evalkit("figure", "entropy", folders[0], "--names", "a,b"), 2, "--names has 2 names for 1 runs (vanilla)")
+    complains(evalkit("figure", "entropy", *folders, "--names", "a,a"), 2, "called 'a'")
+    complains(evalkit("figure", "entropy", *folders[:1] * 2), 2, "is named twice")
+    complains(evalkit("figure", "entropy", finished.folder), 2, "is of benchmark multiple_choice", "evalkit attention")
+    complains(evalkit("figure", "entropy", *folders, "--tasks", "boolq"), 2, "unknown task of run", "mmlu, piqa")
+    Path("file").touch()
+    complains(evalkit("figure", "entropy", *folders, "-o", "file/a.pdf"), 1, "file/a.pdf cannot be written")
+    shutil.copytree(finished.folder, "unfinished")
+    Path("unfinished/results.json").unlink()
+    complains(evalkit("figure", "entropy", "unfinished"), 1, "is not finished")
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of two models, one with two seeds of which one is finished, and a third without a run."""
+    benchmarks = {"zs": {"suite": "zeroshot8"}, "maps": {"suite": "attention", "sample": 2}}
+    for name in ("base", "intg-1", "intg-2", "new"):
+        tiny_checkpoint(tmp_path / name)
+    checkpoints = {"base": "base", "intg": "intg-*", "new": "new"}
+    path = write_study(tmp_path / "study.yaml", checkpoints=checkpoints, benchmarks=benchmarks)
+    study = read_study(path)
+    for one in study.runs:
+        if one.benchmark.name == "maps" and one.checkpoint.name != "new":
+            run = made_run(study.output, one.checkpoint.model, documents=2)
+            save_record(study.output, one, run.folder, run.manifest["id"])
+    return path
+
+
+def test_a_study(evalkit: Command, study: Path) -> None:
+    outcome = evalkit("figure", "entropy", "--study", study)
+    assert outcome.code == 0
+    assert list(dict.fromkeys(row["run"] for row in drawn("entropy.csv"))) == ["base", "intg seed 1", "intg seed 2"]
+    assert "Not finished: new on maps." in outcome.err.splitlines()
+    assert evalkit("figure", "entropy", "intg", "base", "--study", study, "--benchmark", "maps").code == 0
+    assert list(dict.fromkeys(row["run"] for row in drawn("entropy.csv"))) == ["intg seed 1", "intg seed 2", "base"]
+
+
+def test_studies_without_analyses(evalkit: Command, study: Path) -> None:
+    complains(evalkit("figure", "entropy", "new", "--study", study), 2, "new on maps is not finished")
+    complains(evalkit("figure", "entropy", "old", "--study", study), 2, "unknown checkpoint of study", "'old'")
+    complains(evalkit("figure", "entropy", "--study", study, "--benchmark", "zs"), 2, "benchmark zs is of multiple_ch")
+    shutil.rmtree(study.parent / "runs")
+    complains(evalkit("figure", "entropy", "--study", study), 2, "no run of maps is finished", "evalkit study run")
+    write_study(study, checkpoints={"base": "base"}, benchmarks={"zs": {"suite": "zeroshot8"}})
+    complains(evalkit("figure", "entropy", "--study", study), 2, "no benchmark analyses attention; add one")
+    two = {"one": {"suite": "attention"}, "two": {"suite": "attention", "seed": 3}}
+    write_study(study, checkpoints={"base": "base"}, benchmarks=two)
+    complains(evalkit("figure", "entropy", "--study", study), 2, "several benchmarks of attention", "one | two")
