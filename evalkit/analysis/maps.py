@@ -1,7 +1,7 @@
 """Attention maps, one layer at a time.
 
 In: a model and token ids. Out: each layer's effective map, passed to a callback as soon as the layer has run and then
-freed, so that only one layer's map is in memory.
+freed, so that only one layer's map is in memory. `map_blocks.py` has the same maps in blocks of rows.
 
 The effective map contains the weights of the values: the softmax of vanilla and integral attention, the signed map of
 cog attention, A₁ − λA₂ of differential attention (before the norm over a pair of heads).
@@ -9,15 +9,15 @@ cog attention, A₁ − λA₂ of differential attention (before the norm over a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from evalkit.analysis.layers import attention_modules, names_attention, run_layers
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.parts import base_of
 
 Use = Callable[[int, torch.Tensor], None]
 """Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
@@ -48,23 +48,19 @@ def stream_attention_maps(
         UsageError: there is no such layer.
         CheckpointError: the model's attention layers do not return maps, or not the effective ones.
     """
-    modules = _attention_modules(model)
-    requested = set(modules if layers is None else layers)
-    if unknown := sorted(requested - set(modules)):
-        raise UsageError(f"no attention layer {unknown[0]}; the model's are {min(modules)} to {max(modules)}")
-    if not requested:
+    modules = requested_modules(attention_modules(model), layers)
+    if not modules:
         return
-    hooks = [
-        modules[layer].register_forward_hook(_map_hook(layer, use, layer == max(requested))) for layer in requested
-    ]
-    try:
-        with _eager(model), torch.no_grad():
-            base_of(model)(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-    except _LastLayerDone:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
+    tokens = input_ids.shape[1]
+
+    def after(layer: int, module: Any, output: Any) -> None:
+        seen = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if seen is None or seen.dim() != 4 or seen.shape[2:] != (tokens, tokens):
+            raise CheckpointError(f"{type(module).__name__} returns no attention map")
+        use(layer, seen)
+
+    with _eager(model):
+        run_layers(model, modules, input_ids, after, attention_mask=attention_mask, maps=not names_attention(model))
 
 
 def attention_map(
@@ -78,33 +74,16 @@ def attention_map(
     return found[0]
 
 
-class _LastLayerDone(Exception):
-    """The last requested layer has run."""
+def requested_modules(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
+    """Select the modules of some layers, in order; None: of all.
 
-
-def _attention_modules(model: Any) -> dict[int, Any]:
-    """Return the attention modules by layer, of the class that transformers registers for the model."""
-    kind: Any = model.can_record_outputs.get("attentions")
-    if not isinstance(kind, type):
-        raise CheckpointError(f"{type(model).__name__} does not declare its attention modules, so it has no maps")
-    if kind.__name__ == "DiffLlamaAttention":
-        raise CheckpointError(
-            "DiffLlama returns the two softmax maps of each pair and not their difference; "
-            "convert it to an evalkit checkpoint with `evalkit models convert`"
-        )
-    attending: list[Any] = [module for module in model.modules() if isinstance(module, kind)]
-    return {module.layer_idx: module for module in attending}
-
-
-def _map_hook(layer: int, use: Use, last: bool) -> Callable[[Any, Any, Any], None]:
-    def hook(module: Any, _: Any, output: Any) -> None:
-        if output[1] is None:
-            raise CheckpointError(f"{type(module).__name__} returns no attention map")
-        use(layer, output[1])
-        if last:
-            raise _LastLayerDone
-
-    return hook
+    Raises:
+        UsageError: there is no such layer.
+    """
+    requested = set(modules if layers is None else layers)
+    if unknown := sorted(requested - set(modules)):
+        raise UsageError(f"no attention layer {unknown[0]}; the model's are {min(modules)} to {max(modules)}")
+    return {layer: modules[layer] for layer in sorted(requested)}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from evalkit.analysis.maps import attention_map, stream_attention_maps
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
+from tests.analysis.architectures import model_named
 from tests.tiny import tiny_checkpoint
 
 SHAPE = {
@@ -116,6 +117,18 @@ def test_stock_models_give_maps_too_as_transformers_itself_records_them(tmp_path
     stream_attention_maps(model, IDS, found.__setitem__, attention_mask=mask)
     assert len(found) == len(expected)
     assert all(torch.equal(found[layer], seen) for layer, seen in enumerate(expected))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "mpt", "falcon", "bamba"])
+def test_models_that_transformers_does_not_name_the_attention_of(name: str) -> None:
+    model = model_named(name)
+    found: dict[int, torch.Tensor] = {}
+    stream_attention_maps(model, IDS, found.__setitem__)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(IDS, output_attentions=True, use_cache=False).attentions
+    assert list(found) == ([1] if name == "bamba" else [0, 1])
+    assert all(torch.equal(seen, each) for seen, each in zip(found.values(), expected, strict=True))
 
 
 def test_invalid_arguments_are_rejected() -> None:

@@ -114,6 +114,25 @@ class VariantAttention(nn.Module):
             raise TypeError(f"{type(settings).__name__} is not a settings class of this module")
         return out.flatten(2), seen
 
+    def effective_map(self, maps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Combine the maps of one call of the implementation into the weights of the values.
+
+        Args:
+            maps: [batch, heads of the call, queries, keys]: all first maps of the pairs, then all second ones
+                (differential); all heads of the first signal, then of the next (integral, probabilities); signed (cog).
+            dtype: of the queries, in which λ is computed.
+
+        Returns:
+            [batch, heads or pairs, queries, keys].
+        """
+        settings = self.variant.settings
+        if isinstance(settings, Differential):
+            plus, minus = maps.chunk(2, dim=1)
+            return plus - self._lambda(dtype) * minus
+        if isinstance(settings, Integral) and settings.domain == "probabilities":
+            maps = maps.unflatten(1, (settings.signals, -1)).mean(1)
+        return maps
+
     def _rotated_size(self) -> int:
         """Return the size of the head or signal that rotates as a unit."""
         settings = self.variant.settings
@@ -132,7 +151,7 @@ class VariantAttention(nn.Module):
         value = value.repeat(1, integral.signals, 1, 1)
         out, seen = self._softmax(query, key, value, mask, integral.factor(self.head_size), passed)
         mean = out.unflatten(2, (integral.signals, -1)).mean(2)
-        return mean, None if seen is None else seen.unflatten(1, (integral.signals, -1)).mean(1)
+        return mean, None if seen is None else self.effective_map(seen, query.dtype)
 
     def _differential(
         self, differential: Differential, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
@@ -146,11 +165,8 @@ class VariantAttention(nn.Module):
         out = plus - weight * minus
         if differential.subln != "none":
             out = (1 - self.lambda_init) * self.subln(out)
-        maps = found[0][1]
-        if maps is not None:
-            plus, minus = maps.chunk(2, dim=1)
-            maps = plus - weight * minus
-        return out, maps
+        seen = found[0][1]
+        return out, None if seen is None else self.effective_map(seen, query.dtype)
 
     def _cog(
         self, query: Any, key: Any, value: Any, mask: Any, passed: dict[str, Any]
