@@ -46,14 +46,14 @@ def _infos() -> tuple[MeasureInfo, ...]:
                 f"mass_{name}",
                 MASS,
                 f"sum of the weights on tokens of category {name}",
-                unsigned=f"share_{name}",
+                unsigned=f"mass_abs_{name}",
             ),
-            MeasureInfo(f"share_{name}", MASS, f"share of |weights| on tokens of category {name}", _SHARE),
+            MeasureInfo(f"mass_abs_{name}", MASS, f"share of |weights| on tokens of category {name}", _SHARE),
         )
     ]
     return (
-        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True, "bos_share"),
-        MeasureInfo("bos_share", "bos", "share of |weights| on BOS, mean over tokens", _SHARE, True),
+        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True, "bos_abs"),
+        MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens", _SHARE, True),
         *mass,
         MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
         MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),

@@ -68,6 +68,11 @@ class MapReader:
             self.read(probe, self.layers, self._count)
 
     @property
+    def kind(self) -> str:
+        """How maps are read: "blocks", or "eager" for whole maps."""
+        return "eager" if self._eager else "blocks"
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """Layers with attention, from 0, ascending."""
         return tuple(self._modules)

@@ -15,11 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.analysis.blocks import MapBlocks
+from evalkit.analysis.groups import CATEGORIES
 
 Floats = NDArray[np.float64]
-
-CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
-"""Categories of keys, by their numbers in `Reading.categories`."""
 
 
 @dataclass(frozen=True)

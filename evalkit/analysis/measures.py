@@ -8,9 +8,9 @@ j ≤ i; one without uses the normalised weights |A[i, j]| / Σ_j |A[i, j]|, whi
 weights are all 0 the normalised weights are 0 too, and so are its shares, distance and `entropy`. Row 0 has one key and
 is left out of means over rows.
 
-- bos: `bos`, `bos_share`: mean over rows i ≥ 1 of the first token's weight, and of its normalised weight; both also by
+- bos: `bos`, `bos_abs`: mean over rows i ≥ 1 of the first token's weight, and of its normalised weight; both also by
   position.
-- mass: `mass_<category>`, `share_<category>`: mean over the readers of the weights that the keys of a category have
+- mass: `mass_<category>`, `mass_abs_<category>`: mean over the readers of the weights that the keys of a category have
   together, and of the normalised weights.
 - entropy: `entropy_shifted`, `entropy`: of the row `last`, in nats; `entropy_by_position` of all rows i ≥ 1.
 - negative: `bos_negative`: share of rows i ≥ 1 whose weight of the first token is negative.
@@ -37,7 +37,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from evalkit.analysis.blocks import MapBlocks
-from evalkit.analysis.map_sums import CATEGORIES, Floats, MapSums, Reading, divided, sums_of
+from evalkit.analysis.groups import CATEGORIES, GROUPS
+from evalkit.analysis.map_sums import Floats, MapSums, Reading, divided, sums_of
 from evalkit.analysis.rank import Ranks, ranks_of
 
 SINK_TOKENS = 64
@@ -113,14 +114,14 @@ def _means(name: str, rows: Floats, by_position: bool = True) -> dict[str, Float
 def _bos(sums: MapSums, reading: Reading) -> dict[str, Floats]:
     if not reading.bos:
         return {}
-    return _means("bos", sums.first) | _means("bos_share", sums.normalised_first())
+    return _means("bos", sums.first) | _means("bos_abs", sums.normalised_first())
 
 
 def _mass(sums: MapSums, reading: Reading) -> dict[str, Floats]:
     if not len(reading.readers):
         return {}
     found = {f"mass_{name}": sums.mass[:, number] for number, name in enumerate(CATEGORIES)}
-    return found | {f"share_{name}": sums.share[:, number] for number, name in enumerate(CATEGORIES)}
+    return found | {f"mass_abs_{name}": sums.share[:, number] for number, name in enumerate(CATEGORIES)}
 
 
 def _entropies(sums: MapSums, reading: Reading) -> dict[str, Floats]:
@@ -172,5 +173,3 @@ _FROM_SUMS: dict[str, Callable[[MapSums, Reading], dict[str, Floats]]] = {
     "distance": _distance,
     "similarity": _similarity,
 }
-GROUPS = ("bos", "mass", "entropy", "negative", "rank", "sink", "distance", "similarity")
-"""Groups of measures."""

@@ -52,7 +52,7 @@ def _tables() -> Iterable[str]:
 
 
 def _figures() -> Iterable[str]:
-    from evalkit.benchmarks.attention.figure_kinds import KINDS
+    from evalkit.benchmarks.attention.figures.kinds import KINDS
 
     return KINDS
 

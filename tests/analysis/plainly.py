@@ -31,14 +31,14 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
     if bos and tokens > 1:
         found["bos"] = mean(weights[i][0] for i in rows)
         found["bos_by_position"] = by_position([row[0] for row in weights])
-        found["bos_share"] = mean(normalised[i][0] for i in rows)
-        found["bos_share_by_position"] = by_position([row[0] for row in normalised])
+        found["bos_abs"] = mean(normalised[i][0] for i in rows)
+        found["bos_abs_by_position"] = by_position([row[0] for row in normalised])
         found["bos_negative"] = mean(float(weights[i][0] < 0) for i in rows)
     for number, name in enumerate(CATEGORIES if len(readers) else ()):
         found[f"mass_{name}"] = mean(
             sum(a for j, a in enumerate(weights[i]) if categories[j] == number) for i in readers
         )
-        found[f"share_{name}"] = mean(
+        found[f"mass_abs_{name}"] = mean(
             sum(a for j, a in enumerate(normalised[i]) if categories[j] == number) for i in readers
         )
     found["entropy"] = entropy(normalised[last])

@@ -99,7 +99,7 @@ def test_all_on_the_first_token() -> None:
     seen = np.zeros((N, N))
     seen[:, 0] = 1
     found = measured([seen, -seen])
-    for name in ("rank", "rank_squares", "rank_stable", "bos_share", "sink_abs"):
+    for name in ("rank", "rank_squares", "rank_stable", "bos_abs", "sink_abs"):
         assert found[name] == pytest.approx([1, 1]), name
     for name in ("bos", "sink"):
         assert found[name] == pytest.approx([1, -1]), name
@@ -109,7 +109,7 @@ def test_all_on_the_first_token() -> None:
     assert found["entropy"].tolist() == [0, 0]
     category = CATEGORIES[reading().categories[0]]  # type: ignore[index]
     assert found[f"mass_{category}"] == pytest.approx([1, -1])
-    assert found[f"share_{category}"] == pytest.approx([1, 1])
+    assert found[f"mass_abs_{category}"] == pytest.approx([1, 1])
 
 
 def test_ranks_of_two_singular_values() -> None:
@@ -151,7 +151,7 @@ def test_random_signs_do_not_change_the_entropy_of_magnitudes() -> None:
     weights = np.tril(np.exp(logits))
     weights /= weights.sum(-1, keepdims=True)
     plain, signed = measured(weights), measured(weights * draw.choice([-1, 1], weights.shape))
-    for name in ("entropy", "entropy_by_position", "bos_share", "sink_abs", "distance", "share_content"):
+    for name in ("entropy", "entropy_by_position", "bos_abs", "sink_abs", "distance", "mass_abs_content"):
         np.testing.assert_allclose(plain[name], signed[name], rtol=1e-12)
     assert (signed["entropy_shifted"] > plain["entropy_shifted"] + 0.5).all()
 
@@ -166,7 +166,7 @@ def test_rows_without_weights_have_no_shares() -> None:
         np.testing.assert_allclose(found[name], values, rtol=1e-7, err_msg=name)
     assert found["entropy"][0] == 0
     assert found["entropy_shifted"][0] == pytest.approx(math.log(N - 1))
-    assert all(found[f"share_{name}"][0] == 0 for name in CATEGORIES)
+    assert all(found[f"mass_abs_{name}"][0] == 0 for name in CATEGORIES)
 
 
 def test_a_map_of_zeros() -> None:

@@ -42,7 +42,7 @@ class AnalysedSequence:
     """Number of the continuation; 0 of a text."""
     tokens: NDArray[np.int32]
     """[n] token ids, at most the context window."""
-    readers: NDArray[np.int32]
+    readers: NDArray[np.int64]
     """Places of the continuation's tokens; of a text, of all tokens but the first."""
     has_bos: bool
     """Whether the first token is BOS."""
@@ -83,7 +83,7 @@ def sequences_of(
         tagger.prepare(chain(*map(tagged_texts, rendered)))
     for (question, choice), pieces, encoded in zip(chosen, rendered, prompter.encode(alone), strict=True):
         [sequence] = encoded.sequences
-        readers = np.flatnonzero(sequence.segments == CONTINUATION).astype(np.int32)
+        readers = np.flatnonzero(sequence.segments == CONTINUATION)
         yield AnalysedSequence(
             question.subtask,
             question.doc_id,
@@ -175,7 +175,7 @@ def _text_batches(
             part = np.concatenate(([bos], part)).astype(np.int32)
             if categories is not None:
                 categories = np.concatenate(([BOS], categories)).astype(np.int8)
-        readers = np.arange(1, len(part), dtype=np.int32)
+        readers = np.arange(1, len(part))
         one = AnalysedSequence(TEXT, number, 0, part, readers, bos is not None, 0, categories)
         yield Batch(TEXT, number, (one,), float(len(part)), 1)
 
@@ -186,8 +186,14 @@ def _choices(plan: AttentionPlan, question: Question) -> Sequence[int]:
 
 def _with_choice(question: Question, choice: int) -> Question:
     """Return a question with one choice only."""
-    parts = {name: (getattr(question, name)[choice],) for name in ("contexts", "continuations", "gaps", "choices")}
-    return replace(question, **parts, gold=0)
+    return replace(
+        question,
+        contexts=(question.contexts[choice],),
+        continuations=(question.continuations[choice],),
+        gaps=(question.gaps[choice],),
+        choices=(question.choices[choice],),
+        gold=0,
+    )
 
 
 def _categories(sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger) -> NDArray[np.int8]:

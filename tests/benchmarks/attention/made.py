@@ -117,7 +117,7 @@ def _sequence(
         found = {(name, None): _value(random, name, wave, tokens) for name in measures_of(tuple(groups))}
         if MASS in groups:
             parts = random.dirichlet([1 + wave, 1, 1, 2, 1, 0.5])
-            found |= {(f"share_{name}", None): part for name, part in zip(CATEGORIES, parts, strict=True)}
+            found |= {(f"mass_abs_{name}", None): part for name, part in zip(CATEGORIES, parts, strict=True)}
         starts = 2 ** np.arange(int(np.log2(tokens - 1)) + 1)
         found |= {
             (name, int(start)): _value(random, name, wave / (1 + np.log2(start)), tokens)

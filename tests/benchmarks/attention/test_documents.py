@@ -202,5 +202,3 @@ def test_tokens_are_counted_for_estimates(of_documents: dict[str, Any], tokenize
     [found] = counted_tokens(plan, tokenizer, 100, silent)
     assert found.alone == sum(len(one.tokens) for one in batch.content)
     assert found.documents == found.sampled == 4
-
-

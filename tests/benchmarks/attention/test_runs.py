@@ -123,16 +123,20 @@ def entropy(shares: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("variant", ["vanilla", *VARIANTS])
-def test_every_value_equals_that_of_whole_maps_in_float64(
-    variant: str, runs: dict[str, Run], documents: Path
-) -> None:
+def test_every_value_equals_that_of_whole_maps_in_float64(variant: str, runs: dict[str, Run], documents: Path) -> None:
     """Of every document, layer and head. The run is in float32 with sums in float64; the expected values are of a model
     in float64. Weights differ by 1e-7, and a rank counts some hundred singular values: relative 2e-4; a share of negative
     weights may differ by a weight that rounds to the other sign, of which there are none here."""
     run = runs[variant]
     model = AutoModelForCausalLM.from_pretrained(run.manifest["path"], dtype=torch.float64).eval()
     tokenizer = AutoTokenizer.from_pretrained(run.manifest["path"])
-    given = {"measures": "bos", "sample": 4, "tasks": "piqa,boolq", "data_dir": documents, "allow_unofficial_data": True}
+    given = {
+        "measures": "bos",
+        "sample": 4,
+        "tasks": "piqa,boolq",
+        "data_dir": documents,
+        "allow_unofficial_data": True,
+    }
     plan = plan_attention(request_of(AttentionRequest, run.manifest["path"], given), silent)
     table = run.table(ALL)
     whole = table[table["position"].isna()].set_index(["task", "doc_id", "layer", "measure"]).sort_index()

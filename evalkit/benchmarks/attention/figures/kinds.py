@@ -43,7 +43,7 @@ KINDS = {
                        None, _RANKS),
     "position": FigureKind("share on BOS and entropy by position of the query: lines by run, of one run all layers",
                            "heads"),
-    "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_share", *MEASURES)))),
+    "heatmap": FigureKind("a measure of each layer and head", None, tuple(dict.fromkeys(("bos_abs", *MEASURES)))),
     "summary": FigureKind("sink rate, share on BOS, distance and similarity of heads, by layer", "heads"),
 }  # fmt: skip
 """Name → figure."""

@@ -12,8 +12,8 @@ import pandas as pd
 
 from evalkit.analysis.groups import MASS, MEASURES
 from evalkit.benchmarks.alike import differences
-from evalkit.benchmarks.attention.figure_kinds import Band
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun
+from evalkit.benchmarks.attention.figures.kinds import Band
+from evalkit.benchmarks.attention.figures.runs import AnalysedRun
 from evalkit.reporting.escape import printable
 from evalkit.reporting.figure_style import short_name
 

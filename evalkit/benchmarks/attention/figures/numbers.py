@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.attention.figure_kinds import Band
-from evalkit.benchmarks.attention.figure_runs import SAMPLE, AnalysedRun
+from evalkit.benchmarks.attention.figures.kinds import Band
+from evalkit.benchmarks.attention.figures.runs import SAMPLE, AnalysedRun
 from evalkit.errors import UsageError
 
 

@@ -1,7 +1,7 @@
 """Figures of finished analyses: the paper's, and what others plot.
 
 In: runs, a figure's name and its options. Out: the figure as .png or .pdf, and beside it a .csv of the drawn numbers,
-with shares as fractions. Every number is a group-by of the run's tables (`figure_runs.py`).
+with shares as fractions. Every number is a group-by of the run's tables (`runs.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pandas as pd
 
 from evalkit.analysis.groups import CATEGORIES, MEASURES
 from evalkit.atomic import replace_file
-from evalkit.benchmarks.attention.figure_kinds import Band, FigureRequest
-from evalkit.benchmarks.attention.figure_notes import (
+from evalkit.benchmarks.attention.figures.kinds import Band, FigureRequest
+from evalkit.benchmarks.attention.figures.notes import (
     OVER,
     described,
     described_bins,
@@ -24,8 +24,8 @@ from evalkit.benchmarks.attention.figure_notes import (
     line_words,
     unit_of,
 )
-from evalkit.benchmarks.attention.figure_numbers import of_groups, share_above
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun, spread_of
+from evalkit.benchmarks.attention.figures.numbers import of_groups, share_above
+from evalkit.benchmarks.attention.figures.runs import AnalysedRun, spread_of
 from evalkit.errors import RunError
 from evalkit.reporting.data import records_csv
 from evalkit.reporting.figure_style import short_name
@@ -41,7 +41,7 @@ _FOUR = {
 }
 """Kinds of tokens in the paper → categories."""
 _QUERY = "position of the query (first of its bin)"
-_SUMMARY = ("sink_abs_rate", "bos_share", "distance", "similarity")
+_SUMMARY = ("sink_abs_rate", "bos_abs", "distance", "similarity")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     """Compute the numbers of a figure.
 
     Args:
-        name: of `figure_kinds.KINDS`.
+        name: of `kinds.KINDS`.
         runs: at least one; their order is that of colours and panels.
         request: its options.
 
@@ -119,7 +119,7 @@ def _bos(runs: Runs, request: FigureRequest) -> Figure:
 
 
 def _position(runs: Runs, request: FigureRequest) -> Figure:
-    measures, band = ("bos_share", "entropy"), request.band_of("position")
+    measures, band = ("bos_abs", "entropy"), request.band_of("position")
     if len(runs) == 1:
         tables = [runs[0].line(measure, band, request.layers, by_position=True) for measure in measures]
         maps = [
@@ -157,7 +157,7 @@ def _spaced(by_run: Sequence[list[int]]) -> tuple[int, ...]:
 
 def _categories(runs: Runs, request: FigureRequest) -> Figure:
     band = request.band_of("categories")
-    kind = "mass" if request.paper else "share"
+    kind = "mass" if request.paper else "mass_abs"
     groups = {title: [f"{kind}_{name}" for name in names] for title, names in _FOUR.items()}
     assert sum(map(len, groups.values())) == len(CATEGORIES)
     by_run = [of_groups(one, groups, band, request.layers, request.paper) for one in runs]

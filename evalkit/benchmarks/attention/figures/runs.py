@@ -13,7 +13,7 @@ import pandas as pd
 
 from evalkit.analysis.groups import MEASURES
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.figure_kinds import Band
+from evalkit.benchmarks.attention.figures.kinds import Band
 from evalkit.benchmarks.attention.results import with_values
 from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS
 from evalkit.errors import UnknownNameError, UsageError

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from evalkit.analysis.groups import MEASURES
-from evalkit.benchmarks.attention.figure_kinds import KINDS, FigureRequest, numbers_of_layers
-from evalkit.benchmarks.attention.figure_notes import figure_notes, run_differences
-from evalkit.benchmarks.attention.figure_runs import AnalysedRun
-from evalkit.benchmarks.attention.figures import make, write
+from evalkit.benchmarks.attention.figures.kinds import KINDS, FigureRequest, numbers_of_layers
+from evalkit.benchmarks.attention.figures.making import make, write
+from evalkit.benchmarks.attention.figures.notes import figure_notes, run_differences
+from evalkit.benchmarks.attention.figures.runs import AnalysedRun
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, whole_table
@@ -84,7 +84,7 @@ def part(found: pd.DataFrame, run: Run, measure: str) -> pd.DataFrame:
 @pytest.mark.parametrize(("name", "measures"), [
     ("entropy", ["entropy_shifted", "entropy"]),
     ("negative", ["bos_negative"]),
-    ("summary", ["sink_abs_rate", "bos_share", "distance", "similarity"]),
+    ("summary", ["sink_abs_rate", "bos_abs", "distance", "similarity"]),
 ])  # fmt: skip
 def test_lines_by_layer(runs: list[Run], tmp_path: Path, name: str, measures: list[str], band: str) -> None:
     found = drawn(name, runs, tmp_path, band=band)
@@ -117,7 +117,7 @@ def test_tasks_and_layers_are_chosen(runs: list[Run], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("band", ["heads", "samples"])
-@pytest.mark.parametrize("measure", ["bos", "bos_share", "entropy"])
+@pytest.mark.parametrize("measure", ["bos", "bos_abs", "entropy"])
 def test_by_position(runs: list[Run], tmp_path: Path, measure: str, band: str) -> None:
     found = drawn("bos", runs, tmp_path, measure=measure, band=band)
     assert {*found["layer"]} == {2}
@@ -131,7 +131,7 @@ def test_by_position(runs: list[Run], tmp_path: Path, measure: str, band: str) -
 
 def test_every_position_of_one_run(runs: list[Run], tmp_path: Path) -> None:
     found = drawn("position", runs[:1], tmp_path)
-    for measure in ("bos_share", "entropy"):
+    for measure in ("bos_abs", "entropy"):
         means, _ = over_heads(rows_of(runs[0], measure, by_position=True), "layer", "position")
         same(part(found, runs[0], measure), means)
 
@@ -159,7 +159,7 @@ def test_categories(runs: list[Run], tmp_path: Path, band: str) -> None:
         table = whole_table(run)
         total = 0.0
         for title, members in FOUR.items():
-            rows = table[table["measure"].isin([f"share_{name}" for name in members])]
+            rows = table[table["measure"].isin([f"mass_abs_{name}" for name in members])]
             summed = rows.groupby([*DOCUMENT, "choice", "layer", "head"])["value"].sum().reset_index()
             means, deviations = (over_heads if band == "heads" else over_documents)(summed, "layer")
             same(part(found, run, f"share: {title}"), means)
@@ -206,7 +206,7 @@ def test_ranks(runs: list[Run], tmp_path: Path, measure: str) -> None:
         same(part(right, run, measure), (above.mean() * (1 - above.mean()) / 9) ** 0.5, "spread")
 
 
-@pytest.mark.parametrize("measure", ["bos_share", "rank", "mass_content"])
+@pytest.mark.parametrize("measure", ["bos_abs", "rank", "mass_content"])
 def test_heatmap(runs: list[Run], tmp_path: Path, measure: str) -> None:
     found = drawn("heatmap", runs, tmp_path, measure=measure)
     for run in runs:
@@ -268,7 +268,7 @@ def test_missing_measures_name_the_option(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--measures mass"):
         make("categories", [one], FigureRequest())
     summary = make("summary", [one], FigureRequest())
-    assert [panel.title for panel in summary.panels] == ["bos_share"]
+    assert [panel.title for panel in summary.panels] == ["bos_abs"]
 
 
 def test_a_measure_that_only_one_run_has(runs: list[Run], tmp_path: Path) -> None:

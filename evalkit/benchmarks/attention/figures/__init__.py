@@ -1,0 +1,1 @@
+"""Figures of finished analyses of attention."""
