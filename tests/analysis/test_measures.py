@@ -177,7 +177,7 @@ def test_a_map_of_zeros() -> None:
 
 def test_a_single_token() -> None:
     found = measured(np.full((2, 1, 1), -1.0), readers=[0], last=0)
-    masses = {f"{kind}_{name}" for kind in ("mass", "share") for name in CATEGORIES}
+    masses = {f"{kind}_{name}" for kind in ("mass", "mass_abs") for name in CATEGORIES}
     assert set(found) == masses | {"entropy", "entropy_shifted", "rank", "rank_squares", "rank_stable", "similarity"}
     assert found["entropy"].tolist() == found["entropy_shifted"].tolist() == [0, 0]
 
@@ -196,7 +196,7 @@ def test_lengths_around_the_edges_of_bins_and_of_the_sink(tokens: int) -> None:
 
 def test_without_bos_and_without_readers() -> None:
     found = measured(np.tril(np.ones((2, N, N))), bos=False, readers=[])
-    assert not [name for name in found if name.startswith(("bos", "mass", "share"))]
+    assert not [name for name in found if name.startswith(("bos", "mass"))]
     assert {"sink", "sink_abs", "entropy", "distance"} <= set(found)
 
 

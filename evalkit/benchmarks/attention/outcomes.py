@@ -67,7 +67,7 @@ class AttentionDocuments(Comparable):
         info = MEASURES[name]
         where = "mean over layers" if layer is None else "by layer" if layer == _EVERY else f"layer {layer}"
         unit = "; in %" if info.in_percent else ""
-        layers = tuple(self._by_layer(name).columns) if layer == _EVERY else ()
+        layers = tuple(map(int, self._by_layer(name).columns)) if layer == _EVERY else ()
         return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers)
 
     @cached_property

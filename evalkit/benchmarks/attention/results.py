@@ -23,8 +23,8 @@ def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, 
     """
     whole = with_values(documents[documents["position"].isna()])
     tasks = []
-    for task, rows in whole.groupby("task", observed=True, sort=False):
-        found = _values(rows)
+    for task in whole["task"].unique():
+        rows = whole[whole["task"] == task]
         sequences = rows.drop_duplicates(["subtask", "doc_id", "choice"])
         about = {
             "task": task,
@@ -33,8 +33,11 @@ def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, 
             "tokens": int(sequences["tokens"].sum()),
             "seconds": round(seconds.get(task, 0.0), 3),
         }
-        tasks.append(about | {"measures": found})
-    layers = [{"layer": int(layer), "measures": _values(rows)} for layer, rows in whole.groupby("layer", observed=True)]
+        tasks.append(about | {"measures": _values(rows)})
+    layers = [
+        {"layer": int(layer), "measures": _values(whole[whole["layer"] == layer])}
+        for layer in sorted(whole["layer"].unique())
+    ]
     return {"tasks": tasks, "averages": [], "layers": layers, "measures": _values(whole)}
 
 

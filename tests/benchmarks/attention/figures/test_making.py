@@ -162,9 +162,9 @@ def test_categories(runs: list[Run], tmp_path: Path, band: str) -> None:
             rows = table[table["measure"].isin([f"mass_abs_{name}" for name in members])]
             summed = rows.groupby([*DOCUMENT, "choice", "layer", "head"])["value"].sum().reset_index()
             means, deviations = (over_heads if band == "heads" else over_documents)(summed, "layer")
-            same(part(found, run, f"share: {title}"), means)
-            same(part(found, run, f"share: {title}"), deviations, "spread")
-            total += part(found, run, f"share: {title}")["value"].sum()
+            same(part(found, run, f"mass_abs: {title}"), means)
+            same(part(found, run, f"mass_abs: {title}"), deviations, "spread")
+            total += part(found, run, f"mass_abs: {title}")["value"].sum()
         assert total == pytest.approx(3)  # layers: the shares of each sum to 1
 
 
