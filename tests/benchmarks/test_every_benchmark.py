@@ -44,14 +44,15 @@ from tests.printed import printed
 from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "copying", "norms")
-BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "copying": 60, "norms": 60}
+KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "attention", "copying", "norms")
+BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "attention": None, "copying": 60, "norms": 60}
 """Small, so that there are many batches."""
 LABELS = {
     "multiple_choice": {"PIQA", "BoolQ"},
     "lm_eval": {"PIQA", "BoolQ"},
     "longbench": {"Qasper"},
     "needle": {"needle"},
+    "attention": {"PIQA", "BoolQ"},
     "copying": {"Copying"},
     "norms": {"norms"},
 }
@@ -83,7 +84,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str, Any]:
     """Return the arguments of a run of a kind."""
     common: dict[str, Any] = {"output": output, "device": device, "dtype": "float32", "token_budget": BUDGET[kind]}
-    if kind in ("multiple_choice", "lm_eval"):
+    if kind in ("multiple_choice", "lm_eval", "attention"):
         common |= {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
     if kind != "multiple_choice":
         common |= {"suite": kind}
@@ -93,6 +94,8 @@ def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str
         common |= {"lists": 12}
     if kind == "norms":
         common |= {"count": 12}
+    if kind == "attention":
+        common |= {"measures": ("bos", "entropy", "similarity"), "sample": 11}
     if kind == "needle":
         common |= {"lengths": (200, 300), "depths": (0, 50), "repeats": 2}
     return common
@@ -158,7 +161,7 @@ def test_an_interrupted_run_resumes(
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("kind", KINDS[:4])
+@pytest.mark.parametrize("kind", KINDS[:5])
 def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     whole = made(kind, files, tmp_path / "whole", device="cuda")
     assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
@@ -251,7 +254,9 @@ def test_the_command_line_runs_and_shows_it(
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        own = name in ("max_prompt_tokens", "lengths", "depths", "repeats", "lists", "count")
+        if value is None:
+            continue
+        own = name in ("max_prompt_tokens", "lengths", "depths", "repeats", "lists", "count", "measures", "sample")
         flag = f"--{name.replace('_', '-')}"
         command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
     for form in ("terminal", "json"):
@@ -312,11 +317,14 @@ def without_times(rows: Iterable[Any]) -> list[Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_runs_are_compared(kind: str, runs: dict[tuple[str, int], Run]) -> None:
     a, b = runs[kind, 0], runs[kind, 1]
-    found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}))
+    rule = "bos_abs" if kind == "attention" else None
+    found = compare(pair(Side("a", (a,)), Side("b", (b,)), {}), rule)
     assert {task.name for task in found.tasks} == set(a.manifest["documents"])
     assert {label.full for label in found.labels.values()} == LABELS[kind]
     assert found.measure.graded is (a.rule is None)
-    metrics = [{m.task: m for m in reversed(benchmark_of(run).metrics(run))} for run in (a, b)]
+    metrics = [
+        {m.task: m for m in reversed(benchmark_of(run).metrics(run)) if rule in (None, m.name)} for run in (a, b)
+    ]
     if kind != "lm_eval":  # whose own metric need not be the rule's
         for task in found.tasks:
             scale = metrics[0][task.name].bounds[1]

@@ -48,7 +48,8 @@ def rows_of(found: Iterable[tuple[AnalysedSequence, Mapping[int, Values]]]) -> p
 
 def _layer(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
     names, positions = zip(*values, strict=True)
-    table = np.stack([np.asarray(one, np.float64) for one in values.values()])
+    # Rounded as in the final table: the journal's compression halves
+    table = np.stack([np.asarray(one, np.float32) for one in values.values()]).astype(np.float64)
     measures, heads = table.shape
     count = measures * heads
     columns = {

@@ -183,10 +183,9 @@ def test_the_other_tables_are_group_bys_of_the_first(runs: dict[str, Run]) -> No
             expected = table.groupby(keys, observed=True)["value"].agg(made).sort_index()
             assert found.index.equals(expected.index)
             for column in made:
-                # The first table has float32
-                assert np.allclose(found[column], expected[column], rtol=1e-5, atol=1e-6)
+                assert np.allclose(found[column], expected[column], rtol=1e-9, atol=1e-12)
         heads = run.table(HEADS)
-        assert set(heads["n"]) == {4}
+        assert heads["n"].max() == 4
 
 
 def test_results_are_means_over_documents(runs: dict[str, Run]) -> None:
