@@ -172,7 +172,7 @@ def test_positions_are_means_over_bins_of_queries(runs: dict[str, Run]) -> None:
 
 def test_the_other_tables_are_group_bys_of_the_first(runs: dict[str, Run]) -> None:
     for run in runs.values():
-        words = {"task": str, "subtask": str, "measure": str, "position": float}
+        words = {"task": str, "subtask": str, "measure": str, "position": float, "value": float}
         table = run.table(ALL).astype(words).fillna({"position": -1})
         for name, keys, made in (
             (DOCUMENTS, ["task", "subtask", "doc_id", "choice", "layer", "measure", "position"], ["mean", "median"]),
