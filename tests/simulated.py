@@ -86,6 +86,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
             own_args, own_kwargs = tree_map(_on_cpu, (own_args, own_kwargs))
             if name == "cuda":
                 func, own_args = torch.Tensor.to, (own_args[0], "cpu")
+        if name == "histc":  # unlike a GPU's, the CPU's has no integers
+            own_args = (own_args[0].float(), *own_args[1:])
         out = func(*own_args, **own_kwargs)
         first = args[0] if args else None
         # An operation in place returns its own tensor

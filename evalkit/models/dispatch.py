@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -105,7 +106,11 @@ def dispatch(given: str, model: Any, placement: Placement) -> None:
     for buffer_owner in _ancestors_of_layers(model):
         for name, buffer in list(buffer_owner.named_buffers(recurse=False)):
             setattr(buffer_owner, name, buffer.to(placement.main))
+    # accelerate recognises a shared weight by its address before it was moved: if that memory were freed, a stored
+    # weight could be read to the same address, and would be replaced by the shared one
+    addresses = [weight.data for weight in _shared_weights(model)]
     with ExitStack() as stack:
+        stack.callback(addresses.clear)
         folder = stack.enter_context(temporary_folder()) if "disk" in placement.layers else None
         try:
             with quiet(), _silent_accelerate():
@@ -153,6 +158,12 @@ def _check_spreadable(given: str, model: Any, placement: Placement) -> None:
                     f"{given}: {other} and {full} are one weight, and --device-map would place it on {place} and "
                     f"{device}; leave it out, or give both one device"
                 )
+
+
+def _shared_weights(model: Any) -> list[Any]:
+    """Return the parameters that have several names, such as an embedding that is also the output head."""
+    names = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    return [weight for weight in model.parameters() if names[id(weight)] > 1]
 
 
 def _ancestors_of_layers(model: Any) -> list[Any]:
