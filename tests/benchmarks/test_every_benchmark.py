@@ -45,7 +45,15 @@ from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 
 KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "attention", "copying", "norms")
-BUDGET = {"multiple_choice": 128, "lm_eval": 128, "longbench": 900, "needle": 700, "attention": None, "copying": 60, "norms": 60}
+BUDGET = {
+    "multiple_choice": 128,
+    "lm_eval": 128,
+    "longbench": 900,
+    "needle": 700,
+    "attention": None,
+    "copying": 60,
+    "norms": 60,
+}
 """Small, so that there are many batches."""
 LABELS = {
     "multiple_choice": {"PIQA", "BoolQ"},
@@ -95,7 +103,7 @@ def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str
     if kind == "norms":
         common |= {"count": 12}
     if kind == "attention":
-        common |= {"measures": ("bos", "entropy", "similarity"), "sample": 11}
+        common |= {"measures": ("bos", "entropy", "similarity"), "sample": 7}
     if kind == "needle":
         common |= {"lengths": (200, 300), "depths": (0, 50), "repeats": 2}
     return common

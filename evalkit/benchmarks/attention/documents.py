@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.runs.finished_rows import FinishedRows, Key
 
-_BATCH = 8
+_BATCH = 4
 """Documents of a batch."""
 _MARKERS = frozenset({SPECIAL, END})
 
