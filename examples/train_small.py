@@ -1,9 +1,9 @@
 """Train four small models, one for each attention, on the passages of BoolQ: checkpoints to try `evalkit attention` on.
 
-    python examples/train_small.py small --steps 600
+    python examples/train_small.py small --steps 200
 
 Writes small/vanilla, small/cog, small/diff and small/intg (examples/small_models.yaml). All see the same batches in the
-same order. A quarter of an hour on two cores; the models learn common words and little grammar.
+same order. Ten minutes on two cores; the models learn common words and little grammar.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     """Write the corpus, make the models and train them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="folder for the four checkpoints")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--data-dir", type=Path, help="folder with boolq.jsonl, as for evalkit run")
     arguments = parser.parse_args()
     corpus = arguments.output / "corpus.txt"
