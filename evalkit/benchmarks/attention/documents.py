@@ -40,6 +40,8 @@ class AnalysedSequence:
     """With `subtask` and `choice`, identifies it in its task; of a text, the number of the window."""
     choice: int
     """Number of the continuation; 0 of a text."""
+    cluster: int
+    """See `AttentionRow`; of a text, the number of the window."""
     tokens: NDArray[np.int32]
     """[n] token ids, at most the context window."""
     readers: NDArray[np.int64]
@@ -88,6 +90,7 @@ def sequences_of(
             question.subtask,
             question.doc_id,
             choice,
+            question.cluster,
             sequence.tokens,
             readers,
             _is_added(sequence, 0),
@@ -176,7 +179,7 @@ def _text_batches(
             if categories is not None:
                 categories = np.concatenate(([BOS], categories)).astype(np.int8)
         readers = np.arange(1, len(part))
-        one = AnalysedSequence(TEXT, number, 0, part, readers, bos is not None, 0, categories)
+        one = AnalysedSequence(TEXT, number, 0, number, part, readers, bos is not None, 0, categories)
         yield Batch(TEXT, number, (one,), float(len(part)), 1)
 
 

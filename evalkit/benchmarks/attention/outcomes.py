@@ -22,7 +22,19 @@ from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Floats
 
 _EVERY = "all"
-_COLUMNS = ("task", "subtask", "doc_id", "choice", "tokens", "layer", "measure", "position", "mean", "median")
+_COLUMNS = (
+    "task",
+    "subtask",
+    "doc_id",
+    "choice",
+    "cluster",
+    "tokens",
+    "layer",
+    "measure",
+    "position",
+    "mean",
+    "median",
+)
 _KEY = ["task", "subtask", "doc_id"]
 
 
@@ -41,9 +53,9 @@ class AttentionDocuments(Comparable):
     def documents(self) -> pd.DataFrame:
         """One row for each document; of several continuations, `tokens` is their sum."""
         sequences = self._table.drop_duplicates([*_KEY, "choice"])
-        found = sequences.groupby(_KEY, observed=True, sort=False)["tokens"].sum().reset_index()
+        found = sequences.groupby([*_KEY, "cluster"], observed=True, sort=False)["tokens"].sum().reset_index()
         found[["task", "subtask"]] = found[["task", "subtask"]].astype(str)
-        return found.assign(**{CLUSTER: found["doc_id"]})
+        return found.rename(columns={"cluster": CLUSTER})
 
     @cached_property
     def rules(self) -> Sequence[str]:

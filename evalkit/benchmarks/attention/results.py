@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from evalkit.analysis.groups import MEASURES
-from evalkit.stats.estimates import error_of_mean
+from evalkit.stats.estimates import mean
 
 
 def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
     """Return the content of results.json.
 
     A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or
-    of one; the standard error is that over documents.
+    of one; the standard error is that over documents, clustered by their sources, with the tasks as strata.
 
     Args:
         documents: the table over heads, see `tables.py`.
@@ -50,10 +51,14 @@ def with_values(documents: pd.DataFrame) -> pd.DataFrame:
 
 def _values(rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return measure → number of documents, mean and its standard error, in evalkit's order."""
-    keys = ["measure", "task", "subtask", "doc_id"]
-    by_document = rows.groupby(keys, observed=True, sort=False)["value"].mean()
+    keys = ["measure", "task", "subtask", "doc_id", "cluster"]
+    by_document = rows.groupby(keys, observed=True, sort=False)["value"].mean().reset_index()
     found = {}
-    for name, values in by_document.groupby(level="measure", observed=True):
-        numbers = values.to_numpy(np.float64)
-        found[str(name)] = {"n": len(numbers), "value": float(numbers.mean()), "stderr": error_of_mean(numbers)}
+    for name in by_document["measure"].unique():
+        own = by_document[by_document["measure"] == name]
+        clusters = own.groupby(["task", "subtask", "cluster"], observed=True, sort=False).ngroup().to_numpy()
+        tasks = own.groupby("task", observed=True, sort=False).ngroup().to_numpy()
+        estimate = mean(own["value"].to_numpy(np.float64), clusters, tasks)
+        error = None if isnan(estimate.variance) else estimate.stderr
+        found[str(name)] = {"n": len(own), "value": estimate.value, "stderr": error}
     return {name: found[name] for name in MEASURES if name in found}

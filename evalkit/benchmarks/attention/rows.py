@@ -22,6 +22,8 @@ class AttentionRow(NamedTuple):
     subtask: str
     doc_id: int
     choice: int
+    cluster: int
+    """`doc_id` of the subtask's first document with the same source."""
     tokens: int
     """Length of the sequence."""
     truncated: int
@@ -56,6 +58,7 @@ def _layer(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
         "subtask": pa.repeat(sequence.subtask, count),
         "doc_id": pa.repeat(pa.scalar(sequence.doc_id, pa.int64()), count),
         "choice": pa.repeat(pa.scalar(sequence.choice, pa.int64()), count),
+        "cluster": pa.repeat(pa.scalar(sequence.cluster, pa.int64()), count),
         "tokens": pa.repeat(pa.scalar(len(sequence.tokens), pa.int64()), count),
         "truncated": pa.repeat(pa.scalar(sequence.truncated, pa.int64()), count),
         "layer": pa.repeat(pa.scalar(layer, pa.int64()), count),

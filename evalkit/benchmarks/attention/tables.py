@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 ALL, DOCUMENTS, HEADS = "attention.parquet", "attention_documents.parquet", "attention_heads.parquet"
-DOCUMENT = ["task", "subtask", "doc_id", "choice", "tokens", "truncated", "layer", "measure", "position"]
+DOCUMENT = ["task", "subtask", "doc_id", "choice", "cluster", "tokens", "truncated", "layer", "measure", "position"]
 """Key columns of the table over heads."""
 HEAD = ["task", "layer", "head", "measure", "position"]
 """Key columns of the table over documents."""
@@ -31,6 +31,7 @@ _NUMBERS = {
     "head": "int16",
     "choice": "int16",
     "doc_id": "int32",
+    "cluster": "int32",
     "tokens": "int32",
     "truncated": "int32",
     "position": "Int32",

@@ -129,7 +129,7 @@ def _sequence(
                 continue
             if MEASURES[name].group == "sink" and tokens < 64:
                 continue
-            rows.append((subtask, doc_id, choice, tokens, 0, layer, head, name, position, value))
+            rows.append((subtask, doc_id, choice, doc_id, tokens, 0, layer, head, name, position, value))
     return pd.DataFrame(rows, columns=AttentionRow._fields).astype({"position": "Int64"})
 
 

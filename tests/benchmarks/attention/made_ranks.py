@@ -70,7 +70,7 @@ def _layers(ranks: Mapping[int, NDArray[np.float64]], document: int) -> dict[int
 
 def _sequence(task: str, number: int) -> AnalysedSequence:
     tokens = np.arange(10 + number, dtype=np.int32)
-    return AnalysedSequence(task, number, 0, tokens, tokens[-2:], True, 0)
+    return AnalysedSequence(task, number, 0, number, tokens, tokens[-2:], True, 0)
 
 
 def _manifest(name: str, model: str, tasks: Mapping[str, int], changes: Mapping[str, Any]) -> dict[str, Any]:
