@@ -1,6 +1,6 @@
 """Train four small models, one for each attention, on the passages of BoolQ: checkpoints to try `evalkit attention` on.
 
-    python examples/train_small.py small --steps 200
+    python examples/train_small.py small --steps 300
 
 Writes small/vanilla, small/cog, small/diff and small/intg (examples/small_models.yaml). All see the same batches in the
 same order. Ten minutes on two cores; the models learn common words and little grammar.
@@ -21,7 +21,7 @@ from evalkit.models.registration import register_models
 from evalkit.models.zoo import named_model
 
 MODELS = ("vanilla", "cog", "diff", "intg")
-LENGTH, BATCH = 256, 16
+LENGTH, BATCH = 128, 16
 """Tokens of a sequence, and sequences of a batch."""
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Write the corpus, make the models and train them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="folder for the four checkpoints")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--data-dir", type=Path, help="folder with boolq.jsonl, as for evalkit run")
     arguments = parser.parse_args()
     corpus = arguments.output / "corpus.txt"
