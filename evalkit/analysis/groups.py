@@ -45,10 +45,10 @@ def _infos() -> tuple[MeasureInfo, ...]:
             MeasureInfo(
                 f"mass_{name}",
                 MASS,
-                f"sum of the weights on tokens of category {name}",
+                f"weight of the continuation's tokens on category {name}",
                 unsigned=f"mass_abs_{name}",
             ),
-            MeasureInfo(f"mass_abs_{name}", MASS, f"share of |weights| on tokens of category {name}", _SHARE),
+            MeasureInfo(f"mass_abs_{name}", MASS, f"share of the continuation's |weights| on category {name}", _SHARE),
         )
     ]
     return (

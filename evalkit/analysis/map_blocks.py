@@ -117,6 +117,8 @@ class MapReader:
             layer, gap = largest_difference(
                 self._model, self._modules, self._ids(shown), partial(self.read, shown, self.layers)
             )
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, KeyError) as error:
             return self._read_eagerly(f"they could not be compared ({type(error).__name__})")
         # NaN differs

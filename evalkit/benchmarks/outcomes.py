@@ -79,6 +79,8 @@ class Measure:
     """None if neither direction is better."""
     layers: tuple[int, ...] = ()
     """Layers that each score every document; empty if a document has one score."""
+    averaged: str = ""
+    """Layers that a document's score is the mean of, in words; must be the same in two runs."""
 
     @property
     def is_share(self) -> bool:

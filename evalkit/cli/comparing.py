@@ -26,7 +26,10 @@ if TYPE_CHECKING:
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 @STUDY
 @BENCHMARK
-@option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the runs' own]")
+@option(
+    "--rule",
+    help="How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.  [default: the runs' own]",
+)
 @option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
 @PRINTING
 @PLOT

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from evalkit.activity import doing
-from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest, numbers_of_layers
+from evalkit.analysis.layer_numbers import parsed_layers
+from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
 from evalkit.cli.options import BENCHMARK, STUDY, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.errors import UsageError
@@ -75,7 +76,7 @@ def figure(
         return
     if every and figure is not None:
         runs, figure = (figure, *runs), None
-    request = FigureRequest(numbers_of_layers(layers or ()), tasks or (), band, measure, paper)
+    request = FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper)
     _check(figure, runs, every, study, benchmark, request, output)
     with doing("reading runs"):
         analysed, notes = _analysed(runs, study, benchmark, names, request)

@@ -79,7 +79,7 @@ class Pairing:
         """Return the measure of documents under a rule, the same in all runs.
 
         Raises:
-            UsageError: a run does not support the rule, or the models have different layers.
+            UsageError: a run does not support the rule, or the runs measured different layers.
         """
         first, *others = (one.measure(rule) for one in self.graded)
         for one, other in zip(self.graded[1:], others, strict=True):
@@ -87,6 +87,11 @@ class Pairing:
                 raise UsageError(
                     f"{first.name} has {len(first.layers)} layers in run {self.graded[0].run.folder.name} and "
                     f"{len(other.layers)} in run {one.run.folder.name}; compare models with the same layers"
+                )
+            if other.averaged != first.averaged:
+                raise UsageError(
+                    f"{rule} is a mean over {first.averaged} in run {self.graded[0].run.folder.name}, and over "
+                    f"{other.averaged} in run {one.run.folder.name}; compare one layer: --rule {rule}@-1"
                 )
         return first
 

@@ -94,7 +94,8 @@ class Attention(Benchmark):
         """Return the requested measures and layers."""
         from evalkit.benchmarks.attention.computing import AttentionSetup
 
-        return AttentionSetup(plan.groups, tuple(plan.manifest["specification"]["layers"]))
+        specification = plan.manifest["specification"]
+        return AttentionSetup(plan.groups, tuple(specification["layers"]), specification.get("window"))
 
     def computer(self, setup: AttentionSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Analysis:
         """Prepare a loaded model for the analysis."""
@@ -127,8 +128,8 @@ class Attention(Benchmark):
             raise RunError(
                 f"the journal of {writer.folder} lacks some documents; delete the folder and run the command again"
             )
-        documents = write_tables(subtasks or {TEXT: [TEXT]}, finished, writer)
-        writer.save_results(results_of(documents, finished.seconds))
+        documents, sequences = write_tables(subtasks or {TEXT: [TEXT]}, finished, writer)
+        writer.save_results(results_of(documents, sequences, finished.seconds))
 
     def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
         """Return the measures of each task, means over layers."""

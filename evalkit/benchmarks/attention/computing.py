@@ -10,14 +10,16 @@ import numpy as np
 
 from evalkit.analysis.blocks import MapBlocks
 from evalkit.analysis.groups import RANK, SINK_SHARE
+from evalkit.analysis.layer_numbers import layer_of
 from evalkit.analysis.map_blocks import MapReader
 from evalkit.analysis.map_sums import Floats, Reading
 from evalkit.analysis.measures import measures_of, position_edges
 from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.rows import Values, rows_of
 from evalkit.benchmarks.base import Batch, Say
-from evalkit.errors import UsageError
+from evalkit.errors import ScoringError, UsageError
 from evalkit.runs.batch_devices import BatchDevice, place_of
+from evalkit.scoring.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +49,8 @@ class AttentionSetup:
     """Groups of measures."""
     layers: tuple[int, ...]
     """Requested layers, negative ones from the last one backwards; empty: all."""
+    window: int | None = None
+    """Requested tokens of a window of a text; None: the model's."""
 
 
 class Analysis:
@@ -59,10 +63,11 @@ class Analysis:
         sample = np.arange(_CHECKED_TOKENS, dtype=np.int64) * 37 % loaded.tokenizer.vocab_size
         sample[0] = bos
         reader.check(sample)
-        self.facts = AttentionFacts(loaded.window)
+        self.facts = AttentionFacts(min(loaded.window, setup.window or loaded.window))
         self.about: dict[str, Any] = {
             "loaded": loaded.facts(),
             "maps": reader.kind,
+            "attention_layers": list(reader.layers),
             "layers": {str(layer): list(groups) for layer, groups in self._by_layer.items()},
         }
         self._place = place_of(loaded.device, reader.kind)
@@ -83,7 +88,15 @@ class Analysis:
         def use(layer: int, blocks: MapBlocks) -> None:
             found[layer] = _values(measures_of(blocks, reading, self._by_layer[layer]), len(sequence.tokens))
 
-        self._reader.read(sequence.tokens, tuple(self._by_layer), use)
+        try:
+            self._reader.read(sequence.tokens, tuple(self._by_layer), use)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise ScoringError(
+                    f"{sequence.subtask} document {sequence.doc_id}: out of memory on {len(sequence.tokens):,} tokens; "
+                    "leave rank out of --measures, give fewer --layers, or a smaller --context"
+                ) from error
+            raise
         return found
 
 
@@ -107,13 +120,13 @@ def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int
     Raises:
         UsageError: the model has no such layer.
     """
-    last = max(layers)
-    chosen = sorted({last + 1 + one if one < 0 else one for one in setup.layers}) or list(layers)
-    if unknown := [one for one in chosen if one not in layers]:
+    found = {one: layer_of(one, layers) for one in setup.layers}
+    if unknown := [one for one, layer in found.items() if layer is None]:
         raise UsageError(
-            f"--layers: the model has no attention layer {unknown[0]}; its layers are "
-            f"{min(layers)} to {last}, or -1 to {min(layers) - last - 1}"
+            f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
+            f"-1 to {-len(layers)}"
         )
+    chosen = sorted({layer for layer in found.values() if layer is not None}) or list(layers)
     ranked = chosen if setup.layers else chosen[-_RANKED_LAYERS:]
     by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
     return {layer: groups for layer, groups in by_layer.items() if groups}

@@ -70,12 +70,12 @@ def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: Finis
             members = questions[start : start + _BATCH]
             # A finished batch is left out as a whole: the others' numbers stay the same
             if any(key_of(one) not in finished for one in members):
-                content = tuple(sequences_of(plan, prompter, members, tagger))
+                content = tuple(sequences_of(plan, prompter, members, tagger, tokenizer.bos_token_id))
                 yield Batch(task, number, content, float(sum(map(work_of, members))), len(members))
 
 
 def sequences_of(
-    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: CachedTagger | None
+    plan: AttentionPlan, prompter: Prompter, questions: Sequence[Question], tagger: CachedTagger | None, bos: int | None
 ) -> Iterator[AnalysedSequence]:
     """Yield the sequences of documents: of the gold choice, or of every choice."""
     chosen = [(one, choice) for one in questions for choice in _choices(plan, one)]
@@ -93,9 +93,9 @@ def sequences_of(
             question.cluster,
             sequence.tokens,
             readers,
-            _is_added(sequence, 0),
+            _starts_with(sequence.tokens, bos),
             sequence.truncated,
-            None if tagger is None else _categories(sequence, pieces, tagger),
+            None if tagger is None else _categories(sequence, pieces, tagger, bos),
         )
 
 
@@ -153,7 +153,7 @@ def counted_tokens(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -
     found = []
     for task, questions in plan.questions.items():
         taken = [questions[place] for place in spread(len(questions), sample)]
-        sequences = list(sequences_of(plan, prompter, taken, None))
+        sequences = list(sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id))
         scale = len(questions) / len(taken)
         tokens = scale * sum(len(one.tokens) for one in sequences)
         found.append(TaskTokens(task, len(questions), len(taken), 0.0, tokens, tokens))
@@ -174,6 +174,7 @@ def _text_batches(
         if tagger is not None:
             first, last = int(spans[0, 0]), int(spans[-1, 1])
             categories = categories_of([(False, plan.text[first:last])], spans - first, tagger)
+            categories[np.isin(part, tokenizer.all_special_ids)] = SPECIAL_TOKEN
         if bos is not None:
             part = np.concatenate(([bos], part)).astype(np.int32)
             if categories is not None:
@@ -199,17 +200,19 @@ def _with_choice(question: Question, choice: int) -> Question:
     )
 
 
-def _categories(sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger) -> NDArray[np.int8]:
+def _categories(
+    sequence: TokenSequence, pieces: Sequence[tuple[bool, str]], tagger: CachedTagger, bos: int | None
+) -> NDArray[np.int8]:
     """Return the category of each token; tokens that are added as ids are BOS or special."""
     assert sequence.characters is not None
     added = sequence.characters[:, 0] < 0
     found = np.full(len(sequence.tokens), SPECIAL_TOKEN, np.int8)
     found[~added] = categories_of(pieces, sequence.characters[~added], tagger)
-    if _is_added(sequence, 0):
+    if _starts_with(sequence.tokens, bos):
         found[0] = BOS
     return found
 
 
-def _is_added(sequence: TokenSequence, place: int) -> bool:
-    assert sequence.characters is not None
-    return bool(sequence.characters[place, 0] < 0)
+def _starts_with(tokens: NDArray[np.int32], bos: int | None) -> bool:
+    """Return whether the first token is BOS, added as an id or written by a chat template."""
+    return bos is not None and int(tokens[0]) == bos

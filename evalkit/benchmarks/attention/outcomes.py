@@ -6,14 +6,16 @@ A rule is a measure ("rank": the mean over layers), a measure of a layer ("rank@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 import pandas as pd
 
 from evalkit.analysis.groups import MEASURES
+from evalkit.analysis.layer_numbers import described_layers, layer_of
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.results import with_values
+from evalkit.benchmarks.attention.results import attention_layers, with_values
 from evalkit.benchmarks.attention.tables import DOCUMENTS
 from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.errors import UnknownNameError, UsageError
@@ -22,6 +24,7 @@ from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Floats
 
 _EVERY = "all"
+_NUMBER = re.compile(r"-?\d{1,6}")
 _COLUMNS = (
     "task",
     "subtask",
@@ -63,6 +66,13 @@ class AttentionDocuments(Comparable):
         known = set(self._table["measure"].unique())
         return tuple(name for name in MEASURES if name in known)
 
+    def must_agree(self, task: str) -> dict[str, str]:
+        """Return the tokenizer and the documents; of a text, the window too."""
+        specification = self.run.manifest["specification"]
+        window = {"window": str(specification["window"])} if "window" in specification else {}
+        tokenizer = str(specification["checkpoint"].get("tokenizer", ""))
+        return {"tokenizer": tokenizer, **window, **super().must_agree(task)}
+
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
         name, layer = self._parsed(rule)
@@ -77,10 +87,11 @@ class AttentionDocuments(Comparable):
         """Return what a rule measures; neither direction is better."""
         name, layer = self._parsed(rule)
         info = MEASURES[name]
-        where = "mean over layers" if layer is None else "by layer" if layer == _EVERY else f"layer {layer}"
+        averaged = described_layers(list(map(int, self._by_layer(name).columns)), self._layers) if layer is None else ""
+        where = f"mean over {averaged}" if averaged else "by layer" if layer == _EVERY else f"layer {layer}"
         unit = "; in %" if info.in_percent else ""
         layers = tuple(map(int, self._by_layer(name).columns)) if layer == _EVERY else ()
-        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers)
+        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers, averaged)
 
     @cached_property
     def _table(self) -> pd.DataFrame:
@@ -101,6 +112,11 @@ class AttentionDocuments(Comparable):
         found.columns = [int(layer) for layer in found.columns]
         return found
 
+    @property
+    def _layers(self) -> list[int]:
+        """The model's layers with attention."""
+        return attention_layers(self.run)
+
     def _parsed(self, rule: str) -> tuple[str, int | str | None]:
         """Return the measure and the layer of a rule: a number, "all", or None for the mean over layers.
 
@@ -119,14 +135,7 @@ class AttentionDocuments(Comparable):
         if not at or given == _EVERY:
             return name, given or None
         layers = [int(layer) for layer in self._by_layer(name).columns]
-        # The last measured layer need not be the model's
-        shape = (self.run.manifest.get("loaded") or {}).get("shape") or {}
-        count = int(shape.get("num_hidden_layers", max(layers) + 1))
-        try:
-            layer = int(given)
-            layer = layer if layer >= 0 else count + layer
-        except ValueError:
-            layer = -1
+        layer = layer_of(int(given), self._layers) if _NUMBER.fullmatch(given) else None
         if layer not in layers:
             raise UsageError(
                 f"--rule {rule}: run {self.run.folder.name} has {name} of layers {min(layers)} to {max(layers)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.analysis.groups import GROUPS, MASS
+from evalkit.analysis.layer_numbers import parsed_layers
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.sampling import sampled
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
@@ -109,7 +110,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
     settings: dict[str, Any] = {
         "suite": ATTENTION,
         "measures": list(groups),
-        "layers": _layers(request.layers),
+        "layers": sorted(parsed_layers(request.layers)),
         "sample": request.sample,
         "seed": request.seed,
         "version": VERSION,
@@ -145,6 +146,9 @@ def _plan_text(request: AttentionRequest, settings: dict[str, Any], say: Say) ->
     checkpoint = request.model.locate(say)
     identity = hashlib.sha256(content.encode()).hexdigest()
     settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: identity}}
+    if request.model.context not in (None, "none"):
+        # Windows may be shorter than the model's, which no extension shortens
+        settings["window"] = int(request.model.context)
     documents = {TEXT: {"source": str(request.text), "official": None, "count": 1}}
     more = {"documents": documents, "template": {"name": TEXT}}
     return AttentionPlan(request, checkpoint, _manifest(request, checkpoint, settings, more), None, content)
@@ -171,15 +175,6 @@ def _groups(given: tuple[str, ...]) -> tuple[str, ...]:
         if name not in GROUPS and name != "all":
             raise UnknownNameError("measure", name, GROUPS)
     return tuple(name for name in GROUPS if not given or "all" in given or name in given)
-
-
-def _layers(given: tuple[str, ...]) -> list[int]:
-    try:
-        return sorted({int(one) for one in given})
-    except ValueError:
-        raise UsageError(
-            f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
-        ) from None
 
 
 def _read_text(path: Path) -> str:

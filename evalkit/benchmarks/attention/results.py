@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 
 from evalkit.analysis.groups import MEASURES
+from evalkit.runs.folder import Run
 from evalkit.stats.estimates import mean
 
 
-def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
+def results_of(documents: pd.DataFrame, sequences: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
     """Return the content of results.json.
 
     A value is a mean over documents of each document's mean over heads (of a rank: median), of all measured layers or
@@ -20,18 +21,18 @@ def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, 
 
     Args:
         documents: the table over heads, see `tables.py`.
+        sequences: one row for each sequence, with its task, subtask, doc_id, tokens and truncated tokens.
         seconds: task → seconds spent on it.
     """
     whole = with_values(documents[documents["position"].isna()])
     tasks = []
-    for task in whole["task"].unique():
-        rows = whole[whole["task"] == task]
-        sequences = rows.drop_duplicates(["subtask", "doc_id", "choice"])
+    for task in sequences["task"].unique():
+        rows, own = whole[whole["task"] == task], sequences[sequences["task"] == task]
         about = {
             "task": task,
-            "n": len(rows.drop_duplicates(["subtask", "doc_id"])),
-            "truncated": int((sequences["truncated"] > 0).sum()),
-            "tokens": int(sequences["tokens"].sum()),
+            "n": len(own.drop_duplicates(["subtask", "doc_id"])),
+            "truncated": int((own["truncated"] > 0).sum()),
+            "tokens": int(own["tokens"].sum()),
             "seconds": round(seconds.get(task, 0.0), 3),
         }
         tasks.append(about | {"measures": _values(rows)})
@@ -40,6 +41,11 @@ def results_of(documents: pd.DataFrame, seconds: dict[str, float]) -> dict[str, 
         for layer in sorted(whole["layer"].unique())
     ]
     return {"tasks": tasks, "averages": [], "layers": layers, "measures": _values(whole)}
+
+
+def attention_layers(run: Run) -> list[int]:
+    """Return the layers with attention of a run's model, ascending."""
+    return list(run.manifest["attention_layers"])
 
 
 def with_values(documents: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from typing import Any
 
 from evalkit.analysis.groups import MEASURES
 from evalkit.benchmarks.results_report import run_content
+from evalkit.brief import counted
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -52,7 +53,8 @@ def _notes(run: Run, names: list[str]) -> list[str]:
     manifest, specification = run.manifest, run.manifest["specification"]
     tasks = run.stored["tasks"]
     hidden = [name for name in run.stored["measures"] if name not in names]
-    documents = f"{sum(task['n'] for task in tasks):,} documents of {len(tasks)} task{'s' * (len(tasks) > 1)}"
+    total = sum(task["n"] for task in tasks)
+    documents = f"{total:,} document{'s' * (total != 1)} of {counted(len(tasks), 'task')}"
     read = f"{specification['continuation']} continuation" if "continuation" in specification else "whole text"
     notes = [
         f"{manifest['model']}, {specification['dtype']}, {run.template} prompts, {documents}, seed "
@@ -61,6 +63,14 @@ def _notes(run: Run, names: list[str]) -> list[str]:
         *([f"left out, equal without negative weights: {', '.join(hidden)}"] if hidden else []),
         *(f"{name}: {MEASURES[name].words}" for name in names),
     ]
+    few = {name: found["n"] for name, found in run.stored["measures"].items() if found["n"] < total}
+    notes += [f"{', '.join(n for n in few if few[n] == count)}: of {counted(count, 'document')}, to which they apply"
+              for count in dict.fromkeys(few.values())]  # fmt: skip
+    measured = {MEASURES[name].group for name in run.stored["measures"]}
+    if absent := [group for group in specification["measures"] if group not in measured]:
+        notes.append(f"apply to no document: {', '.join(absent)}")
+    if "tagger" in specification:
+        notes.append(f"categories are of English words, by {specification['tagger']}")
     if cut := sum(task["truncated"] for task in tasks):
-        notes.append(f"{cut} documents were truncated to the context window")
+        notes.append(f"{counted(cut, 'document')} truncated to the context window")
     return [*notes, *mixture(manifest)]

@@ -16,6 +16,10 @@ Values = Mapping[tuple[str, int | None], NDArray[np.floating]]
 """(measure, first position of its bin, or None) → [heads] values."""
 
 
+FINISHED = ""
+"""Measure of a row that every sequence has, also one that no measure applies to; not in the final tables."""
+
+
 class AttentionRow(NamedTuple):
     """A measure of one head on one sequence."""
 
@@ -42,10 +46,12 @@ def rows_of(found: Iterable[tuple[AnalysedSequence, Mapping[int, Values]]]) -> p
     Args:
         found: sequences, and layer → its measures.
     """
-    tables = [
+    found = list(found)
+    tables = [_layer(sequence, 0, {(FINISHED, None): np.zeros(1)}) for sequence, _ in found]
+    tables += [
         _layer(sequence, layer, values) for sequence, by_layer in found for layer, values in by_layer.items() if values
     ]
-    return pa.concat_tables(tables) if tables else schema_of(AttentionRow).empty_table()
+    return pa.concat_tables(tables)
 
 
 def _layer(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from evalkit.analysis.groups import MEASURES
-from evalkit.benchmarks.attention.rows import AttentionRow
+from evalkit.benchmarks.attention.rows import FINISHED, AttentionRow
+from evalkit.errors import ScoringError
 
 if TYPE_CHECKING:
     from evalkit.runs.finished_rows import FinishedRows
@@ -26,6 +28,7 @@ DOCUMENT = ["task", "subtask", "doc_id", "choice", "cluster", "tokens", "truncat
 """Key columns of the table over heads."""
 HEAD = ["task", "layer", "head", "measure", "position"]
 """Key columns of the table over documents."""
+_SEQUENCE = ["subtask", "doc_id", "choice", "tokens", "truncated"]
 _NUMBERS = {
     "layer": "int16",
     "head": "int16",
@@ -52,8 +55,10 @@ _SCHEMA = pa.schema(
 )
 
 
-def write_tables(subtasks: Mapping[str, Sequence[str]], finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
-    """Write the three tables; return the one over heads.
+def write_tables(
+    subtasks: Mapping[str, Sequence[str]], finished: FinishedRows, writer: RunWriter
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Write the three tables; return the one over heads, and one row for each sequence.
 
     Args:
         subtasks: task → its subtasks.
@@ -64,22 +69,34 @@ def write_tables(subtasks: Mapping[str, Sequence[str]], finished: FinishedRows, 
     kinds = _NUMBERS | {name: pd.CategoricalDtype(known) for name, known in words.items()}
     documents: list[pd.DataFrame] = []
     heads: list[pd.DataFrame] = []
+    sequences: list[pd.DataFrame] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         for task in subtasks:
             sums: list[pd.DataFrame] = []
-            for batch in finished.batches(task):
+            for every in finished.batches(task):
+                marks = pc.equal(every["measure"], FINISHED)
+                sequences.append(every.filter(marks).select(_SEQUENCE).to_pandas().assign(task=task))
+                batch = every.filter(pc.invert(marks))
+                if not batch.num_rows:
+                    continue
                 rows = batch.to_pandas().assign(task=task)
                 documents.append(_typed(_over_heads(rows), kinds))
                 sums.append(_sums(rows))
                 yield _row_batch(task, batch)
-            heads.append(_typed(_means(sums), kinds))
+            if sums:
+                heads.append(_typed(_means(sums), kinds))
 
     writer.save_batches(ALL, _SCHEMA, batches())
+    if not documents:
+        raise ScoringError(
+            f"{writer.folder}: no requested measure applies to any document: bos and negative need sequences that "
+            "begin with BOS, sink needs 64 tokens, similarity several heads; name others with --measures"
+        )
     found = pd.concat(documents, ignore_index=True)
     writer.save_table(DOCUMENTS, found)
     writer.save_table(HEADS, pd.concat(heads, ignore_index=True))
-    return found
+    return found, pd.concat(sequences, ignore_index=True)
 
 
 def _over_heads(rows: pd.DataFrame) -> pd.DataFrame:
@@ -88,6 +105,10 @@ def _over_heads(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sums(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return sums over documents; a document with several continuations counts once, with their mean."""
+    if rows["choice"].nunique() > 1:
+        keys = [*HEAD, "subtask", "doc_id"]
+        rows = rows.groupby(keys, sort=False, dropna=False)["value"].mean().reset_index()
     return rows.groupby(HEAD, sort=False, dropna=False)["value"].agg(["count", "sum"]).reset_index()
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from evalkit.analysis.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, measures_of
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.results import results_of
-from evalkit.benchmarks.attention.rows import AttentionRow
+from evalkit.benchmarks.attention.rows import FINISHED, AttentionRow
 from evalkit.benchmarks.attention.tables import ALL, write_tables
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import schema_of
@@ -73,6 +73,7 @@ def made_run(
         "rule": ATTENTION,
         "groups": {},
         "group_sizes": {},
+        "attention_layers": list(range(layers)),
         "documents": {task: {"source": "made", "official": True, "count": 9} for task in tasks},
         "template": {"name": "inst"},
         "model": model,
@@ -95,8 +96,7 @@ def made_run(
                 entry = Entry(task, number, 0.5, BatchDevice("cpu", "x86_64", "blocks", "here", 1))
                 table = pd.concat(sequences)[list(AttentionRow._fields)]
                 finished.append(entry, pa.Table.from_pandas(table, schema_of(AttentionRow), preserve_index=False))
-        found = write_tables(tasks, finished, writer)
-        writer.save_results(results_of(found, finished.seconds))
+        writer.save_results(results_of(*write_tables(tasks, finished, writer), finished.seconds))
     return load_run(root / name)
 
 
@@ -110,7 +110,7 @@ def _sequence(
     groups: Sequence[str], ranked: int,
 ) -> pd.DataFrame:  # fmt: skip
     """Return the rows of one sequence; a wave over layers makes lines of different runs distinguishable."""
-    rows = []
+    rows = [(subtask, doc_id, choice, doc_id, tokens, 0, 0, 0, FINISHED, None, 0.0)]
     phase, of_head = random.random(), random.random((layers, heads))
     for layer, head in product(range(layers), range(heads)):
         wave = 0.5 + 0.3 * np.sin(phase + layer / 3) + 0.2 * (of_head[layer, head] - 0.5)

@@ -59,8 +59,9 @@ def made_ranks(
             members = ((_sequence(task, first + n), _layers(ranks, start + n)) for n in range(count))
             finished.append(Entry(task, 0, 1.0, _PLACE), rows_of(members))
             start += count
-        table = write_tables({task: [task] for task in tasks}, finished, writer)
-        writer.save_results(results_of(table, finished.seconds))
+        writer.save_results(
+            results_of(*write_tables({task: [task] for task in tasks}, finished, writer), finished.seconds)
+        )
     return load_run(writer.folder)
 
 
@@ -95,6 +96,7 @@ def _manifest(name: str, model: str, tasks: Mapping[str, int], changes: Mapping[
         "rule": ATTENTION,
         "groups": {},
         "group_sizes": {},
+        "attention_layers": list(range(loaded(model)["shape"]["num_hidden_layers"])),
         "documents": {task: {"source": "made up", "official": True, "count": n} for task, n in tasks.items()},
         "template": {"name": "inst"},
         "model": name,

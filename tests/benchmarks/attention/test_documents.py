@@ -73,6 +73,17 @@ def test_the_gold_continuation_is_read(of_documents: dict[str, Any], tokenizer: 
         assert one.categories is None
 
 
+def test_bos_is_recognised_by_its_id(of_documents: dict[str, Any], tokenizer: Any) -> None:
+    """Also where a chat template writes it; EOS, which stands in for it without a context, is no BOS."""
+    plan = plan_of(**of_documents, tasks="piqa", sample=1)
+    prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
+    asked = [question("two red hens", ["lay eggs"])]
+    for bos, has in ((tokenizer.bos_token_id, True), (tokenizer.eos_token_id, False), (None, False)):
+        [one] = sequences_of(plan, prompter, asked, CachedTagger(words), bos)
+        assert one.has_bos is has
+        assert CATEGORIES[one.categories[0]] == ("bos" if has else "special")
+
+
 def test_every_continuation_on_request(of_documents: dict[str, Any], tokenizer: Any) -> None:
     plan = plan_of(**of_documents, tasks="arc_easy", sample=2, continuation="all")
     [batch] = batches_of(plan, 4096, tokenizer, Nothing(), silent)
@@ -84,7 +95,9 @@ def test_sequences_are_those_that_are_scored(of_documents: dict[str, Any], token
     plan = plan_of(**of_documents, tasks="winogrande,boolq", sample=6)
     prompter = Prompter(plan.choices.template, tokenizer, 4096)
     for questions in plan.questions.values():
-        found = sequences_of(plan, Prompter(plan.choices.template, tokenizer, 4095, characters=True), questions, None)
+        found = sequences_of(
+            plan, Prompter(plan.choices.template, tokenizer, 4095, characters=True), questions, None, 0
+        )
         for one, scored in zip(found, prompter.encode(questions), strict=True):
             assert np.array_equal(one.tokens, scored.sequences[one.choice].tokens)
 
@@ -93,7 +106,7 @@ def test_categories_of_added_tokens_markers_and_words(of_documents: dict[str, An
     plan = plan_of(**of_documents, tasks="piqa", sample=1)
     prompter = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
     asked = question("two red 77 hens", ["lay 5 eggs"])
-    [one] = sequences_of(plan, prompter, [asked], CachedTagger(words))
+    [one] = sequences_of(plan, prompter, [asked], CachedTagger(words), tokenizer.bos_token_id)
     names = [CATEGORIES[number] for number in one.categories]
     assert names[0] == "bos"
     assert names[-1] == "special"
@@ -109,19 +122,19 @@ def test_a_long_document_is_cut_to_the_window(of_documents: dict[str, Any], toke
     plan = plan_of(**of_documents, tasks="piqa", sample=1)
     long = question("hen " * 300, ["eggs"])
     whole = Prompter(plan.choices.template, tokenizer, 4095, characters=True)
-    [one] = sequences_of(plan, whole, [long], None)
+    [one] = sequences_of(plan, whole, [long], None, 0)
     size = len(one.tokens) - 100
     cut = Prompter(plan.choices.template, tokenizer, size - 1, characters=True)
-    [other] = sequences_of(plan, cut, [long], CachedTagger(words))
+    [other] = sequences_of(plan, cut, [long], CachedTagger(words), 0)
     assert (len(other.tokens), other.truncated) == (size, 100)
     assert len(other.categories) == size
     assert np.array_equal(other.tokens[-50:], one.tokens[-50:])
     with pytest.raises(ScoringError, match="made_up document 0"):
-        list(sequences_of(plan, Prompter(plan.choices.template, tokenizer, 8, characters=True), [long], None))
+        list(sequences_of(plan, Prompter(plan.choices.template, tokenizer, 8, characters=True), [long], None, 0))
 
 
 def test_finished_documents_are_left_out_by_whole_batches(of_documents: dict[str, Any], tokenizer: Any) -> None:
-    plan = plan_of(**of_documents | {"tasks": "piqa,boolq"}, sample=5)
+    plan = plan_of(**of_documents | {"tasks": "piqa,boolq"}, sample=4)
     every = {("piqa", q.subtask, q.doc_id) for q in plan.questions["piqa"]}
 
     def numbers(finished: Any) -> list[tuple[str, int]]:

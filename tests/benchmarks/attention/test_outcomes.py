@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -67,6 +70,24 @@ def test_every_layer(runs: tuple[Run, Run]) -> None:
     assert task.difference == pytest.approx(apart.loc[task.name.split()[0]].mean(), abs=1e-6)
 
 
+def test_means_over_different_layers_are_not_compared(runs: tuple[Run, Run], tmp_path: Path) -> None:
+    """The rank of a shallow model is of all layers, that of a deep one of the last ones."""
+    deeper = made_run(tmp_path, "three", layers=5, ranked=4, seed=3)
+    found = pair(Side("one", (runs[0],)), Side("deeper", (deeper,)), {})
+    with pytest.raises(UsageError, match=r"rank is a mean over the last 2 layers in run .* over the last 4 layers"):
+        compare(found, "rank")
+    assert compare(found, "rank@-1").tasks
+    assert "mean over all layers" in compare(found, "bos").measure.words
+
+
+def test_runs_of_other_tokenizers_are_not_compared(runs: tuple[Run, Run], tmp_path: Path) -> None:
+    """Equal numbers of tokens would not mean equal tokens."""
+    print_ = {"weights": "w", "config": "c", "tokenizer": "another"}
+    other = made_run(tmp_path, "other", layers=5, seed=3, checkpoint=print_)
+    with pytest.raises(UsageError, match="tokenizer"):
+        pair(Side("one", (runs[0],)), Side("other", (other,)), {})
+
+
 def test_a_measure_must_be_named(runs: tuple[Run, Run]) -> None:
     documents = AttentionDocuments(runs[0])
     with pytest.raises(UsageError, match=r"has several measures: name one with --rule: bos, bos_abs"):
@@ -88,26 +109,31 @@ def frame(values: list[float], clusters: list[int], task: str = "boolq") -> pd.D
     )  # fmt: skip
 
 
+def of_frame(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the results of such a table."""
+    return results_of(table, table[["task", "subtask", "doc_id", "choice", "tokens", "truncated"]], {})
+
+
 def test_errors_are_clustered_by_source() -> None:
     """Two documents of one source with the same value count as one: the error is that of the sources' mean."""
     values = [0.1, 0.4, 0.5, 0.9]
-    alone = results_of(frame(values, [0, 1, 2, 3]), {})["tasks"][0]["measures"]["bos_abs"]
+    alone = of_frame(frame(values, [0, 1, 2, 3]))["tasks"][0]["measures"]["bos_abs"]
     assert alone["stderr"] == pytest.approx(pd.Series(values).sem())
     doubled = [value for value in values for _ in range(2)]
-    found = results_of(frame(doubled, [0, 0, 2, 2, 4, 4, 6, 6]), {})
+    found = of_frame(frame(doubled, [0, 0, 2, 2, 4, 4, 6, 6]))
     assert found["tasks"][0]["measures"]["bos_abs"] == pytest.approx(
         {"n": 8, "value": 0.475, "stderr": alone["stderr"]}
     )
     assert found["tasks"][0]["truncated"] == 1
     assert found["tasks"][0]["tokens"] == 560
-    single = results_of(frame([0.5, 0.5], [0, 0]), {})["measures"]["bos_abs"]
+    single = of_frame(frame([0.5, 0.5], [0, 0]))["measures"]["bos_abs"]
     assert single["stderr"] is None
 
 
 def test_tasks_are_strata() -> None:
     """A difference between tasks is no error: each task has its share of the sample."""
     two = pd.concat([frame([0.1, 0.2], [0, 1]), frame([0.8, 0.9], [0, 1], "piqa")], ignore_index=True)
-    found = results_of(two, {})["measures"]["bos_abs"]
+    found = of_frame(two)["measures"]["bos_abs"]
     # Each task's mean has the variance s² / 2 with s² = 0.005; the mean of two has a quarter of their sum
     assert found["value"] == pytest.approx(0.5)
     assert found["stderr"] == pytest.approx((0.0025 * 2 / 4) ** 0.5)

@@ -18,7 +18,7 @@ from evalkit.benchmarks.attention.documents import batches_of
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.attention.tables import ALL, DOCUMENTS, HEADS
 from evalkit.benchmarks.request import request_of
-from evalkit.errors import UsageError
+from evalkit.errors import ScoringError, UsageError
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
 from evalkit.progress import Progress
@@ -224,6 +224,18 @@ def test_every_continuation(tmp_path: Path, documents: Path, checkpoint: Path) -
     assert {task["task"]: task["n"] for task in run.stored["tasks"]} == {"piqa": 2, "boolq": 2}
 
 
+def test_documents_that_no_measure_applies_to(tmp_path: Path, documents: Path, checkpoint: Path) -> None:
+    """They are finished too, so that the run ends, and with a reason if nothing remains."""
+    settings = {"measures": "sink", "sample": 2}
+    short = run_of(checkpoint, documents, tmp_path, settings=settings, template="plain")
+    assert [(task["task"], task["n"]) for task in short.stored["tasks"]] == [("piqa", 2), ("boolq", 2)]
+    assert short.stored["tasks"][0]["measures"] == {}
+    without_bos = tiny_checkpoint(tmp_path / "model", bos=None)
+    for _ in range(2):
+        with pytest.raises(ScoringError, match="bos and negative need sequences that begin with BOS"):
+            run_of(without_bos, documents, tmp_path, settings={"measures": "bos,negative", "sample": 2})
+
+
 def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
     text = tmp_path / "book.txt"
     text.write_text(" ".join(f"word{n}" for n in range(300)), encoding="utf-8")
@@ -238,3 +250,15 @@ def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
     )
     assert set(run.table(DOCUMENTS)["task"]) == {"text"}
     assert pd.Index(run.table(DOCUMENTS)["doc_id"]).nunique() >= 1
+    # Windows may be shorter than the model's
+    shorter = evalkit.evaluate(
+        checkpoint,
+        suite="attention",
+        settings={"text": text, "measures": "bos", "sample": 2},
+        context=100,
+        device="cpu",
+        output=tmp_path / "runs",
+        progress=Progress(live=False),
+    )
+    assert set(shorter.table(DOCUMENTS)["tokens"]) == {100}
+    assert shorter.table(DOCUMENTS)["doc_id"].nunique() == 2

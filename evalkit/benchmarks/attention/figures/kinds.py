@@ -1,4 +1,4 @@
-"""Names and options of the figures of finished analyses; `figures.py` makes them.
+"""Names and options of the figures of finished analyses; `making.py` makes them.
 
 In: the options of `evalkit figure`. Out: a validated `FigureRequest`. Neither pandas nor matplotlib is imported.
 """
@@ -94,17 +94,3 @@ class FigureRequest:
     def measure_of(self, name: str) -> str:
         """Return the measure of a figure that shows one."""
         return self.measure or KINDS[name].measures[0]
-
-
-def numbers_of_layers(given: tuple[str, ...]) -> tuple[int, ...]:
-    """Parse `--layers`.
-
-    Raises:
-        UsageError: one is not a number.
-    """
-    try:
-        return tuple(dict.fromkeys(int(one) for one in given))
-    except ValueError:
-        raise UsageError(
-            f"--layers {','.join(given)}: expected numbers of layers, from 0, or from -1 for the last one backwards"
-        ) from None

@@ -26,7 +26,7 @@ from evalkit.benchmarks.attention.figures.notes import (
 )
 from evalkit.benchmarks.attention.figures.numbers import of_groups, share_above
 from evalkit.benchmarks.attention.figures.runs import AnalysedRun, spread_of
-from evalkit.errors import RunError
+from evalkit.errors import RunError, UsageError
 from evalkit.reporting.data import records_csv
 from evalkit.reporting.figure_style import short_name
 from evalkit.reporting.figures import check_figure_path
@@ -34,7 +34,7 @@ from evalkit.reporting.panels import Panel, draw_panels
 
 Runs = Sequence[AnalysedRun]
 _FOUR = {
-    "special tokens and punctuation": ("bos", "special", "punctuation"),
+    "BOS, special tokens, punctuation": ("bos", "special", "punctuation"),
     "content words": ("content",),
     "function words": ("function",),
     "other": ("other",),
@@ -95,15 +95,29 @@ def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
     """
     for path in paths:
         check_figure_path(path)
+    numbers = paths[0].with_suffix(".csv")
+    _check_own(numbers)
     notes = figure_notes(runs, [panel.table for panel in figure.panels], figure.words)
     for path in paths:
         draw_panels(figure.panels, [one.name for one in runs], figure.columns, notes, path, figure.share_y)
-    numbers = paths[0].with_suffix(".csv")
     try:
         replace_file(numbers, f"{records_csv(figure.records)}\n".encode())
     except OSError as error:
         raise RunError(f"{numbers} cannot be written: {error.strerror or error}") from error
     return [*paths, numbers]
+
+
+def _check_own(path: Path) -> None:
+    """Raise a `UsageError` if a .csv exists that is not of a figure."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            own = file.readline().startswith("panel,run,id,")
+    except OSError:  # does not exist, or writing it reports why
+        return
+    if not own:
+        raise UsageError(
+            f"{path} exists and is not of a figure, and the drawn numbers go there; choose another --output"
+        )
 
 
 def _bos(runs: Runs, request: FigureRequest) -> Figure:

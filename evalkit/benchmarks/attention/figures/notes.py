@@ -22,11 +22,7 @@ _UNITS = {"entropy": "nats", "entropy_shifted": "nats", "distance": "tokens", "s
 _COMPARED = {
     "questions": "suite of the documents",
     "num_fewshot": "solved examples",
-    "continuation": "continuation",
-    "sample": "documents of each task",
-    "seed": "seed",
     "tagger": "tagger",
-    "version": "version of the measures",
 }
 """Key of the specification → its name. Traits of every run are compared besides."""
 _MOST_NAMED = 3
@@ -78,9 +74,22 @@ def figure_notes(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame], wo
         _layers(layers),
         *(_shared([fact[place] for fact in map(_facts, runs)]) for place in range(len(_facts(runs[0])))),
     ]
+    few = _smaller_counts(runs, tables)
     return "\n".join(
-        [f"{words}. Weights are those of the effective maps.", f"{', '.join(facts)}.", *run_differences(runs)]
+        [f"{words}. Weights are those of the effective maps.", f"{', '.join(facts)}.", *few, *run_differences(runs)]
     )
+
+
+def _smaller_counts(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame]) -> list[str]:
+    """Return a sentence for measures that apply to some documents only, such as those of sinks to 64 tokens or more."""
+    found: dict[str, int] = {}
+    least = min(len(one.samples) for one in runs)
+    for table in tables:
+        if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
+            found |= dict.fromkeys(table["measure"].unique(), most)
+    return [
+        f"{'; '.join(f'{name}: {count:,} documents, to which it applies' for name, count in found.items())}."
+    ] * bool(found)
 
 
 def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:

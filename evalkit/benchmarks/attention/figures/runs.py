@@ -1,7 +1,7 @@
 """Runs of figures, and the means that figures draw. In: finished analyses. Out: tables of means and deviations.
 
-Documents of all tasks are pooled: each counts once, whatever the sizes of the tasks. Over heads, a document whose every
-continuation is read counts once for each; over documents it is the mean of its continuations.
+Documents of all tasks are pooled: each counts once, whatever the sizes of the tasks, and with several continuations by
+their mean.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from functools import cached_property
 import pandas as pd
 
 from evalkit.analysis.groups import MEASURES
+from evalkit.analysis.layer_numbers import layer_of
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.figures.kinds import Band
-from evalkit.benchmarks.attention.results import with_values
+from evalkit.benchmarks.attention.results import attention_layers, with_values
 from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
@@ -70,13 +71,14 @@ class AnalysedRun:
             UsageError: the measure is missing, or a layer is.
         """
         known = sorted(int(layer) for layer in self._rows(self._heads, measure, None)["layer"].unique())
-        found = [known[-1] + 1 + layer if layer < 0 else layer for layer in chosen]
-        for given, layer in zip(chosen, found, strict=True):
+        every = attention_layers(self.run)
+        found = {given: layer_of(given, every) for given in chosen}
+        for given, layer in found.items():
             if layer not in known:
                 raise UsageError(
                     f"--layers {given}: run {self.run.folder.name} has {measure} of layers {known[0]} to {known[-1]}"
                 )
-        return found or known
+        return list(dict.fromkeys(layer for layer in found.values() if layer is not None)) or known
 
     def by_head(self, measure: str, by_position: bool = False) -> pd.DataFrame:
         """Return the means over documents: layer, head, value, n, and position if by position."""

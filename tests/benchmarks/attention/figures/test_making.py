@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from evalkit.analysis.groups import MEASURES
-from evalkit.benchmarks.attention.figures.kinds import KINDS, FigureRequest, numbers_of_layers
+from evalkit.analysis.layer_numbers import parsed_layers
+from evalkit.benchmarks.attention.figures.kinds import KINDS, FigureRequest
 from evalkit.benchmarks.attention.figures.making import make, write
 from evalkit.benchmarks.attention.figures.notes import figure_notes, run_differences
 from evalkit.benchmarks.attention.figures.runs import AnalysedRun
@@ -63,7 +64,8 @@ def same(found: pd.DataFrame, expected: pd.Series, column: str = "value") -> Non
 
 def over_heads(rows: pd.DataFrame, *keys: str) -> tuple[pd.Series, pd.Series]:
     """Return mean and standard deviation over heads of each head's mean."""
-    by_head = rows.groupby([*keys, "head"])["value"].mean().groupby(level=list(keys))
+    by_document = rows.groupby([*keys, "head", *DOCUMENT])["value"].mean()
+    by_head = by_document.groupby(level=[*keys, "head"]).mean().groupby(level=list(keys))
     return by_head.mean(), by_head.std()
 
 
@@ -145,7 +147,7 @@ def test_positions_of_several_runs(runs: list[Run], tmp_path: Path) -> None:
 
 
 FOUR = {
-    "special tokens and punctuation": ["bos", "special", "punctuation"],
+    "BOS, special tokens, punctuation": ["bos", "special", "punctuation"],
     "content words": ["content"],
     "function words": ["function"],
     "other": ["other"],
@@ -296,9 +298,9 @@ def test_options_that_cannot_be_used(runs: list[Run], name: str, options: dict[s
 
 
 def test_layers_are_numbers() -> None:
-    assert numbers_of_layers(("-1", "3", "3")) == (-1, 3)
+    assert parsed_layers(("-1", "3", "3")) == (-1, 3)
     with pytest.raises(UsageError, match="--layers 1,x: expected numbers of layers"):
-        numbers_of_layers(("1", "x"))
+        parsed_layers(("1", "x"))
 
 
 def test_an_unknown_task_and_a_run_of_another_benchmark(runs: list[Run], finished: Run) -> None:
