@@ -77,6 +77,12 @@ class AttentionDocuments(Comparable):
         """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""
         name, layer = self._parsed(rule)
         by_layer = self._by_layer(name)
+        if absent := by_layer.index[by_layer.isna().any(axis=1)].tolist():
+            _, subtask, doc_id = absent[0]
+            raise UsageError(
+                f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
+                f"{doc_id}, which is too short; compare by another measure"
+            )
         if layer == _EVERY:
             every: Floats = by_layer.to_numpy(float)
             return every
@@ -103,12 +109,6 @@ class AttentionDocuments(Comparable):
         rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
         wide = rows.pivot_table(index=_KEY, columns="layer", values="value", aggfunc="mean", sort=False)
         found = wide.reindex(pd.MultiIndex.from_frame(self.documents[_KEY]))
-        if absent := found.index[found.isna().any(axis=1)].tolist():
-            _, subtask, doc_id = absent[0]
-            raise UsageError(
-                f"run {self.run.folder.name} has no {name} of {len(absent)} documents, such as {subtask} document "
-                f"{doc_id}, which is too short; compare by another measure"
-            )
         found.columns = [int(layer) for layer in found.columns]
         return found
 

@@ -80,6 +80,16 @@ def test_means_over_different_layers_are_not_compared(runs: tuple[Run, Run], tmp
     assert "mean over all layers" in compare(found, "bos").measure.words
 
 
+def test_a_measure_of_some_documents_only_does_not_hinder_others(tmp_path: Path) -> None:
+    """Sinks need 64 tokens, which only the longer documents have."""
+    one, two = (made_run(tmp_path, name, tokens=(40, 90), documents=8, seed=n) for n, name in enumerate("ab"))
+    found = pair(Side("a", (one,)), Side("b", (two,)), {})
+    assert "sink" in found.rules
+    assert compare(found, "rank@-1").tasks
+    with pytest.raises(UsageError, match=r"has no sink of \d+ documents, such as .*, which is too short"):
+        compare(found, "sink")
+
+
 def test_runs_of_other_tokenizers_are_not_compared(runs: tuple[Run, Run], tmp_path: Path) -> None:
     """Equal numbers of tokens would not mean equal tokens."""
     print_ = {"weights": "w", "config": "c", "tokenizer": "another"}
