@@ -31,7 +31,7 @@ _COLUMNS = (
     "doc_id",
     "choice",
     "cluster",
-    "tokens",
+    "sequence",
     "layer",
     "measure",
     "position",
@@ -44,7 +44,7 @@ _KEY = ["task", "subtask", "doc_id"]
 class AttentionDocuments(Comparable):
     """Measures of the documents of an analysis."""
 
-    checked = ("tokens",)
+    checked = ("sequence",)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -54,9 +54,9 @@ class AttentionDocuments(Comparable):
 
     @cached_property
     def documents(self) -> pd.DataFrame:
-        """One row for each document; of several continuations, `tokens` is their sum."""
+        """One row for each document; of several continuations, `sequence` is the sum of theirs."""
         sequences = self._table.drop_duplicates([*_KEY, "choice"])
-        found = sequences.groupby([*_KEY, "cluster"], observed=True, sort=False)["tokens"].sum().reset_index()
+        found = sequences.groupby([*_KEY, "cluster"], observed=True, sort=False)["sequence"].sum().reset_index()
         found[["task", "subtask"]] = found[["task", "subtask"]].astype(str)
         return found.rename(columns={"cluster": CLUSTER})
 
@@ -65,13 +65,6 @@ class AttentionDocuments(Comparable):
         """The measures that the run has."""
         known = set(self._table["measure"].unique())
         return tuple(name for name in MEASURES if name in known)
-
-    def must_agree(self, task: str) -> dict[str, str]:
-        """Return the tokenizer and the documents; of a text, the window too."""
-        specification = self.run.manifest["specification"]
-        window = {"window": str(specification["window"])} if "window" in specification else {}
-        tokenizer = str(specification["checkpoint"].get("tokenizer", ""))
-        return {"tokenizer": tokenizer, **window, **super().must_agree(task)}
 
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] values of a measure, or [documents, layers] of "MEASURE@all"."""

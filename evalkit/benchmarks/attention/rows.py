@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ class AttentionRow(NamedTuple):
     choice: int
     cluster: int
     """`doc_id` of the subtask's first document with the same source."""
+    sequence: int
+    """CRC-32 of the token ids, by which runs with another tokenizer are told apart."""
     tokens: int
     """Length of the sequence."""
     truncated: int
@@ -65,6 +68,7 @@ def _layer(sequence: AnalysedSequence, layer: int, values: Values) -> pa.Table:
         "doc_id": pa.repeat(pa.scalar(sequence.doc_id, pa.int64()), count),
         "choice": pa.repeat(pa.scalar(sequence.choice, pa.int64()), count),
         "cluster": pa.repeat(pa.scalar(sequence.cluster, pa.int64()), count),
+        "sequence": pa.repeat(pa.scalar(zlib.crc32(sequence.tokens.tobytes()), pa.int64()), count),
         "tokens": pa.repeat(pa.scalar(len(sequence.tokens), pa.int64()), count),
         "truncated": pa.repeat(pa.scalar(sequence.truncated, pa.int64()), count),
         "layer": pa.repeat(pa.scalar(layer, pa.int64()), count),

@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 ALL, DOCUMENTS, HEADS = "attention.parquet", "attention_documents.parquet", "attention_heads.parquet"
-DOCUMENT = ["task", "subtask", "doc_id", "choice", "cluster", "tokens", "truncated", "layer", "measure", "position"]
+DOCUMENT = [
+    "task",
+    "subtask",
+    "doc_id",
+    "choice",
+    "cluster",
+    "sequence",
+    "tokens",
+    "truncated",
+    "layer",
+    "measure",
+    "position",
+]
 """Key columns of the table over heads."""
 HEAD = ["task", "layer", "head", "measure", "position"]
 """Key columns of the table over documents."""

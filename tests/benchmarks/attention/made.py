@@ -41,6 +41,7 @@ def made_run(
     ranked: int = 2,
     seed: int = 0,
     sampled: int = 0,
+    tokenizer: int = 0,
     **settings: Any,
 ) -> Run:
     """Write a finished run.
@@ -58,6 +59,7 @@ def made_run(
         ranked: number of layers, from the last one, with ranks.
         seed: of the values.
         sampled: seed of the documents' lengths, the same for runs of the same documents.
+        tokenizer: stands for the tokens of the documents.
         settings: other entries of the specification.
     """
     chosen = {
@@ -89,7 +91,8 @@ def made_run(
         for task, subtasks in tasks.items():
             for number, (subtask, doc_id) in enumerate(product(subtasks, range(documents))):
                 sequences = [
-                    _sequence(values, subtask, doc_id, choice, int(lengths.integers(*tokens)), layers, heads, groups,
+                    _sequence(values, subtask, doc_id, choice, int(lengths.integers(*tokens)), tokenizer, layers,
+                              heads, groups,
                               ranked)
                     for choice in range(choices)
                 ]  # fmt: skip
@@ -106,11 +109,12 @@ def whole_table(run: Run) -> pd.DataFrame:
 
 
 def _sequence(
-    random: np.random.Generator, subtask: str, doc_id: int, choice: int, tokens: int, layers: int, heads: int,
+    random: np.random.Generator, subtask: str, doc_id: int, choice: int, tokens: int, tokenizer: int,
+    layers: int, heads: int,
     groups: Sequence[str], ranked: int,
 ) -> pd.DataFrame:  # fmt: skip
     """Return the rows of one sequence; a wave over layers makes lines of different runs distinguishable."""
-    rows = [(subtask, doc_id, choice, doc_id, tokens, 0, 0, 0, FINISHED, None, 0.0)]
+    rows = [(subtask, doc_id, choice, doc_id, 7 * tokens + tokenizer, tokens, 0, 0, 0, FINISHED, None, 0.0)]
     phase, of_head = random.random(), random.random((layers, heads))
     for layer, head in product(range(layers), range(heads)):
         wave = 0.5 + 0.3 * np.sin(phase + layer / 3) + 0.2 * (of_head[layer, head] - 0.5)
@@ -129,7 +133,9 @@ def _sequence(
                 continue
             if MEASURES[name].group == "sink" and tokens < 64:
                 continue
-            rows.append((subtask, doc_id, choice, doc_id, tokens, 0, layer, head, name, position, value))
+            rows.append(
+                (subtask, doc_id, choice, doc_id, 7 * tokens + tokenizer, tokens, 0, layer, head, name, position, value)
+            )
     return pd.DataFrame(rows, columns=AttentionRow._fields).astype({"position": "Int64"})
 
 

@@ -55,7 +55,7 @@ def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Se
     """
     if not first.has_samples_of(other):
         raise UsageError(
-            f"runs {first.run.folder.name} and {other.run.folder.name} have other documents, or other numbers of "
+            f"runs {first.run.folder.name} and {other.run.folder.name} have other documents, or other "
             "tokens, so their ranks cannot be paired; analyse the same sample with the same tokenizer"
         )
     pairs = first.by_sample(measure).merge(other.by_sample(measure), on=["layer", *SAMPLE], suffixes=("", "_other"))

@@ -51,16 +51,16 @@ class AnalysedRun:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row for each document: `SAMPLE`, and the tokens of its sequences."""
+        """One row for each document: `SAMPLE`, the tokens of its sequences, and the sum of their checksums."""
         sequences = self._documents.drop_duplicates([*SAMPLE, "choice"])
-        return sequences.groupby(SAMPLE, observed=True)["tokens"].sum().reset_index()
+        return sequences.groupby(SAMPLE, observed=True)[["tokens", "sequence"]].sum().reset_index()
 
     def has(self, measure: str) -> bool:
         """Return whether the run has a measure."""
         return bool((self._heads["measure"] == measure).any())
 
     def has_samples_of(self, other: AnalysedRun) -> bool:
-        """Return whether another run has the same documents, with the same numbers of tokens."""
+        """Return whether another run has the same documents, with the same tokens."""
         mine, theirs = (run.samples.astype({"task": str, "subtask": str}) for run in (self, other))
         return mine.sort_values(SAMPLE, ignore_index=True).equals(theirs.sort_values(SAMPLE, ignore_index=True))
 
