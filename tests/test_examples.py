@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from evalkit.models.locate import locate
+from evalkit.models.zoo import read_models
 from evalkit.tables.layout import load_layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -60,3 +61,18 @@ def test_layout_and_mapping_fit() -> None:
     assert {item.key for item in layout.models} == {"before", "after"}
     text = (EXAMPLES / "rounding_runs.yaml").read_text(encoding="utf-8")
     assert "rows: {before: demo, after: rounded-4-bit}" in text
+
+
+def test_weights_are_read_as_cog(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["as_cog.py", str(checkpoint), str(tmp_path / "cog")])
+    runpy.run_path(str(EXAMPLES / "as_cog.py"), run_name="__main__")
+    before, after = (load_file(folder / "model.safetensors") for folder in (checkpoint, tmp_path / "cog"))
+    assert before.keys() == after.keys()
+    assert all(tensor.equal(before[name]) for name, tensor in after.items())
+    assert locate(str(tmp_path / "cog")).config()["attention_variant"] == "cog"
+
+
+def test_the_small_models_are_those_that_are_trained() -> None:
+    trained = runpy.run_path(str(EXAMPLES / "train_small.py"))["MODELS"]
+    named = read_models(EXAMPLES / "small_models.yaml")
+    assert tuple(model.name for model in named) == trained
