@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.request import request_of
 
     names = ("sample", "dtype", "device", "context", "text")
-    options = {name: getattr(arguments, name) for name in names} | {"layers": arguments.layers or ()}
+    options = {name: getattr(arguments, name) for name in names} | {"layers": arguments.layers or None}
     plan = plan_attention(request_of(AttentionRequest, arguments.model, options), print)
     loaded = load_model(plan, print)
     layers = tuple(plan.manifest["specification"]["layers"])
