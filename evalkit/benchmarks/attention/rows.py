@@ -30,7 +30,7 @@ class AttentionRow(NamedTuple):
     cluster: int
     """`doc_id` of the subtask's first document with the same source."""
     sequence: int
-    """CRC-32 of the token ids, by which runs with another tokenizer are told apart."""
+    """CRC-32 of the token ids: runs with another tokenizer have another one."""
     tokens: int
     """Length of the sequence."""
     truncated: int
