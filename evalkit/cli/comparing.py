@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, OUTPUT, PLOT, STUDY
+from evalkit.cli.options import BENCHMARK, OUTPUT, PLOT, STUDY, check_benchmark
 from evalkit.cli.parameters import MARGIN, argument, is_typed, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
@@ -150,8 +150,7 @@ def _print_curves(
 
 
 def _check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...], output: bool) -> None:
-    if study is None and benchmark is not None:
-        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    check_benchmark(benchmark, study)
     if study is not None and groups:
         raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
     if study is not None and output:

@@ -11,7 +11,7 @@ import click
 from evalkit.activity import doing
 from evalkit.analysis.layer_numbers import parsed_layers
 from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
-from evalkit.cli.options import BENCHMARK, STUDY, named_run
+from evalkit.cli.options import BENCHMARK, STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
@@ -101,8 +101,7 @@ def _check(
     """Validate a command before any run is read."""
     if figure is None and not every:
         raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    if benchmark is not None and study is None:
-        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    check_benchmark(benchmark, study)
     if figure is not None:
         from evalkit.reporting.figures import check_figure_path
 

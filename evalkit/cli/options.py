@@ -109,6 +109,12 @@ STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study fi
 BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 
+def check_benchmark(benchmark: str | None, study: Path | None) -> None:
+    """Raise a `UsageError` if `--benchmark` is given without `--study`."""
+    if benchmark is not None and study is None:
+        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+
+
 def named_run(given: str, root: Path | None = None) -> Run:
     """Return the finished run that a command's RUN names.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, RUN, STUDY, named_run
+from evalkit.cli.options import BENCHMARK, RUN, STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
@@ -104,8 +104,7 @@ def table(
 
 
 def _check_study(source: str | None, runs: str | None, study: Path | None, benchmark: str | None) -> None:
-    if benchmark is not None and study is None:
-        raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    check_benchmark(benchmark, study)
     if study is not None and runs is not None:
         raise UsageError("--study and --runs both name the runs of the table; give one of them")
     if study is not None and source == "published":

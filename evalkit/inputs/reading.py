@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from evalkit.errors import EvalkitError
+from evalkit.errors import DataError, EvalkitError
 
 MOST_BYTES = 2**24
 """Size limit of files without a limit of their own below: the index of a thousand shards has a few megabytes."""
@@ -76,6 +76,25 @@ def read_bytes(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise Unreadable(f"is too large: more than {most:,} bytes")
     return data
+
+
+def read_given_text(path: Path) -> tuple[bytes, str]:
+    """Read the file of `--text`: its bytes, and its text without a byte order mark.
+
+    Raises:
+        DataError: it cannot be read, is not UTF-8, or has no text.
+    """
+    try:
+        content = read_bytes(path.expanduser(), MOST_TEXT_BYTES)
+        text = content.decode("utf-8-sig")
+    except Unreadable as error:
+        raise DataError(f"--text {path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise DataError(f"--text {path}: cannot be read: {reason or error}; give a readable UTF-8 text file") from error
+    if not text.strip():
+        raise DataError(f"--text {path}: the file has no text; give a file with at least one sentence")
+    return content, text
 
 
 def parse_json(data: bytes) -> Any:

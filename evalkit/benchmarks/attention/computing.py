@@ -19,7 +19,7 @@ from evalkit.benchmarks.attention.rows import Values, rows_of
 from evalkit.benchmarks.base import Batch, Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.scoring.memory import is_out_of_memory
+from evalkit.scoring.memory import is_out_of_memory, refuse_to_split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,12 +91,14 @@ class Analysis:
         try:
             self._reader.read(sequence.tokens, tuple(self._by_layer), use)
         except Exception as error:
-            if is_out_of_memory(error):
-                raise ScoringError(
-                    f"{sequence.subtask} document {sequence.doc_id}: out of memory on {len(sequence.tokens):,} tokens; "
-                    "leave rank out of --measures, give fewer --layers, or a smaller --context"
-                ) from error
-            raise
+            if not is_out_of_memory(error):
+                raise
+            label, tokens = f"{sequence.subtask} document {sequence.doc_id}", f"{len(sequence.tokens):,} tokens"
+            refuse_to_split(f"{label}, {tokens}")
+            raise ScoringError(
+                f"{label}: out of memory on {tokens}; leave rank out of --measures, give fewer --layers, or a smaller "
+                "--context"
+            ) from error
         return found
 
 

@@ -20,6 +20,7 @@ from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter, TokenSequence
 from evalkit.benchmarks.task_tokens import TaskTokens, spread
 from evalkit.errors import ScoringError
+from evalkit.inputs.texts import check_text
 from evalkit.models.tokenizer_alone import window_of
 
 if TYPE_CHECKING:
@@ -113,8 +114,9 @@ def text_tokens(plan: AttentionPlan, tokenizer: Any) -> tuple[NDArray[np.int32],
     """Return the tokens of a plan's text, [n], and their characters, [n, 2].
 
     Raises:
-        ScoringError: the text has no tokens.
+        ScoringError: the text has no tokens, or is too long.
     """
+    check_text(plan.text, f"--text {plan.request.text}")
     encoding = tokenizer(plan.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     tokens = np.asarray(encoding["input_ids"], np.int32)
     if len(tokens) < 2:
@@ -149,7 +151,7 @@ def counted_tokens(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -
     if plan.choices is None:
         lengths = text_work(plan, window, tokenizer).values()
         return [TaskTokens(TEXT, len(lengths), len(lengths), 0.0, float(sum(lengths)), float(sum(lengths)))]
-    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say, characters=True)
+    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     found = []
     for task, questions in plan.questions.items():
         taken = [questions[place] for place in spread(len(questions), sample)]

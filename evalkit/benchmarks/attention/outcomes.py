@@ -16,7 +16,7 @@ from evalkit.analysis.groups import MEASURES
 from evalkit.analysis.layer_numbers import described_layers, layer_of
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.results import attention_layers, with_values
-from evalkit.benchmarks.attention.tables import DOCUMENTS
+from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, SAMPLE, documents_of
 from evalkit.benchmarks.outcomes import Comparable, Measure
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
@@ -25,20 +25,6 @@ from evalkit.stats.estimates import Floats
 
 _EVERY = "all"
 _NUMBER = re.compile(r"-?\d{1,6}")
-_COLUMNS = (
-    "task",
-    "subtask",
-    "doc_id",
-    "choice",
-    "cluster",
-    "sequence",
-    "layer",
-    "measure",
-    "position",
-    "mean",
-    "median",
-)
-_KEY = ["task", "subtask", "doc_id"]
 
 
 class AttentionDocuments(Comparable):
@@ -55,8 +41,7 @@ class AttentionDocuments(Comparable):
     @cached_property
     def documents(self) -> pd.DataFrame:
         """One row for each document; of several continuations, `sequence` is the sum of theirs."""
-        sequences = self._table.drop_duplicates([*_KEY, "choice"])
-        found = sequences.groupby([*_KEY, "cluster"], observed=True, sort=False)["sequence"].sum().reset_index()
+        found = documents_of(self._table)
         found[["task", "subtask"]] = found[["task", "subtask"]].astype(str)
         return found.rename(columns={"cluster": CLUSTER})
 
@@ -94,14 +79,14 @@ class AttentionDocuments(Comparable):
 
     @cached_property
     def _table(self) -> pd.DataFrame:
-        table = self.run.table(DOCUMENTS, _COLUMNS)
+        table = self.run.table(DOCUMENTS, [*DOCUMENT, "mean", "median"])
         return with_values(table[table["position"].isna()])
 
     def _read_by_layer(self, name: str) -> pd.DataFrame:
         """Return the values of a measure; one row for each document, as in `documents`, and one column for a layer."""
         rows = self._table[self._table["measure"] == name].astype({"task": str, "subtask": str})
-        wide = rows.pivot_table(index=_KEY, columns="layer", values="value", aggfunc="mean", sort=False)
-        found = wide.reindex(pd.MultiIndex.from_frame(self.documents[_KEY]))
+        wide = rows.pivot_table(index=SAMPLE, columns="layer", values="value", aggfunc="mean", sort=False)
+        found = wide.reindex(pd.MultiIndex.from_frame(self.documents[SAMPLE]))
         found.columns = [int(layer) for layer in found.columns]
         return found
 

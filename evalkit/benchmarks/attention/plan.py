@@ -17,9 +17,9 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import Request, numerics, provenance
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
-from evalkit.errors import DataError, UnknownNameError, UsageError
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.fields import LEAST
-from evalkit.inputs.reading import MOST_TEXT_BYTES, Unreadable, read_bytes
+from evalkit.inputs.reading import read_given_text
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
@@ -142,7 +142,7 @@ def _plan_text(request: AttentionRequest, settings: dict[str, Any], say: Say) ->
     if request.continuation != "gold":
         raise UsageError("--continuation: a text has none; leave it out, or --text")
     assert request.text is not None
-    content = _read_text(request.text)
+    _, content = read_given_text(request.text)
     checkpoint = request.model.locate(say)
     identity = hashlib.sha256(content.encode()).hexdigest()
     settings = {**numerics(request.model, checkpoint, None, say), **settings, "documents": {TEXT: identity}}
@@ -175,21 +175,3 @@ def _groups(given: tuple[str, ...]) -> tuple[str, ...]:
         if name not in GROUPS and name != "all":
             raise UnknownNameError("measure", name, GROUPS)
     return tuple(name for name in GROUPS if not given or "all" in given or name in given)
-
-
-def _read_text(path: Path) -> str:
-    """Read a user's text.
-
-    Raises:
-        DataError: it cannot be read, is not UTF-8, or has no text.
-    """
-    try:
-        text = read_bytes(path.expanduser(), MOST_TEXT_BYTES).decode("utf-8-sig")
-    except Unreadable as error:
-        raise DataError(f"--text {path}: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise DataError(f"--text {path}: cannot be read: {reason or error}; give a readable UTF-8 text file") from error
-    if not text.strip():
-        raise DataError(f"--text {path}: the file has no text; give a file with at least one sentence")
-    return text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalkit.analysis.groups import MEASURES
+from evalkit.analysis.groups import MASS, MEASURES
+from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.results_report import run_content
 from evalkit.brief import counted
 from evalkit.reporting.decimals import fixed, percent
@@ -22,9 +23,9 @@ def attention_report(run: Run) -> Report:
     stored = run.stored
     lines = [(str(one["layer"]), one["measures"]) for one in stored["layers"]] + [("all", stored["measures"])]
     names = [name for name in stored["measures"] if not _repeats(name, lines)]
-    split = {"": [name for name in names if MEASURES[name].group != "mass"]}
-    split["mass"] = [name for name in names if MEASURES[name].group == "mass"]
-    tables = tuple(_table(kind, members, lines) for kind, members in split.items() if members)
+    masses = [name for name in names if MEASURES[name].group == MASS]
+    split = {ATTENTION: [name for name in names if name not in masses], MASS: masses}
+    tables = tuple(_table(title, members, lines) for title, members in split.items() if members)
     records = [
         {"layer": layer, "measure": name, **value} for layer, measures in lines for name, value in measures.items()
     ]
@@ -38,9 +39,9 @@ def _repeats(name: str, lines: list[tuple[str, Any]]) -> bool:
     return bool(other) and all(a == b or (a and b and abs(a["value"] - b["value"]) < _EQUAL) for a, b in pairs)
 
 
-def _table(kind: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
+def _table(title: str, names: list[str], lines: list[tuple[str, Any]]) -> Table:
     rows = [[layer, *(_cell(name, measures.get(name)) for name in names)] for layer, measures in lines]
-    return simple_table(kind or "attention", ["layer", *names], rows, ruled={len(lines) - 1})
+    return simple_table(title, ["layer", *names], rows, ruled={len(lines) - 1})
 
 
 def _cell(name: str, found: dict[str, Any] | None) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 ALL, DOCUMENTS, HEADS = "attention.parquet", "attention_documents.parquet", "attention_heads.parquet"
+SAMPLE = ["task", "subtask", "doc_id"]
+"""Key columns of a document."""
 DOCUMENT = [
     "task",
     "subtask",
@@ -109,6 +111,13 @@ def write_tables(
     writer.save_table(DOCUMENTS, found)
     writer.save_table(HEADS, pd.concat(heads, ignore_index=True))
     return found, pd.concat(sequences, ignore_index=True)
+
+
+def documents_of(over_heads: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each document: its key, its cluster, and the sums of tokens and checksums of its sequences."""
+    sequences = over_heads.drop_duplicates([*SAMPLE, "choice"])
+    keys = [*SAMPLE, "cluster"]
+    return sequences.groupby(keys, observed=True, sort=False)[["tokens", "sequence"]].sum().reset_index()
 
 
 def _over_heads(rows: pd.DataFrame) -> pd.DataFrame:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.errors import DataError, UsageError
-from evalkit.inputs.reading import MOST_TEXT_BYTES, Unreadable, read_bytes
+from evalkit.errors import UsageError
+from evalkit.inputs.reading import read_given_text
 
 BUILT_IN = "built-in 1"
 """Name and version of the generated text; increase the number when the text changes."""
@@ -106,19 +106,8 @@ class Haystack:
         self._pieces: list[str] = []
         if file is None:
             return
-        try:
-            content = read_bytes(file.expanduser(), MOST_TEXT_BYTES)
-            text = content.decode("utf-8-sig").strip()
-        except Unreadable as error:
-            raise DataError(f"--text {file}: {error}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise DataError(
-                f"--text {file}: cannot be read: {reason or error}; give a readable UTF-8 text file"
-            ) from error
-        self._pieces = [piece for piece in _PIECE.findall(text + "\n") if piece.strip()]
-        if not self._pieces:
-            raise DataError(f"--text {file}: the file has no text; give a file with at least one sentence")
+        content, text = read_given_text(file)
+        self._pieces = [piece for piece in _PIECE.findall(text.strip() + "\n") if piece.strip()]
         self.source, self.identity = str(file), sha256(content).hexdigest()
 
     def sentences(self, repeat: int) -> Iterator[str]:

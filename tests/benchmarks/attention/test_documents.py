@@ -215,3 +215,16 @@ def test_tokens_are_counted_for_estimates(of_documents: dict[str, Any], tokenize
     [found] = counted_tokens(plan, tokenizer, 100, silent)
     assert found.alone == sum(len(one.tokens) for one in batch.content)
     assert found.documents == found.sampled == 4
+
+
+def test_a_text_that_is_too_long_for_the_tokenizer(
+    checkpoint: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process would be aborted without a message."""
+    monkeypatch.setattr("evalkit.inputs.texts.LONGEST_TEXT", 20)
+    (tmp_path / "book.txt").write_text("word " * 5, encoding="utf-8")
+    plan = plan_of(checkpoint, text=tmp_path / "book.txt")
+    with pytest.raises(
+        ScoringError, match=r"--text .*book.txt: its text has 25 characters, more than the maximum of 20"
+    ):
+        list(batches_of(plan, 100, tokenizer, Nothing(), silent))

@@ -18,11 +18,12 @@ from evalkit.benchmarks.attention.documents import batches_of
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.attention.tables import ALL, DOCUMENTS, HEADS
 from evalkit.benchmarks.request import request_of
-from evalkit.errors import ScoringError, UsageError
+from evalkit.errors import OutOfMemoryError, ScoringError, UsageError
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run
+from evalkit.scoring.memory import whole_batches
 from tests.analysis.test_maps import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -262,3 +263,22 @@ def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
     )
     assert set(shorter.table(DOCUMENTS)["tokens"]) == {100}
     assert shorter.table(DOCUMENTS)["doc_id"].nunique() == 2
+
+
+def test_a_worker_without_memory_leaves_the_document_to_another(
+    tmp_path: Path, documents: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.read", fail)
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.__init__", lambda *_: None)
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.check", lambda *_: None)
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.layers", (0, 1))
+    monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.kind", "blocks")
+    settings = {"measures": "bos", "sample": 1}
+    with pytest.raises(ScoringError, match=r"out of memory on \d+ tokens; leave rank out") as found:
+        run_of(checkpoint, documents, tmp_path, settings=settings)
+    assert not isinstance(found.value, OutOfMemoryError)
+    with whole_batches(), pytest.raises(OutOfMemoryError, match=r"out of memory on piqa document \d+, \d+ tokens"):
+        run_of(checkpoint, documents, tmp_path, settings=settings)

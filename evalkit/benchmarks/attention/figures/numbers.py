@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from evalkit.benchmarks.attention.figures.kinds import Band
-from evalkit.benchmarks.attention.figures.runs import SAMPLE, AnalysedRun
+from evalkit.benchmarks.attention.figures.runs import AnalysedRun
+from evalkit.benchmarks.attention.tables import SAMPLE
 from evalkit.errors import UsageError
 
 

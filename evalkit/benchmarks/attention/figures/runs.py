@@ -16,12 +16,9 @@ from evalkit.analysis.layer_numbers import layer_of
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.figures.kinds import Band
 from evalkit.benchmarks.attention.results import attention_layers, with_values
-from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS
+from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-
-SAMPLE = ["task", "subtask", "doc_id"]
-"""Key columns of a document."""
 
 
 class AnalysedRun:
@@ -51,9 +48,8 @@ class AnalysedRun:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row for each document: `SAMPLE`, the tokens of its sequences, and the sum of their checksums."""
-        sequences = self._documents.drop_duplicates([*SAMPLE, "choice"])
-        return sequences.groupby(SAMPLE, observed=True)[["tokens", "sequence"]].sum().reset_index()
+        """One row for each document, see `documents_of`."""
+        return documents_of(self._documents)
 
     def has(self, measure: str) -> bool:
         """Return whether the run has a measure."""
