@@ -9,6 +9,8 @@ CATEGORIES = ("bos", "special", "punctuation", "content", "function", "other")
 """Names of the categories of tokens, by number; "special" are special tokens but BOS, and the prompt's markers."""
 SINK_SHARE = 0.3
 """A head's first token is a sink above this share (Attention-Sink, arXiv 2410.10781)."""
+RANKED_LAYERS = 4
+"""Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
 _SHARE = (0.0, 1.0)
 
 

@@ -71,14 +71,17 @@ class RunCost:
     @property
     def disk(self) -> float:
         """Return the bytes of the run folder."""
-        size = sum(task.rows * (_ANSWER_BYTES if task.generated else _ROW_BYTES) for task in self.tasks)
+        size = sum(
+            task.rows * (task.row_bytes or (_ANSWER_BYTES if task.generated else _ROW_BYTES)) for task in self.tasks
+        )
         return _FOLDER_BYTES + size
 
     def seconds(self, speed: Speed) -> float | None:
         """Return the computing time at a device's speed; each generated token reads all weights."""
         if self.operations is None or self.weight_bytes is None:
             return None
-        return self.operations / (speed.operations * EFFICIENCY) + self.generated * self.weight_bytes / speed.bytes
+        products = self.operations / (speed.operations * EFFICIENCY)
+        return products + self.generated * self.weight_bytes / speed.bytes + sum(task.seconds for task in self.tasks)
 
 
 def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
@@ -99,9 +102,10 @@ def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
     # What the prompts of two checkpoints with one tokenizer may differ in
     about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
     limit, window = getattr(plan.request, "limit", None), window_of(plan.request.model, checkpoint, tokenizer, silent)
-    key = (digest, kind.kind, repr(about), repr((limit, window)))
-    tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, SAMPLE, silent), most=64)
     config, dtype = config_of(checkpoint, silent), str(specification["dtype"])
+    heads = (config.get("num_hidden_layers"), config.get("num_attention_heads"))
+    key = (digest, kind.kind, repr(about), repr((limit, window, heads)))
+    tasks = remembered("tokens", key, lambda: kind.token_counts(plan, tokenizer, SAMPLE, silent), most=64)
     shape = _shape(config)
     count = parameter_count(checkpoint) if shape is None else parameters(shape).total
     return RunCost(

@@ -165,9 +165,9 @@ class Attention(Benchmark):
 
     def token_counts(self, plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Count the tokens of a sample of each task's documents."""
-        from evalkit.benchmarks.attention.documents import counted_tokens
+        from evalkit.benchmarks.attention.costs import task_costs
 
-        return counted_tokens(plan, tokenizer, sample, say)
+        return task_costs(plan, tokenizer, sample, say)
 
     def suites(self) -> Mapping[str, str]:
         """Return the one suite."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalkit.analysis.blocks import MapBlocks
-from evalkit.analysis.groups import RANK, SINK_SHARE
+from evalkit.analysis.groups import RANK, RANKED_LAYERS, SINK_SHARE
 from evalkit.analysis.layer_numbers import layer_of
 from evalkit.analysis.map_blocks import MapReader
 from evalkit.analysis.map_sums import Floats, Reading
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _CHECKED_TOKENS = 48
 _BY_POSITION = "_by_position"
 _SINKS = ("sink", "sink_abs")
-_RANKED_LAYERS = 4
-"""Layers from the last one whose rank is measured by default; section 5.3 of the paper."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,6 @@ def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int
             f"-1 to {-len(layers)}"
         )
     chosen = sorted({layer for layer in found.values() if layer is not None}) or list(layers)
-    ranked = chosen if setup.layers else chosen[-_RANKED_LAYERS:]
+    ranked = chosen if setup.layers else chosen[-RANKED_LAYERS:]
     by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
     return {layer: groups for layer, groups in by_layer.items() if groups}

@@ -18,10 +18,8 @@ from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
 from evalkit.benchmarks.attention.sampling import sampled_numbers
 from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter, TokenSequence
-from evalkit.benchmarks.task_tokens import TaskTokens, spread
 from evalkit.errors import ScoringError
 from evalkit.inputs.texts import check_text
-from evalkit.models.tokenizer_alone import window_of
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.multiple_choice.tasks import Question
@@ -143,23 +141,6 @@ def text_work(plan: AttentionPlan, window: int, tokenizer: Any) -> dict[Key, int
     tokens, _ = text_tokens(plan, tokenizer)
     size = window - (tokenizer.bos_token_id is not None)
     return {(TEXT, TEXT, number): min(size, len(tokens)) for number, _ in window_starts(plan, len(tokens), size)}
-
-
-def counted_tokens(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Estimate the tokens of each task from some of its sampled documents; a text's are counted."""
-    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
-    if plan.choices is None:
-        lengths = text_work(plan, window, tokenizer).values()
-        return [TaskTokens(TEXT, len(lengths), len(lengths), 0.0, float(sum(lengths)), float(sum(lengths)))]
-    prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
-    found = []
-    for task, questions in plan.questions.items():
-        taken = [questions[place] for place in spread(len(questions), sample)]
-        sequences = list(sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id))
-        scale = len(questions) / len(taken)
-        tokens = scale * sum(len(one.tokens) for one in sequences)
-        found.append(TaskTokens(task, len(questions), len(taken), 0.0, tokens, tokens))
-    return found
 
 
 def _text_batches(

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from evalkit.analysis.categories import CATEGORIES
 from evalkit.analysis.tagger import CachedTagger, Word
-from evalkit.benchmarks.attention.documents import batches_of, counted_tokens, sequences_of
+from evalkit.benchmarks.attention.documents import batches_of, sequences_of
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.request import request_of
@@ -207,14 +207,6 @@ def test_settings_that_change_numbers_change_the_id(of_documents: dict[str, Any]
     same = [plan_of(**of_documents, measures=names, layers=order).manifest["id"] for names, order in
             (("bos,entropy", "0,-1"), ("entropy,bos", "-1,0"))]  # fmt: skip
     assert same[0] == same[1]
-
-
-def test_tokens_are_counted_for_estimates(of_documents: dict[str, Any], tokenizer: Any) -> None:
-    plan = plan_of(**of_documents, tasks="piqa", sample=4)
-    [batch] = batches_of(plan, 4096, tokenizer, Nothing(), silent)
-    [found] = counted_tokens(plan, tokenizer, 100, silent)
-    assert found.alone == sum(len(one.tokens) for one in batch.content)
-    assert found.documents == found.sampled == 4
 
 
 def test_a_text_that_is_too_long_for_the_tokenizer(
