@@ -14,7 +14,7 @@ only on the plan, the batch and the model, not on earlier batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from evalkit.reporting.decimals import percent
 from evalkit.runs.forms import StoredResults
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request
     from evalkit.benchmarks.task_tokens import TaskTokens
@@ -223,6 +224,19 @@ class Benchmark(ABC):
         Raises:
             EvalkitError: the run has no scores of single documents, or a table is damaged.
         """
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of a finished run as people read them, task by task; by default none.
+
+        Args:
+            run: a run of this benchmark.
+            tasks: the tasks to yield; empty: all.
+            say: called with messages for the user.
+
+        Raises:
+            EvalkitError: the run is damaged.
+        """
+        return iter(())
 
     def options_outside_id(self, options: Mapping[str, Any]) -> frozenset[str]:
         """Return the names of options that never change the id of a run; the others may.
