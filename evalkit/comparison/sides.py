@@ -38,9 +38,18 @@ def find_sides(given: Sequence[str], groups: Sequence[str], root: Path) -> list[
     Raises:
         UsageError: fewer than two sides, a malformed group, or a duplicate run or name.
     """
-    named = [_read_group(group) for group in groups]
+    named = [read_group(group) for group in groups]
     singles = [find_run(text, root) for text in given]
     return sides_of(singles, [(name, [find_run(run, root) for run in runs]) for name, runs in named])
+
+
+def read_group(text: str) -> tuple[str, list[str]]:
+    """Return name and run references of a group, "NAME=run,run,…". Raises `UsageError`."""
+    name, sign, listed = text.partition("=")
+    runs = [part.strip() for part in listed.split(",") if part.strip()]
+    if not (sign and name.strip() and runs):
+        raise UsageError(f"--group {text}: write it as NAME=RUN,RUN,…")
+    return printable(name.strip()), runs
 
 
 def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> list[Side]:
@@ -69,7 +78,7 @@ def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> l
     Raises:
         UsageError: no run is given, or one is given twice.
     """
-    found = [Side(name, tuple(find_run(run, root) for run in runs)) for name, runs in map(_read_group, groups)]
+    found = [Side(name, tuple(find_run(run, root) for run in runs)) for name, runs in map(read_group, groups)]
     if singles := tuple(find_run(text, root) for text in given):
         found = [Side(_training_name(singles), singles), *found]
     if not found:
@@ -136,11 +145,3 @@ def _settings(run: Run) -> dict[str, Any]:
         "shots": f"{shots}-shot" if shots else None,
         "limit": f"limit {limit}" if limit else "all documents",
     }
-
-
-def _read_group(text: str) -> tuple[str, list[str]]:
-    name, sign, listed = text.partition("=")
-    runs = [part.strip() for part in listed.split(",") if part.strip()]
-    if not (sign and name.strip() and runs):
-        raise UsageError(f"--group {text}: write it as NAME=RUN,RUN,…")
-    return printable(name.strip()), runs

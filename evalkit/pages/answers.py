@@ -1,0 +1,48 @@
+"""Block of a task whose documents were answered with texts: references, each run's answer, score and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, Piece
+from evalkit.pages.blocks import encoded
+from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun
+from evalkit.scores.table import SEGMENTS
+
+
+def answers_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+    """Return the entries of a task in the page's index, and its block."""
+    views = [member.view for member in members if isinstance(member.view, AnswerView)]
+    by_run = [{(one.subtask, one.id): one for one in view.documents} for view in views]
+    union = Union(views[0].task, [list(found) for found in by_run], sample)
+    first = [next(found[name] for found in by_run if name in found) for name in union.names]
+    header: dict[str, Any] = {
+        "ids": [number for _, number in union.names],
+        "references": [list(one.references) for one in first],
+        "prompts": [_pieces(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
+    }
+    arrays = {"subtask": ("u2", union.subtask_numbers())} | {
+        f"{member.number}/score": ("f8", _scores(found, union)) for member, found in zip(members, by_run, strict=True)
+    }
+    return union.about() | {"kind": "answers", "rules": [], "metric": views[0].metric}, encoded(header, arrays)
+
+
+def _of_run(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> dict[str, Any]:
+    ordered = [found.get(name) for name in union.names]
+    return {
+        "answers": [None if one is None else one.answer for one in ordered],
+        "facts": [{} if one is None else dict(one.facts) for one in ordered],
+    }
+
+
+def _scores(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> np.ndarray:
+    ordered = (found.get(name) for name in union.names)
+    return np.array([np.nan if one is None or one.score is None else one.score for one in ordered], float)
+
+
+def _pieces(pieces: Sequence[Piece]) -> list[list[Any]]:
+    return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]

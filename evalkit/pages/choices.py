@@ -1,0 +1,153 @@
+"""Block of a task whose choices were scored: texts, log-likelihoods by segment, and every rule's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, Piece
+from evalkit.errors import RunError
+from evalkit.inspection.decisions import decisions
+from evalkit.pages.blocks import encoded
+from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun
+from evalkit.scores.table import SEGMENTS
+
+ABSENT = 255
+"""Prediction of a run that does not have the document."""
+_Arrays = dict[str, tuple[str, NDArray[Any]]]
+
+
+def choices_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+    """Return the entries of a task in the page's index, and its block.
+
+    Raises:
+        RunError: two runs have different choices or gold answers of a document.
+    """
+    views = [member.view for member in members if isinstance(member.view, ChoiceView)]
+    tables = [_Documents(view) for view in views]
+    union = Union(views[0].task, [table.names for table in tables], sample)
+    rules = [rule for rule in views[0].rules if all(rule in view.rules for view in views)]
+    gold, choices = _agreed(members, tables, union)
+    header: dict[str, Any] = {
+        "ids": [number for _, number in union.names],
+        "options": _options(views, union),
+        "prompts": _prompts(members, views, union),
+        "problem": "; ".join(dict.fromkeys(view.problem for view in views if view.problem)),
+    }
+    arrays: _Arrays = {
+        "subtask": ("u2", union.subtask_numbers()),
+        "gold": ("u1", gold),
+        "choices": ("u1", choices),
+    }
+    for member, table in zip(members, tables, strict=True):
+        places = union.places(table.names)
+        for rule in rules:
+            arrays |= _decided(f"{member.number}/{rule}", table, rule, places, len(gold))
+        arrays |= _scores(str(member.number), table, places, choices)
+    return union.about() | {"kind": "choices", "rules": rules, "metric": "accuracy"}, encoded(header, arrays)
+
+
+class _Documents:
+    """The score table of a task by document."""
+
+    def __init__(self, view: ChoiceView) -> None:
+        self.view, self.scores = view, view.scores
+        self.starts = np.flatnonzero(view.scores["choice"].to_numpy() == 0)
+        first = view.scores.iloc[self.starts]
+        ids = first["doc_id"].to_numpy().tolist()
+        self.names: list[DocumentName] = list(zip(first["subtask"].astype(str), ids, strict=True))
+        self.gold, self.choices = (first[name].to_numpy() for name in ("gold", "choices"))
+
+
+def _agreed(
+    members: Sequence[ViewOfRun], tables: Sequence[_Documents], union: Union
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return gold answer and number of choices of each document; raise `RunError` where two runs disagree."""
+    gold, choices = (np.full(len(union.names), -1, np.int64) for _ in range(2))
+    for member, table in zip(members, tables, strict=True):
+        places = union.places(table.names)
+        kept = places >= 0
+        for known, found in ((gold, table.gold), (choices, table.choices)):
+            before = known[places[kept]]
+            if (wrong := (before >= 0) & (before != found[kept])).any():
+                subtask, number = union.names[int(places[kept][np.argmax(wrong)])]
+                raise RunError(
+                    f"run {member.run.folder} has other choices or another gold answer of {subtask} document {number} "
+                    f"than run {members[0].run.folder}; give runs of the same documents"
+                )
+            known[places[kept]] = found[kept]
+    return gold, choices
+
+
+def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64], documents: int) -> _Arrays:
+    found, kept = decisions(table.view, rule), places >= 0
+    prediction = np.full(documents, ABSENT, np.int64)
+    tie, margin = np.zeros(documents, np.int64), np.full(documents, np.nan)
+    for values, source in ((prediction, found.prediction), (tie, found.tie), (margin, found.margin)):
+        values[places[kept]] = source[kept]
+    return {
+        f"{name}/prediction": ("u1", prediction),
+        f"{name}/tie": ("u1", tie),
+        f"{name}/margin": ("f4", margin),
+    }
+
+
+def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: NDArray[np.int64]) -> _Arrays:
+    """Return log-likelihoods and tokens, [rows, segments], of the union's choices in its order."""
+    first = np.cumsum(choices) - choices
+    place = np.repeat(places, table.choices)
+    kept = place >= 0
+    rows = first[place[kept]] + table.scores["choice"].to_numpy()[kept]
+    total, width = int(choices.sum()), len(SEGMENTS)
+    likelihoods, tokens = np.full((total, width), np.nan), np.zeros((total, width), np.int64)
+    likelihoods[rows] = _columns(table.scores, "ll", kept)
+    tokens[rows] = _columns(table.scores, "n", kept)
+    truncated = np.zeros(total, np.int64)
+    truncated[rows] = table.scores["truncated"].to_numpy()[kept]
+    return {
+        f"{name}/ll": ("f4", likelihoods),
+        f"{name}/n": ("u2", tokens),
+        f"{name}/truncated": ("i4", truncated),
+    }
+
+
+def _columns(scores: pd.DataFrame, kind: str, kept: NDArray[np.bool_]) -> NDArray[Any]:
+    return scores[[f"{kind}_{segment}" for segment in SEGMENTS]].to_numpy(float)[kept]
+
+
+def _text_of(views: Sequence[ChoiceView], name: DocumentName) -> ChoiceText | None:
+    return next((view.texts[name] for view in views if name in view.texts), None)
+
+
+def _options(views: Sequence[ChoiceView], union: Union) -> list[list[str]]:
+    found = (_text_of(views, name) for name in union.names)
+    return [[] if text is None else list(text.options) for text in found]
+
+
+def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: Union) -> list[dict[str, Any]]:
+    """Return the prompts under each template, with the runs that have it."""
+    by_template: dict[str, list[int]] = {}
+    for place, (member, view) in enumerate(zip(members, views, strict=True)):
+        if view.texts:
+            specification = member.run.manifest["specification"]
+            key = f"{specification.get('template')} {specification.get('num_fewshot', 0)}"
+            by_template.setdefault(key, []).append(place)
+    return [_prompt([members[place].number for place in places], views[places[0]].texts, union)
+            for places in by_template.values()]  # fmt: skip
+
+
+def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union: Union) -> dict[str, Any]:
+    found = [texts.get(name) for name in union.names]
+    return {
+        "runs": list(runs),
+        "common": [[] if text is None else _pieces(text.common) for text in found],
+        "choices": [[] if text is None else list(map(_pieces, text.choices)) for text in found],
+    }
+
+
+def _pieces(pieces: Sequence[Piece]) -> list[list[Any]]:
+    return [[SEGMENTS.index(piece.segment), piece.text] for piece in pieces]

@@ -1,0 +1,152 @@
+"""Contents of a page: which runs it shows, under which names, and what is compared.
+
+In: finished runs and groups, or the finished runs of a study. Out: `PageContents`. Runs of different suites share a
+page; compared are those of one suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalkit.comparison.sides import Side, check_unique, names
+from evalkit.errors import UsageError
+from evalkit.runs.folder import Run
+from evalkit.studies.results import StudyResults
+from evalkit.studies.selection import select, trainings
+from evalkit.studies.sides import StudyTraining
+from evalkit.studies.study import StudyBenchmark
+
+
+@dataclass(frozen=True)
+class PageComparison:
+    """Sides that are compared; the first is the baseline."""
+
+    title: str
+    """The suite, or the benchmark of a study."""
+    sides: tuple[Side, ...]
+    rule: str | None = None
+    """None: the runs' own."""
+    trainings: tuple[StudyTraining, ...] = ()
+    """Trainings with two finished steps or more, drawn as curves."""
+
+
+@dataclass(frozen=True)
+class PageContents:
+    """What a page shows."""
+
+    runs: tuple[Run, ...]
+    names: tuple[str, ...]
+    """One for each run, unique."""
+    comparisons: tuple[PageComparison, ...]
+    notes: tuple[str, ...] = ()
+    """For readers of the page: what is not finished, and checkpoints that have changed since."""
+
+
+def contents_of_runs(
+    singles: Sequence[Run],
+    groups: Sequence[tuple[str, Sequence[Run]]] = (),
+    rule: str | None = None,
+    given_names: Sequence[str] = (),
+) -> PageContents:
+    """Return the contents of a page of runs.
+
+    Args:
+        singles: runs, each a side of a comparison.
+        groups: name → the runs of one side.
+        rule: scoring rule of comparisons; None: the runs' own.
+        given_names: a name for each of `singles`; empty: from the runs.
+
+    Raises:
+        UsageError: no run, a run that is named twice, or names that do not fit.
+        RunError: a run is not finished.
+    """
+    runs = [*singles, *(run for _, members in groups for run in members)]
+    if not runs:
+        raise UsageError("name the runs of the report: evalkit report RUN -o report.html (evalkit ls runs lists them)")
+    for run in runs:
+        run.require_finished()
+    if given_names and len(given_names) != len(singles):
+        raise UsageError(f"--names has {len(given_names)} names for {len(singles)} runs; give one for each run")
+    own = list(given_names) or names(singles)
+    sides = [Side(name, (run,)) for name, run in zip(own, singles, strict=True)]
+    sides += [Side(name, tuple(members)) for name, members in groups]
+    check_unique(sides)
+    shown = [*own, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
+    by_suite: dict[tuple[str, str], list[Side]] = {}
+    for side in sides:
+        by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
+    compared = [
+        PageComparison(suite, tuple(members), rule) for (_, suite), members in by_suite.items() if len(members) > 1
+    ]
+    return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def contents_of_study(
+    results: StudyResults, chosen: Sequence[str] = (), benchmark: str | None = None, rule: str | None = None
+) -> PageContents:
+    """Return the contents of a page of a study's finished runs; what is not finished is named in the notes.
+
+    Args:
+        results: of the study.
+        chosen: NAME or NAME@STEP; empty: every model, at its last step.
+        benchmark: name of a benchmark; None: all.
+        rule: scoring rule of comparisons; None: the benchmark's.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        UsageError: no run is finished.
+    """
+    study = results.study
+    benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
+    parts = [_of_benchmark(results, chosen, one, rule, len(benchmarks) > 1) for one in benchmarks]
+    if not any(part.runs for part in parts):
+        raise UsageError(f"study {study.path}: no run is finished; run {results.remedy}")
+    return PageContents(
+        tuple(run for part in parts for run in part.runs),
+        tuple(name for part in parts for name in part.names),
+        tuple(one for part in parts for one in part.comparisons),
+        tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+
+
+def _of_benchmark(
+    results: StudyResults, chosen: Sequence[str], benchmark: StudyBenchmark, rule: str | None, several: bool
+) -> PageContents:
+    study = results.study
+    models = [select(study, name) for name in chosen or study.names]
+    suffix = f" on {benchmark.name}" if several else ""
+    runs, shown, sides, missing = [], [], [], []
+    for model in models:
+        found = []
+        for checkpoint in model.checkpoints:
+            if (run := results.run(checkpoint, benchmark)) is None:
+                continue
+            found.append(run)
+            seed = "" if len(model.checkpoints) == 1 else f" seed {checkpoint.seed}"
+            shown.append(f"{model.name}{seed}{suffix}")
+        missing += [results.described(one) for one in results.missing(model.checkpoints, benchmark)]
+        runs += found
+        if found:
+            sides.append(Side(model.name, tuple(found)))
+    notes = [f"Not finished: {', '.join(missing)}."] if missing else []
+    notes += results.changes([one for model in models for one in model.checkpoints], benchmark)
+    comparisons = []
+    curves = _trainings(results, benchmark)
+    if len(sides) > 1 or curves:
+        title = benchmark.name
+        comparisons.append(PageComparison(title, tuple(sides), rule or benchmark.rule, tuple(curves)))
+    return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
+
+
+def _trainings(results: StudyResults, benchmark: StudyBenchmark) -> list[StudyTraining]:
+    """Return the trainings that have two finished steps or more."""
+    found = []
+    with_steps = dict.fromkeys(one.name for one in results.study.checkpoints if one.step is not None)
+    for model in with_steps:
+        for name, checkpoints in trainings(results.study, model):
+            done = [one for one in checkpoints if results.run(one, benchmark) is not None]
+            if len(done) > 1:
+                steps = tuple(one.step for one in done if one.step is not None)
+                found.append(StudyTraining(Side(name, results.runs(done, benchmark)), steps, ()))
+    return found

@@ -1,0 +1,90 @@
+"""Documents of runs for a page: the union of each task's documents, with the decisions of every run under every rule.
+
+In: finished runs. Out: `DocumentData`: an index for the page's script, and a block for each task (`blocks.py`).
+Decisions are computed here, by the rules themselves; the page only shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.document_views import ChoiceView
+from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.remembered import remembering
+from evalkit.pages.answers import answers_block
+from evalkit.pages.choices import choices_block
+from evalkit.pages.union import Sample, ViewOfRun
+from evalkit.runs.folder import Run
+from evalkit.scores.table import SEGMENTS
+
+
+@dataclass(frozen=True)
+class DocumentData:
+    """Documents of a page."""
+
+    index: Mapping[str, Any]
+    """Runs and tasks, JSON-compatible; "block" of a task is a place in `blocks`."""
+    blocks: Sequence[str]
+
+
+def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: Sample | None = None) -> DocumentData:
+    """Collect the documents of all runs.
+
+    Args:
+        runs: finished runs.
+        names: their names in the page.
+        say: called with messages for the user.
+        sample: which documents to take; None: all.
+
+    Raises:
+        EvalkitError: a run is damaged.
+    """
+    tasks: list[dict[str, Any]] = []
+    blocks: list[str] = []
+    used: set[str] = set()
+    with remembering():
+        for members in _by_documents(runs, say):
+            about, block = _block(members, sample)
+            numbers = [member.number for member in members]
+            if about["task"] in used:  # other documents under the same name
+                listed = ", ".join(names[number] for number in numbers)
+                about |= {"task": f"{about['task']} ({listed})", "label": f"{about['label']} ({listed})"}
+            used.add(about["task"])
+            tasks.append(about | {"block": len(blocks), "runs": numbers})
+            blocks.append(block)
+    listed_runs = [
+        {"name": name, "id": run.manifest["id"], "rule": run.rule} for name, run in zip(names, runs, strict=True)
+    ]
+    return DocumentData({"runs": listed_runs, "segments": list(SEGMENTS), "tasks": tasks}, blocks)
+
+
+def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[ViewOfRun]]:
+    """Yield the runs' views of each task; runs that have other documents of a task are apart."""
+    order: dict[tuple[str, str, str], list[tuple[int, Run]]] = {}
+    for number, run in enumerate(runs):
+        hashes = run.manifest["specification"].get("documents", {})
+        for task in run.manifest["documents"]:
+            order.setdefault((run.kind, task, str(hashes.get(task, ""))), []).append((number, run))
+    for (kind, task, _), members in order.items():
+        found = [
+            ViewOfRun(number, run, view) for number, run in members for view in benchmark(kind).views(run, (task,), say)
+        ]
+        if found:
+            yield found
+
+
+def _block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+    """Return a task's entry in the index and its block."""
+    first = members[0]
+    make = choices_block if isinstance(first.view, ChoiceView) else answers_block
+    about, block = make(members, sample)
+    task, run = first.view.task, first.run
+    general = {
+        "task": task,
+        "label": benchmark(run.kind).label(run, task).full,
+        "official": run.manifest["documents"].get(task, {}).get("official"),
+    }
+    return general | about, block

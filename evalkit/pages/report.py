@@ -1,0 +1,83 @@
+"""`evalkit report`: finished runs → one HTML file.
+
+In: `PageContents` and a `PageRequest`. Out: the file. Static parts are `Panel`s (`overview.py`, `comparisons.py`,
+`benchmark_figures.py`, `sources.py`), documents are blocks (`documents.py`); `page.py` turns both into HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from evalkit import __version__
+from evalkit.activity import doing
+from evalkit.comparison.curves import curve
+from evalkit.pages.benchmark_figures import figure_panels
+from evalkit.pages.comparisons import comparison_panels, curve_panel
+from evalkit.pages.contents import PageComparison, PageContents
+from evalkit.pages.documents import document_data
+from evalkit.pages.overview import overview_panels
+from evalkit.pages.page import Page, write_page
+from evalkit.pages.panels import Panel
+from evalkit.pages.sources import sources_panel
+from evalkit.pages.union import Sample
+
+_NAMED = 3
+"""Most runs that the default title names."""
+
+
+@dataclass(frozen=True)
+class PageRequest:
+    """What a page of runs contains besides results."""
+
+    title: str | None = None
+    """None: the names of the runs."""
+    documents: bool = True
+    sample: Sample | None = None
+    """Which documents of each task; None: all."""
+
+
+def write_report(contents: PageContents, request: PageRequest, path: Path, say: Callable[[str], None]) -> int:
+    """Write the page of finished runs, and return its size in bytes.
+
+    Args:
+        contents: the runs, their names, and what is compared.
+        request: title and documents.
+        path: the file.
+        say: called with messages for the user.
+
+    Raises:
+        EvalkitError: a run is damaged, or the file cannot be written.
+    """
+    runs, names = contents.runs, contents.names
+    with doing("results"):
+        overview = overview_panels(runs, names)
+        results = figure_panels(runs, names)
+        sources = (sources_panel(runs),)
+    with doing("comparisons"):
+        compared = tuple(panel for one in contents.comparisons for panel in _compared(one))
+    documents = None
+    if request.documents:
+        with doing("documents"):
+            documents = document_data(runs, names, say, request.sample)
+    title = request.title or ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    with doing("writing the page"):
+        page = Page(title, _made(contents), overview, compared, results, sources, documents)
+        write_page(page, path)
+    return path.stat().st_size
+
+
+def _compared(one: PageComparison) -> list[Panel]:
+    """Return the panels of a comparison and of its curves."""
+    found = list(comparison_panels(one.sides, one.rule)) if len(one.sides) > 1 else []
+    if one.trainings:
+        found.append(curve_panel([curve(each.side, one.rule, each.steps) for each in one.trainings]))
+    return found
+
+
+def _made(contents: PageContents) -> str:
+    """Return by what and when the page was made, and what it lacks."""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return " ".join([f"Made by evalkit {__version__} on {now}.", *contents.notes])

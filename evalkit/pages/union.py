@@ -1,0 +1,73 @@
+"""Documents that several runs of a task have: their order in a page, and each run's places in it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.benchmarks.document_views import TaskView
+from evalkit.runs.folder import Run
+
+DocumentName: TypeAlias = tuple[str, Any]
+"""Subtask, and the document's id in it."""
+
+
+@dataclass(frozen=True)
+class ViewOfRun:
+    """A run's view of a task."""
+
+    number: int
+    """Place of the run in the page."""
+    run: Run
+    view: TaskView
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A random sample of each task's documents; with the same seed, a larger one contains the smaller ones."""
+
+    count: int
+    seed: int = 0
+
+    def of(self, task: str, total: int) -> list[int]:
+        """Return the numbers of the sampled documents among `total`, in order."""
+        if total <= self.count:
+            return list(range(total))
+        order = np.random.default_rng([self.seed, zlib.crc32(task.encode())]).permutation(total)
+        return sorted(order[: self.count].tolist())
+
+
+class Union:
+    """The documents of several runs of one task.
+
+    Args:
+        task: the task's name.
+        by_run: the documents of each run, in order.
+        sample: which to take; None: all.
+    """
+
+    def __init__(self, task: str, by_run: Sequence[Sequence[DocumentName]], sample: Sample | None) -> None:
+        every = list(dict.fromkeys(name for names in by_run for name in names))
+        taken = range(len(every)) if sample is None else sample.of(task, len(every))
+        self.total = len(every)
+        self.names = [every[number] for number in taken]
+        self.subtasks = list(dict.fromkeys(subtask for subtask, _ in self.names))
+        self._places = {name: place for place, name in enumerate(self.names)}
+
+    def places(self, names: Sequence[DocumentName]) -> NDArray[np.int64]:
+        """Return the place of each document, -1 of those that are not taken."""
+        return np.fromiter((self._places.get(name, -1) for name in names), np.int64, len(names))
+
+    def subtask_numbers(self) -> NDArray[np.int64]:
+        """Return the number of each document's subtask in `subtasks`."""
+        number = {subtask: place for place, subtask in enumerate(self.subtasks)}
+        return np.fromiter((number[subtask] for subtask, _ in self.names), np.int64, len(self.names))
+
+    def about(self) -> dict[str, Any]:
+        """Return the entries of the page's index."""
+        return {"documents": len(self.names), "of": self.total, "subtasks": self.subtasks}
