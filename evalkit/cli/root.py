@@ -19,7 +19,19 @@ import click
 
 from evalkit import __version__
 from evalkit.activity import shown_activity
-from evalkit.cli import attention, comparing, figure, longbench, looking, models, needle, scoring, study, tables
+from evalkit.cli import (
+    attention,
+    comparing,
+    figure,
+    longbench,
+    looking,
+    models,
+    needle,
+    scoring,
+    showing,
+    study,
+    tables,
+)
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.reporting.escape import printable
@@ -36,6 +48,7 @@ def cli() -> None:
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
+      evalkit show RUN --task boolq --wrong      the documents that it gets wrong
       evalkit study run STUDY.yaml               many checkpoints and benchmarks
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit models ls                          the paper's models, by name
@@ -52,6 +65,7 @@ for command in (
     figure.figure,
     study.study,
     comparing.compare,
+    showing.show,
     tables.table,
     tables.integrity,
     tables.export,
