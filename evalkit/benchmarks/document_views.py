@@ -38,6 +38,16 @@ class ChoiceText:
     """The answer options."""
 
 
+def choice_text(sequences: Sequence[Sequence[Piece]], options: Sequence[str]) -> ChoiceText:
+    """Return the text of a document from the pieces of each choice's sequence."""
+    common = 0
+    for column in zip(*sequences, strict=False):
+        if column.count(column[0]) < len(column):
+            break
+        common += 1
+    return ChoiceText(tuple(sequences[0][:common]), tuple(tuple(one[common:]) for one in sequences), tuple(options))
+
+
 @dataclass(frozen=True)
 class ChoiceView:
     """A task whose choices were scored."""
@@ -50,7 +60,11 @@ class ChoiceView:
     texts: Mapping[DocumentKey, ChoiceText] = field(default_factory=dict)
     """Empty if the documents cannot be read."""
     problem: str = ""
-    """Why there are no texts."""
+    """Why there are no texts, or how they differ from what was scored."""
+
+
+CUT = "cut"
+"""Name of the fact that a prompt was truncated."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +93,8 @@ class AnswerView:
     metric: str
     """What `AnsweredDocument.score` is."""
     documents: Sequence[AnsweredDocument]
+    problem: str = ""
+    """Why there are no documents."""
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView

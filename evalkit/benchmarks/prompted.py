@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -28,6 +28,7 @@ from evalkit.stats.estimates import error_of_average, error_of_mean
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.runs.folder import Run
     from evalkit.runs.writing import RunWriter
@@ -196,6 +197,20 @@ class PromptedBenchmark(GeneratedBenchmark):
         return GradedAnswers(
             run, lambda: run.table(ANSWERS, columns), ("prompt", "reference"), {"Average": tasks}, {self.kind: measure}
         )
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the answers of each task."""
+        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.document_views import AnswerView
+
+        table = run.table(ANSWERS, ("task", "id", "prompt", "reference", "answer", "score"))
+        for task, rows in table.groupby("task", sort=False):
+            if not tasks or task in tasks:
+                documents = [
+                    answered(row, str(task), row["answer"], [row["reference"]], row["score"], row["prompt"])
+                    for row in records(rows)
+                ]
+                yield AnswerView(str(task), self.metric, documents)
 
     def suites(self) -> dict[str, str]:
         """Return the one suite, named after `kind`."""

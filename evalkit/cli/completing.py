@@ -87,6 +87,7 @@ _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "--suite": _suites,
     "--rule": _rules,
     "--template": _templates,
+    "--task": _tasks,
     "--tasks": _tasks,
     "--to": _exports,
     "--measure": _measures,

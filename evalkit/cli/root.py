@@ -19,7 +19,20 @@ import click
 
 from evalkit import __version__
 from evalkit.activity import shown_activity
-from evalkit.cli import attention, comparing, figure, longbench, looking, models, needle, report, scoring, study, tables
+from evalkit.cli import (
+    attention,
+    comparing,
+    figure,
+    longbench,
+    looking,
+    models,
+    needle,
+    report,
+    scoring,
+    showing,
+    study,
+    tables,
+)
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.errors import EvalkitError, SeveralErrors
 from evalkit.reporting.escape import printable
@@ -37,6 +50,7 @@ def cli() -> None:
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?
       evalkit report RUN_A RUN_B -o report.html  a page to look at, with every document
+      evalkit show RUN --task boolq --wrong      the documents that it gets wrong
       evalkit study run STUDY.yaml               many checkpoints and benchmarks
       evalkit ls                                 suites, tasks, templates, rules and your runs
       evalkit models ls                          the paper's models, by name
@@ -54,6 +68,7 @@ for command in (
     study.study,
     comparing.compare,
     report.report,
+    showing.show,
     tables.table,
     tables.integrity,
     tables.export,

@@ -99,6 +99,20 @@ def compiled_once() -> Iterator[None]:
 
 
 @contextmanager
+def processed_once() -> Iterator[None]:
+    """Call the `process_docs` of a task file once for each task within the block; lm-eval calls it at each access.
+
+    Only for functions that return the same documents at each call. The documents of one task are kept at a time.
+    """
+    task = _of("lm_eval.api.task", "ConfigurableTask")
+    with ExitStack() as after:
+        for name in ("validation_docs", "test_docs"):
+            method = names.attribute(_PACKAGE, task, name)
+            after.enter_context(patch.object(task, name, lru_cache(maxsize=1)(method)))
+        yield
+
+
+@contextmanager
 def without_bars(bootstrapping: Callable[[str, int], None]) -> Iterator[None]:
     """Hide the progress bars of building requests and of bootstrapping within the block; they have no public switch.
 

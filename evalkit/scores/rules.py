@@ -206,7 +206,12 @@ class RuleChoices(NamedTuple):
 
 
 def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
-    """Apply a rule.
+    """Apply a rule. Arguments and errors: see `row_scores`."""
+    return best_choices(row_scores(table, rule), table["choice"].to_numpy())
+
+
+def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
+    """Return the score of each row under a rule, higher is better.
 
     Args:
         table: a score table; the rows of a document are adjacent, its choices in order.
@@ -222,11 +227,20 @@ def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
         raise UsageError(
             f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
         )
-    choice = table["choice"].to_numpy()
+    return scores
+
+
+def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
+    """Return the choice with the highest score of each document, the first one in a tie.
+
+    Args:
+        scores: [rows] scores under a rule.
+        choice: [rows] index of each row's choice; 0 begins a document.
+    """
     starts = np.flatnonzero(choice == 0)
     if not len(starts):
         return RuleChoices(starts, np.empty(0, np.int64), np.empty(0, bool))
-    at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(table))))
+    at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(scores))))
     # The first row at the maximum, for each document
     position = np.where(at_best, choice, np.iinfo(np.int64).max)
     return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)

@@ -11,6 +11,7 @@ from evalkit.benchmarks.prompted import ANSWERS, PromptDocument, PromptedBenchma
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import ScoringError, UsageError
+from evalkit.models.locate import silent
 from evalkit.runs.folder import Run
 from tests.benchmarks.test_every_benchmark import Silent
 
@@ -105,3 +106,17 @@ def test_a_task_without_documents_is_refused(made: Any) -> None:
 
     with pytest.raises(UsageError, match="benchmark words: task none has no documents"):
         made(Empty)
+
+
+def test_documents_as_people_read_them(made: Any) -> None:
+    run = made()
+    river, bridge = Words().views(run, (), silent)
+    assert [view.task for view in Words().views(run, ("bridge",), silent)] == ["bridge"]
+    rows = run.table(ANSWERS, ()).to_dict("records")
+    assert (river.metric, [one.id for one in river.documents]) == ("score", ["0", "1", "2"])
+    for one, row in zip([*river.documents, *bridge.documents], rows, strict=True):
+        assert (one.answer, one.references, one.score) == (row["answer"], (row["reference"],), row["score"])
+        assert [piece.text for piece in one.prompt] == [row["prompt"]]
+        assert one.facts["prompt tokens"] == str(row["tokens"])
+        assert one.facts["ended"] in ("end token", "stop text", "maximum length")
+        assert "cut" not in one.facts

@@ -22,7 +22,7 @@ from tests.tiny import tiny_checkpoint
 
 CHOICES = ("terminal", "markdown", "latex", "html", "csv", "json")
 PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle", "compare",
-            "table", "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
+            "show", "table", "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
 """Commands whose result is a table."""
 
 
@@ -66,6 +66,7 @@ def shown(
         "run": [*again, str(finished.folder.parent)],
         "rescore": ["rescore", run, "--rule", "acc", "--detail"],
         "integrity": ["integrity", run],
+        "show": ["show", run, "--task", "boolq"],
         "table": ["table", "main_res", "--source", "both", "--runs", str(mapping)],
         "needle": needle,
         "ls suites": ["ls", "suites"],
@@ -77,8 +78,8 @@ def shown(
     }
 
 
-NAMES = ["run", "rescore", "integrity", "table", "needle", "ls suites", "ls runs", "data", "doctor", "models ls",
-         "models show"]  # fmt: skip
+NAMES = ["run", "rescore", "show", "integrity", "table", "needle", "ls suites", "ls runs", "data", "doctor",
+         "models ls", "models show"]  # fmt: skip
 """Of `shown`; comparisons, curves and LongBench have tests of their own."""
 
 

@@ -23,6 +23,7 @@ from evalkit.compatibility.lm_eval import (
     index_of,
     index_tasks,
     json_value,
+    processed_once,
     read_task_file,
     replace_index,
     rolling_windows,
@@ -111,6 +112,21 @@ def test_a_template_is_compiled_once() -> None:
         assert environment.from_string("{{a}}") is environment.from_string("{{a}}")
         assert lm_eval.utils.apply_template("{{a}}!", {"a": 1}) == "1!"
     assert environment.from_string == before
+
+
+def test_documents_are_processed_once_for_each_task(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    with processed_once():
+        for name in ("made_one", "made_two"):
+            [task] = manager(folder).load([name])["tasks"].values()
+            process = task.config.process_docs
+            monkeypatch.setattr(task.config, "process_docs", lambda docs, do=process: calls.append(1) or do(docs))
+            first = list(task.eval_docs)
+            # Read when the task was made
+            assert (first, list(task.eval_docs), calls) == ([{"question": "Is it?", "gold": 0}], first, [])
+    [task] = manager(folder).load(["made_one"])["tasks"].values()
+    monkeypatch.setattr(task.config, "process_docs", lambda docs: calls.append(1) or docs)
+    assert list(task.eval_docs) == list(task.eval_docs) and calls == [1, 1]
 
 
 def test_no_bars_inside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

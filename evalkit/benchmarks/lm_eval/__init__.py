@@ -15,6 +15,8 @@ harness.py         lm-eval's Hugging Face model with evalkit's tokenisation, sco
 answers.py         an lm-eval model that returns the answers in the journal
 results.py         lm-eval's results → results.json, lm-eval's own files, the score table
 results_report.py  results.json → a `Report`
+views.py           a finished run → its documents as people read them
+samples.py         sample files → texts of choices, answered documents
 prompt_text.py     requests → text for a terminal
 quiet.py           suppression of lm-eval's log and output
 """

@@ -9,7 +9,7 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
@@ -23,6 +23,7 @@ from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.answering import Answering, AnsweringSetup
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
@@ -173,6 +174,12 @@ class LMEval(Benchmark):
     def comparable(self, run: Run) -> TaskChoices:
         """See `Benchmark`; only multiple-choice tasks with one gold answer are compared."""
         return TaskChoices(run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """See `Benchmark`; texts and generated answers are in the sample files, if the run has them."""
+        from evalkit.benchmarks.lm_eval.views import task_views
+
+        return task_views(run, tasks)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`; contains every metric of every task and group, as lm-eval computed it."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from evalkit.runs.traits import max_prompt_tokens
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.longbench.documents import LongBenchDocument
     from evalkit.benchmarks.longbench.metrics import EditVariant
@@ -142,6 +143,20 @@ class LongBench(GeneratedBenchmark):
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""
         return LongBenchAnswers(run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """See `Benchmark`."""
+        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.document_views import AnswerView
+
+        table = load_generations(run, ("task", "id", "prediction", "answers", "score"))
+        for task, rows in table.groupby("task", sort=False):
+            if not tasks or task in tasks:
+                documents = [
+                    answered(row, str(task), row["prediction"], json.loads(row["answers"]), row["score"])
+                    for row in records(rows)
+                ]
+                yield AnswerView(str(task), find_task(str(task)).metric, documents)
 
     def label(self, run: Run, task: str) -> Label:
         """See `Benchmark`."""

@@ -9,7 +9,7 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
@@ -174,6 +175,12 @@ class MultipleChoice(Benchmark):
     def comparable(self, run: Run) -> ComparableChoices:
         """Return the documents, and by rule which of them are right."""
         return ComparableChoices(run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of each task, with their texts where these can be read again."""
+        from evalkit.benchmarks.multiple_choice.views import choice_views
+
+        return choice_views(run, tasks, say)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the accuracy table, and the accuracies under every rule below it."""

@@ -8,15 +8,7 @@ import click
 
 from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
 from evalkit.reporting.escape import printable
-
-COLOURS = {
-    "special": "magenta",
-    "instruction": "blue",
-    "context": "cyan",
-    "continuation": "green",
-    "end": "yellow",
-}
-"""Segment → colour in `--show-prompts`."""
+from evalkit.reporting.segments import COLOURS
 
 
 def prompt_text(encoded: EncodedQuestion, tokenizer: Any) -> str:

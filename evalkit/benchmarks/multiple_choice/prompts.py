@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evalkit.benchmarks.multiple_choice.rendering import Renderer
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
 from evalkit.errors import ScoringError, TemplateError
@@ -102,8 +103,8 @@ class Prompter:
         self._tokenizer = tokenizer
         self._window = window
         self._characters = characters
-        self._system = template.system
-        self._parts = _chat_parts(template, tokenizer, say) if template.chat else template.parts
+        parts = _chat_parts(template, tokenizer, say) if template.chat else template.parts
+        self._renderer = Renderer(parts, template.system)
         self._bos = self._opening(template, say)
         self._eos = self._closing(template, say)
 
@@ -127,19 +128,8 @@ class Prompter:
 
     def render(self, question: Question, choice: int, with_context: bool = True) -> list[tuple[int, str]]:
         """Return the text of a sequence as (segment, text) pieces, without BOS and EOS, which are added as ids."""
-        fields = {
-            "system": self._system,
-            "context": question.contexts[choice],
-            "continuation": question.continuations[choice],
-            "gap": question.gaps[choice],
-            "delimiter": question.delimiter,
-        }
-        pieces = [
-            (SEGMENTS.index(part.segment), part.text.format_map(fields))
-            for part in self._parts
-            if with_context or part.segment != "context"
-        ]
-        return _shift_trailing_space([piece for piece in pieces if piece[1]])
+        pieces = self._renderer.pieces(question, choice, with_context)
+        return [(SEGMENTS.index(piece.segment), piece.text) for piece in pieces]
 
     def _sequences(self, rendered: Iterable[tuple[Question, list[tuple[int, str]]]]) -> Iterator[TokenSequence]:
         texts = ((question, pieces, "".join(text for _, text in pieces)) for question, pieces in rendered)
@@ -242,17 +232,6 @@ def _nothing_to_score(question: Question) -> ScoringError:
         f"{question.label}: a choice has no token to score: it is empty, or its only token straddles the boundary to "
         "the template's next text; check the document and the template"
     )
-
-
-def _shift_trailing_space(pieces: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Move trailing white space of contexts to continuations, as lm-eval does: tokenizers join it to the next word."""
-    shifted = list(pieces)
-    for i in range(len(pieces) - 1):
-        (code, text), (next_code, next_text) = pieces[i], pieces[i + 1]
-        if code == CONTEXT and next_code == CONTINUATION and text != text.rstrip():
-            kept = text.rstrip()
-            shifted[i], shifted[i + 1] = (code, kept), (next_code, text[len(kept) :] + next_text)
-    return [piece for piece in shifted if piece[1]]
 
 
 def _chat_parts(template: Template, tokenizer: Any, say: Callable[[str], None]) -> tuple[Part, ...]:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import hashlib
 import json
 import string
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator
 
@@ -82,6 +83,12 @@ def load_template(name: str) -> Template:
     if name not in template_names():
         raise UnknownNameError("template", name, template_names())
     return _read(resource("configs", "templates", f"{name}.yaml"))
+
+
+def stored_template(content: Mapping[str, Any]) -> Template:
+    """Return the template that a run's manifest stores."""
+    parts = tuple(Part(**part) for part in content["parts"])
+    return Template(**{**content, "score": tuple(content["score"]), "parts": parts})
 
 
 def _checked_part(part: dict[Segment, str]) -> dict[Segment, str]:

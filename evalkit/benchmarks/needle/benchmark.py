@@ -10,9 +10,9 @@ heatmap.png, .pdf
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
@@ -28,6 +28,7 @@ from evalkit.runs.forms import StoredTask
 if TYPE_CHECKING:
     import pandas as pd
 
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
     from evalkit.reporting.report import Report
@@ -145,6 +146,16 @@ class Needle(GeneratedBenchmark):
 
         return needle_report(run)
 
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the answers of all cases."""
+        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.document_views import AnswerView
+
+        if not tasks or NEEDLE in tasks:
+            rows = records(case_table(run))
+            documents = [answered(row, NEEDLE, row["answer"], [row["secret"]], row["score"]) for row in rows]
+            yield AnswerView(NEEDLE, "found", documents)
+
     def suites(self) -> dict[str, str]:
         """Return the one suite."""
         return {NEEDLE: "retrieval of a number from a long text, by length and depth"}
@@ -159,16 +170,22 @@ class Needles(GradedAnswers):
 
     def __init__(self, run: Run) -> None:
         measure = Measure("share of needles found, in %", True)
-        super().__init__(run, self._cases, ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
+        super().__init__(run, partial(case_table, run), ("secret",), {"Average": [NEEDLE]}, {NEEDLE: measure})
 
     def must_agree(self, task: str) -> dict[str, str]:
         """Return the text's identity."""
         return {"text": str(self.run.manifest["specification"]["text"])}
 
-    def _cases(self) -> pd.DataFrame:
-        table = load_needles(self.run)
-        places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
-        return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
+
+def case_table(run: Run) -> pd.DataFrame:
+    """Return the table of a finished needle test with the cases as documents: task, id, source and score.
+
+    Raises:
+        RunError: as `load_needles`.
+    """
+    table = load_needles(run)
+    places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
+    return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))
 
 
 def load_needles(run: Run) -> pd.DataFrame:

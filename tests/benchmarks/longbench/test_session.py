@@ -20,6 +20,7 @@ from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 from evalkit.benchmarks.longbench.prompts import prompt
 from evalkit.benchmarks.longbench.protocol import TASKS
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
 from evalkit.errors import RunError, ScoringError, UsageError
@@ -328,3 +329,25 @@ def test_real_rows_of_every_task(model: Path, longbench_data: Path, tmp_path: Pa
     assert list(table["task"]) == list(TASKS)
     assert table["truncated"].sum() > 10
     assert [mean["name"] for mean in run.stored["averages"]] == ["Plain mean", "Mean of groups"]
+
+
+def test_documents_as_people_read_them(generated: Run) -> None:
+    table = load_generations(generated)
+    found = {view.task: view for view in benchmark_of(generated).views(generated, (), silent)}
+    assert list(found) == list(dict.fromkeys(table["task"]))
+    for task, rows in table.groupby("task"):
+        view = found[task]
+        assert view.metric == TASKS[task].metric
+        for one, (_, row) in zip(view.documents, rows.iterrows(), strict=True):
+            assert (one.id, one.answer, one.references) == (
+                row["id"],
+                row["prediction"],
+                tuple(json.loads(row["answers"])),
+            )
+            assert one.score == row["score"] and 0 <= one.score <= 1
+            assert one.facts["prompt tokens"] == f"{row['tokens_before']:,}"
+            assert ("cut" in one.facts) == row["truncated"]
+            assert one.facts.get("prompt tokens after the cut", f"{row['tokens']:,}") == f"{row['tokens']:,}"
+    assert table["truncated"].any() and not table["truncated"].all()
+    [task] = [view.task for view in benchmark_of(generated).views(generated, [table["task"][0]], silent)]
+    assert task == table["task"][0]

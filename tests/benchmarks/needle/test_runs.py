@@ -237,3 +237,21 @@ def test_killed_and_given_again(needle: Command, model: Path) -> None:
     )
     assert journal_of(output).read_bytes().startswith(kept.rpartition(b"\n")[0])
     shutil.rmtree(output)
+
+
+def test_documents_as_people_read_them(needle: Command, evalkit: Command) -> None:
+    run = load_run(needle().out.splitlines()[-1])
+    table = load_needles(run)
+    content = json.loads(evalkit("show", run.folder, "--format", "json", "--limit", 20).out)
+    assert content["count"] == 12
+    by_name = {one["document"]: one["runs"][0] for one in content["documents"]}
+    for _, row in table.iterrows():
+        one = by_name[f"{row['length']} {row['depth']} {row['repeat']}"]
+        assert (one["answer"], one["references"]) == (row["answer"], [row["secret"]])
+        assert (one["score"], one["right"]) == (float(row["found"]), bool(row["found"]))
+        assert one["generated tokens"] == str(row["new_tokens"])
+    wrong = json.loads(evalkit("show", run.folder, "--wrong", "--format", "json").out)
+    assert wrong["count"] == int((~table["found"]).sum())
+    name = content["documents"][0]["name"]
+    assert "generated tokens" in evalkit("show", run.folder, "--document", name).out
+    complains(evalkit("show", run.folder, "--wrong", "--rule", "acc"), 2, "no choices")

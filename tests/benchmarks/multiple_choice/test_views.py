@@ -1,0 +1,146 @@
+"""Documents of finished suites: their text is the text that was scored, or they have none and say why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from evalkit.benchmarks.document_views import ChoiceView
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
+from evalkit.benchmarks.multiple_choice.tasks import load_questions
+from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.run import evaluate
+from evalkit.data import Library
+from evalkit.models.locate import silent
+from evalkit.progress import Progress
+from evalkit.runs.folder import Run, load_run
+from evalkit.scores.results import available_rules
+from tests.benchmarks.multiple_choice.test_user_suites import files, write_suite
+from tests.documents import rewrite
+
+__all__ = ["files"]  # fixtures
+
+TASKS = ("winogrande", "arc_easy", "boolq", "hellaswag")
+
+
+def views(run: Run, *tasks: str) -> dict[str, ChoiceView]:
+    found = benchmark_of(run).views(run, tasks, silent)
+    return {view.task: view for view in found if isinstance(view, ChoiceView)}
+
+
+def run_of(checkpoint: Path, documents: Path, output: Path, **options: Any) -> Run:
+    common = {"data_dir": documents, "allow_unofficial_data": True, "progress": Progress(live=False)}
+    return evaluate(str(checkpoint), output=output, **(common | options))
+
+
+def joined(view: ChoiceView) -> list[str]:
+    """Return each choice's text without BOS and EOS."""
+    return [
+        "".join(piece.text for piece in (*text.common, *own) if piece.text not in ("[BOS]", "[EOS]"))
+        for text in view.texts.values()
+        for own in text.choices
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "tasks", "shots"),
+    [("inst", TASKS, 0), ("plain", TASKS, 0), ("inst", ("mmlu",), 2), ("plain", ("mmlu",), 1)],
+)
+def test_text_is_what_is_tokenised(
+    checkpoint: Path, real_documents: Path, tmp_path: Path, template: str, tasks: tuple[str, ...], shots: int
+) -> None:
+    options = {"tasks": tasks, "limit": 3, "template": template, "num_fewshot": shots}
+    run = run_of(checkpoint, real_documents, tmp_path, **options)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    prompter = Prompter(load_template(template), tokenizer, 4096)
+    suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tasks), shots)
+    library = Library(real_documents, allow_unofficial=True)
+    found = views(run)
+    assert list(found) == [task for task in suite.tasks if task in tasks]
+    for task, view in found.items():
+        [questions] = load_questions(choose_tasks(suite, (task,)), library, 3).values()
+        encoded = list(prompter.encode(questions))
+        tokens = [one.tokens for each in encoded for one in each.sequences]
+        expected = [
+            tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) for ids in tokens
+        ]
+        assert joined(view) == expected
+        assert view.problem == ""
+        assert list(view.texts) == [(one.subtask, one.doc_id) for one in questions]
+        first = next(iter(view.texts.values()))
+        marks = [piece.text for piece in (*first.common, *first.choices[0]) if piece.text in ("[BOS]", "[EOS]")]
+        assert marks == (["[BOS]", "[EOS]"] if template == "inst" else [])
+        assert view.scores.equals(run.scores[run.scores["task"] == task].reset_index(drop=True))
+        assert list(view.rules) == available_rules(run.scores)
+
+
+def test_common_pieces_are_as_many_as_possible(finished: Run) -> None:
+    found = views(finished, "winogrande", "arc_easy")
+    for view in found.values():
+        for text in view.texts.values():
+            assert len({choice[:1] for choice in text.choices}) > 1
+    winogrande, arc = (next(iter(found[task].texts.values())) for task in ("winogrande", "arc_easy"))
+    assert [piece.segment for piece in winogrande.common] == ["special", "special", "instruction", "special"]
+    assert [piece.segment for piece in arc.common][-1] == "context"
+    # The options of WinoGrande are in the contexts
+    assert len(set(winogrande.options)) == 2
+    for option, choice in zip(winogrande.options, winogrande.choices, strict=True):
+        assert choice[0].text.endswith(option)
+
+
+def test_a_chat_template_is_shown_without_its_markers(documents: Path, tmp_path: Path, checkpoint: Path) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "chat"))
+    chat = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(chat, encoding="utf-8")
+    run = run_of(model, documents, tmp_path, template="chat", tasks=("piqa",), limit=2)
+    [view] = views(run).values()
+    text = next(iter(view.texts.values()))
+    assert "markers" in view.problem
+    assert [piece.segment for piece in text.common] == ["instruction", "context"]
+    assert [piece.segment for piece in text.choices[0]] == ["continuation"]
+
+
+@pytest.mark.parametrize("change", ["documents", "folder"])
+def test_changed_documents_are_not_shown(
+    checkpoint: Path, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
+    own = Path(shutil.copytree(documents, tmp_path / "documents"))
+    run = run_of(checkpoint, own, tmp_path, tasks=("piqa", "boolq"))
+    assert all(view.texts and not view.problem for view in views(run).values())
+    if change == "folder":
+        shutil.rmtree(own)
+    else:
+        rewrite(own / "piqa.jsonl", 1, {"goal": "another goal"})
+    found = views(load_run(run.folder))
+    assert found["piqa"].texts == {}
+    assert ("not those that were scored" if change == "documents" else "not on this machine") in found["piqa"].problem
+    assert len(found["piqa"].scores) == 12
+    assert bool(found["boolq"].texts) == (change == "documents")
+
+
+def test_tasks_of_ones_own_are_read_from_the_sample_files(
+    checkpoint: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"suite": str(write_suite(files)), "dtype": "float32"}
+    without = views(run_of(checkpoint, files / "documents", tmp_path / "without", **options))
+    assert without["made_choice"].texts == {} and "--log-samples" in without["made_choice"].problem
+    assert without["piqa"].texts and without["piqa"].problem == ""
+    run = run_of(checkpoint, files / "documents", tmp_path / "with", log_samples=True, **options)
+    found = views(run, "made_choice")
+    assert list(found) == ["made_choice"] and "sample files" in found["made_choice"].problem
+    texts = found["made_choice"].texts
+    documents = [json.loads(line) for line in (files / "own" / "made_choice.jsonl").read_text("utf-8").splitlines()]
+    for number, document in enumerate(documents):
+        text = texts["made_choice", number]
+        assert [piece.text for piece in text.common] == [f"Question: {document['question']}\nAnswer:"]
+        assert [own[0].text for own in text.choices] == [f" {choice}" for choice in document["choices"]]
