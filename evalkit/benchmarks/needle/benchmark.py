@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
+    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
 
@@ -144,6 +145,22 @@ class Needle(GeneratedBenchmark):
         from evalkit.benchmarks.needle.results_report import needle_report
 
         return needle_report(run)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the heatmap of each run."""
+        import numpy as np
+
+        from evalkit.benchmarks.longbench.plots import needle_heatmap
+        from evalkit.benchmarks.run_figures import RunFigure
+
+        return [
+            RunFigure(
+                f"heatmap-{run.manifest['id']}",
+                f"Needles found in %, by length of the text and depth in it: {name}.",
+                partial(needle_heatmap, np.array(run.stored["found"]), run.stored["depths"], run.stored["lengths"]),
+            )
+            for run, name in zip(runs, names, strict=True)
+        ]
 
     def suites(self) -> dict[str, str]:
         """Return the one suite."""
