@@ -64,7 +64,7 @@ def _traits(run: Run) -> Iterator[tuple[str, str]]:
     for name, trait in traits(run).items():
         if name == "limit":
             yield "documents", trait.words
-        elif name not in versions:
+        elif trait.value and name not in versions:
             yield name, trait.value
 
 

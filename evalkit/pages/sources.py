@@ -14,7 +14,9 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import caveats
 
-_UNKNOWN, _HUB = "see the dataset's page", "https://huggingface.co/datasets"
+_UNKNOWN, _NO_DATASET = "see the dataset's page", "see the source"
+_HUB = "https://huggingface.co/datasets"
+"""Address of a dataset's page, before its repository."""
 
 
 def sources_panel(runs: Sequence[Run]) -> Panel:
@@ -37,7 +39,7 @@ def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
     except UsageError:  # of lm-eval's tasks the dataset is not known
         split = None
     if split is None:
-        return "–", "–", _UNKNOWN, "–"
+        return "–", "–", _NO_DATASET, "–"
     if (licence := LICENCES.get(split.path)) is None:
         return _described(split), "–", _UNKNOWN, f"{_HUB}/{split.path}"
     name = f"{licence.name} ({licence.limits})" if licence.limits else licence.name

@@ -21,7 +21,7 @@ _PLACES = 4
 
 
 @dataclass(frozen=True)
-class _Column:
+class _SummaryColumn:
     """A task's first metric, or an average, of each run."""
 
     label: str
@@ -68,12 +68,12 @@ def suite_summary(runs: Sequence[Run], names: Sequence[str]) -> Report:
     return Report((table,), notes=tuple(_notes(runs, names, columns)))
 
 
-def _task_columns(runs: Sequence[Run]) -> list[_Column]:
+def _task_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
     by_task: dict[str, dict[int, Metric]] = {}
     for place, run in enumerate(runs):
         for metric in benchmark_of(run).metrics(run):
             by_task.setdefault(metric.task, {}).setdefault(place, metric)
-    return [_Column(_heading(runs, task, values), values) for task, values in by_task.items()]
+    return [_SummaryColumn(_heading(runs, task, values), values) for task, values in by_task.items()]
 
 
 def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> str:
@@ -84,13 +84,13 @@ def _heading(runs: Sequence[Run], task: str, values: Mapping[int, Metric]) -> st
     return f"{benchmark_of(run).label(run, task).short}{mark}{lower}"
 
 
-def _average_columns(runs: Sequence[Run]) -> list[_Column]:
+def _average_columns(runs: Sequence[Run]) -> list[_SummaryColumn]:
     by_name: dict[str, dict[int, Metric]] = {}
     for place, run in enumerate(runs):
         for one in benchmark_of(run).stored_averages(run):
             mean = Metric(one["name"], "average", 0, one["accuracy"], one["stderr"])
             by_name.setdefault(one["name"], {})[place] = mean
-    return [_Column(name, values) for name, values in by_name.items()]
+    return [_SummaryColumn(name, values) for name, values in by_name.items()]
 
 
 def _cell(metric: Metric, bold: bool = False) -> Cell:
@@ -102,7 +102,7 @@ def _cell(metric: Metric, bold: bool = False) -> Cell:
     return Cell(fixed(metric.value, _PLACES), "" if metric.stderr is None else fixed(metric.stderr, _PLACES), bold=bold)
 
 
-def _notes(runs: Sequence[Run], names: Sequence[str], columns: Sequence[_Column]) -> Iterator[str]:
+def _notes(runs: Sequence[Run], names: Sequence[str], columns: Sequence[_SummaryColumn]) -> Iterator[str]:
     metrics = [one for column in columns for one in column.values.values()]
     measured = ", ".join(dict.fromkeys(one.name for one in metrics if one.n))
     yield f"{measured}; shares in %" if any(one.whole for one in metrics) else measured
