@@ -14,7 +14,7 @@ only on the plan, the batch and the model, not on earlier batches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.outcomes import Comparable, Metric
     from evalkit.benchmarks.request import Request
+    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
@@ -287,6 +288,18 @@ class Benchmark(ABC):
         from evalkit.benchmarks.results_report import metrics_report
 
         return metrics_report(run, self.metrics(run, rule))
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the figures of finished runs; by default none.
+
+        Args:
+            runs: runs of this benchmark.
+            names: a unique name for each.
+
+        Raises:
+            EvalkitError: a run is damaged.
+        """
+        return []
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
         """Yield the first prompts of each task as the model reads them, formatted for a terminal.

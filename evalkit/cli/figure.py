@@ -41,7 +41,7 @@ _SUFFIXES = (".pdf", ".png")
               "paper's of each figure]")  # fmt: skip
 @typed_option("--measure", help="Of bos, rank and heatmap: another measure (see --list).")
 @typed_option("--paper", is_flag=True, help="Of entropy and categories: the paper's definition alone.")
-@typed_option("--output", "-o", type=FOLDER, help="File .pdf or .png; with --all a folder.  [default: NAME.pdf]")
+@typed_option("--output", "-o", type=FOLDER, help="File .pdf, .png or .svg; with --all a folder.  [default: NAME.pdf]")
 def figure(
     figure: str | None,
     runs: tuple[str, ...],

@@ -81,7 +81,7 @@ def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where
 
 def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
     """Reject a file name, which users expect to receive what is printed."""
-    if path.suffix in (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png") and not path.is_dir():
+    if path.suffix in (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png", ".svg") and not path.is_dir():
         raise UsageError(f"--output {path}: is the folder of runs; to save what is printed, redirect it: > {path}")
     return path
 
@@ -100,7 +100,7 @@ def figure_path(_: click.Context, __: click.Parameter, path: Path | None) -> Pat
 
 RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
-PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png or .pdf file.")
+PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png, .pdf or .svg file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
 OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
 

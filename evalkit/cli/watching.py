@@ -23,8 +23,8 @@ WATCH = option_group(
     typed_option("--until", type=click.IntRange(min=0), metavar="STEP", help="With --watch: end at this step."),
     typed_option("--idle", type=click.FloatRange(min=0), metavar="MINUTES", help="With --watch: end after this time "
                  "without a new checkpoint."),
-    typed_option("--plot", type=FOLDER, callback=figure_path, help="With --watch: also draw the curve, into a .png or "
-                 ".pdf file."),
+    typed_option("--plot", type=FOLDER, callback=figure_path, help="With --watch: also draw the curve, into a .png, "
+                 ".pdf or .svg file."),
 )  # fmt: skip
 
 _IN_USE = 30.0

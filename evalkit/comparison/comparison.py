@@ -133,7 +133,7 @@ def _differences(
     measure, measured = pairing.measure(rule), by_task(pairing, rule)
     lines = by_layer(pairing, rule) if measure.layers else measured
     ps = holm([1.0 if one.p is None else one.p for one in lines])
-    tasks = tuple(_task(one, p, measure, with_power) for one, p in zip(lines, ps, strict=True))
+    tasks = tuple(task_difference(one, p, measure, with_power) for one, p in zip(lines, ps, strict=True))
     by_name = {one.paired.task: one for one in measured}
     groups, sizes = pairing.graded[0].groups, pairing.graded[0].group_sizes
     averages = []
@@ -150,7 +150,15 @@ def _title(name: str, count: int, size: int) -> str:
     return name if count == size else f"{name} ({count} of {size})"
 
 
-def _task(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) -> TaskDifference:
+def task_difference(one: ScoredLine, p_holm: float, measure: Measure, with_power: bool) -> TaskDifference:
+    """Return the record of a line.
+
+    Args:
+        one: the line.
+        p_holm: its p value after correction.
+        measure: of its scores.
+        with_power: whether to compute the smallest detectable difference, which is slow.
+    """
     paired = one.paired
     return TaskDifference(
         **_common(one.name, one.a, one.b, one.estimate, one.adjusted, one.p, measure),

@@ -45,7 +45,7 @@ def forest(found: Sequence[Comparison], path: Path) -> None:
 
     Args:
         found: comparisons with the same baseline.
-        path: ends in .png or .pdf.
+        path: ends in .png, .pdf or .svg.
 
     Raises:
         RunError: the file cannot be written.
@@ -83,7 +83,7 @@ def curves(found: Sequence[Curve], path: Path) -> None:
 
     Args:
         found: trainings.
-        path: ends in .png or .pdf.
+        path: ends in .png, .pdf or .svg.
 
     Raises:
         RunError: the file cannot be written.

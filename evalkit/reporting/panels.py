@@ -1,4 +1,4 @@
-"""Figures of lines with bands, and of maps. In: `Panel`s, tables of numbers. Out: a figure's file.
+"""Figures of lines with bands, and of maps. In: `FigurePanel`s, tables of numbers. Out: a figure's file.
 
 A row of a panel's table is a drawn number: `run`, the columns of its axes, `value`, and of a line `spread`, half the
 height of its band (NaN for none).
@@ -47,7 +47,7 @@ _MOST_MARKED = 40
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """A part of a figure: lines of several runs, or a map of one."""
 
     title: str
@@ -75,7 +75,7 @@ class Panel:
 
 
 def draw_panels(
-    panels: Sequence[Panel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
+    panels: Sequence[FigurePanel], runs: Sequence[str], columns: int, notes: str, path: Path, share_y: bool = False
 ) -> None:
     """Draw panels row by row, a legend above them if there are several lines, and notes below.
 
@@ -84,7 +84,7 @@ def draw_panels(
         runs: names of runs; a run has the same look in each panel.
         columns: panels of a row.
         notes: paragraphs.
-        path: ends in .png or .pdf.
+        path: ends in .png, .pdf or .svg.
         share_y: whether all panels have the same vertical scale.
 
     Raises:
@@ -116,7 +116,7 @@ def draw_panels(
     save_figure(figure, path)
 
 
-def _draw_lines(axis: Axes, panel: Panel, runs: Sequence[str]) -> None:
+def _draw_lines(axis: Axes, panel: FigurePanel, runs: Sequence[str]) -> None:
     for number, run in enumerate(runs):
         found = panel.table[panel.table["run"] == run].sort_values(panel.x)
         if found.empty:
@@ -154,7 +154,7 @@ def _draw_legend(figure: Figure, runs: Sequence[str], in_row: int) -> None:
         text.set_parse_math(False)
 
 
-def _draw_maps(figure: Figure, panels: Sequence[Panel]) -> None:
+def _draw_maps(figure: Figure, panels: Sequence[FigurePanel]) -> None:
     """Draw maps; those of one measure have one scale of colours."""
     axes = list(figure.axes)[: len(panels)]
     for label in dict.fromkeys(panel.label for panel in panels):
@@ -171,7 +171,7 @@ def _draw_maps(figure: Figure, panels: Sequence[Panel]) -> None:
         bar.ax.tick_params(labelsize=8, colors="#444444")
 
 
-def _draw_map(axis: Axes, panel: Panel, colours: dict[str, Any]) -> Any:
+def _draw_map(axis: Axes, panel: FigurePanel, colours: dict[str, Any]) -> Any:
     wide = panel.scale * panel.table.pivot(index=panel.y, columns=panel.x, values="value")
     axis.set_facecolor("#d9d9d9")
     image = axis.imshow(wide.to_numpy(float), aspect="auto", origin="lower", interpolation="nearest", **colours)

@@ -112,7 +112,7 @@ def test_names_and_help_import_no_heavy_library() -> None:
         ([], ["name a figure: bos, categories", "--all"]),
         (["entropi", "x"], ["unknown figure 'entropi'", "did you mean 'entropy'"]),
         (["entropy"], ["name one or more runs of evalkit attention", "--study"]),
-        (["entropy", "x", "-o", "a.svg"], ["a.svg", ".png or .pdf"]),
+        (["entropy", "x", "-o", "a.gif"], ["a.gif", ".png, .pdf or .svg"]),
         (["entropy", "nothing"], ["unknown run 'nothing'"]),
         (["entropy", "x", "--benchmark", "b"], ["--benchmark names a benchmark of a study"]),
         (["entropy", "x", "--layers", "a"], ["--layers a: expected numbers"]),

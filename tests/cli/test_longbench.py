@@ -209,7 +209,7 @@ def test_a_damaged_task_is_left_out(longbench: Command, rows: Path) -> None:
         (["--device", "abacus"], 2, ["--device abacus: not a device"]),
         (["--token-budget", "few"], 2, ["--token-budget is 'few'; it must be a whole number"]),
         (["--format", "xml"], 2, ["xml"]),
-        (["--plot", "lengths.svg"], 2, ["--plot lengths.svg: figures are written as .png or .pdf"]),
+        (["--plot", "lengths.gif"], 2, ["--plot lengths.gif: figures are written as .png, .pdf or .svg"]),
     ],
 )
 def test_bad_input(longbench: Command, options: list[str], code: int, words: list[str]) -> None:

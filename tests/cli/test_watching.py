@@ -174,7 +174,7 @@ def test_the_curve_is_under_the_requested_rule(
         (["demo"], "CKPT cannot be used with --watch"),
         (["--show-prompts", "1"], "--show-prompts cannot be used with --watch"),
         (["--format", "json"], "--format cannot be used with --watch"),
-        (["--plot", "curve.txt"], "--plot curve.txt: figures are written as .png or .pdf"),
+        (["--plot", "curve.txt"], "--plot curve.txt: figures are written as .png, .pdf or .svg"),
         (["--suite", "zeroshot9"], "unknown suite 'zeroshot9'"),
     ],
 )

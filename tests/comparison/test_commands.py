@@ -234,7 +234,7 @@ def test_a_damaged_run(compare: Compare, make: Make) -> None:
     [
         (["--group", "x"], ["--group x", "NAME=RUN,RUN"]),
         (["--group", "x="], ["--group x=", "NAME=RUN,RUN"]),
-        (["--plot", "forest.svg"], ["--plot forest.svg", ".png or .pdf"]),
+        (["--plot", "forest.gif"], ["--plot forest.gif", ".png, .pdf or .svg"]),
         (["--margin", "1"], ["--margin", "--fail-if-worse"]),
         (["--curve", "--fail-if-worse"], ["--fail-if-worse", "--curve"]),
         (["--rule", "acc_nrm"], ["unknown rule 'acc_nrm'", "'acc_norm'"]),

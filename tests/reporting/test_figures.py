@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from evalkit.errors import RunError, UsageError
 from evalkit.reporting.figures import check_figure_path, new_figure, save_figure
 
-MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 
 def drawn(path: Path) -> bytes:
@@ -19,14 +20,14 @@ def drawn(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.PNG", "deep/er/a.pdf", "a.Pdf"])
+@pytest.mark.parametrize("name", ["a.png", "a.PNG", "deep/er/a.pdf", "a.Pdf", "a.svg", "a.SVG"])
 def test_any_case_of_suffix_and_folders_that_are_made(tmp_path: Path, name: str) -> None:
     content = drawn(tmp_path / name)
     assert content.startswith(MAGIC[Path(name).suffix.lower()])
     assert [one.name for one in (tmp_path / name).parent.iterdir()] == [Path(name).name]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".pdf"])
+@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
 def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, suffix: str) -> None:
     assert drawn(tmp_path / f"a{suffix}") == drawn(tmp_path / f"b{suffix}")
 
@@ -44,7 +45,17 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert [one.name for one in tmp_path.iterdir()] == ["a.png"]
 
 
-@pytest.mark.parametrize("name", ["a.svg", "a", ".png", "x" * 300 + ".png"])
+@pytest.mark.parametrize("name", ["a.jpg", "a", ".png", "x" * 300 + ".png"])
 def test_names_that_no_figure_can_have(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"figures are written as \.png or \.pdf|cannot be written"):
+    with pytest.raises(UsageError, match=r"figures are written as \.png, \.pdf or \.svg|cannot be written"):
         check_figure_path(tmp_path / name)
+
+
+def test_the_text_of_an_svg_is_text_in_a_generic_font(tmp_path: Path) -> None:
+    figure = new_figure(3, 2)
+    axes = figure.subplots()
+    axes.set_title("<b> & 模型", parse_math=False)
+    save_figure(figure, tmp_path / "a.svg")
+    found = ElementTree.parse(tmp_path / "a.svg")
+    [title] = [text for text in found.iter("{http://www.w3.org/2000/svg}text") if text.text == "<b> & 模型"]
+    assert "'DejaVu Sans', 'Verdana', sans-serif" in title.get("style", "")

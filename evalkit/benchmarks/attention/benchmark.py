@@ -6,14 +6,14 @@ task and of each layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.analysis.groups import MEASURES
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.rows import AttentionRow
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
-from evalkit.benchmarks.multiple_choice.suites import label_of
+from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.inputs.validated import Stored
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import Analysis, AttentionFacts, AttentionSetup
     from evalkit.benchmarks.attention.outcomes import AttentionDocuments
     from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest
+    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
     from evalkit.runs.finished_rows import FinishedRows
@@ -176,3 +178,13 @@ class Attention(Benchmark):
     def label(self, run: Run, task: str) -> Label:
         """Return a task's labels: from the run's own suite, else from evalkit's suites."""
         return label_of(task, run.manifest.get("labels"), run.manifest.get("short"))
+
+    def dataset(self, run: Run, task: str) -> HubSplit | None:
+        """Return the hub dataset of a pinned task; None for other tasks, and for a text."""
+        return dataset_of(task)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the figures that the runs have the measures of, with all runs in each."""
+        from evalkit.benchmarks.attention.figures.of_runs import run_figures
+
+        return run_figures(runs, names)

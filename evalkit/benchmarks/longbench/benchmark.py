@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.longbench.metrics import EditVariant
     from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest
     from evalkit.benchmarks.longbench.scores import LongBenchResults
+    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.data import HubSplit
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
@@ -139,6 +140,22 @@ class LongBench(GeneratedBenchmark):
         """See `Benchmark`."""
         self.refuse_rule(run, rule)
         return report_of(run)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the scores by length of each run whose documents have lengths."""
+        from evalkit.benchmarks.longbench.plots import draw_by_length
+        from evalkit.benchmarks.run_figures import RunFigure
+
+        tables = ((run, name, load_generations(run)) for run, name in zip(runs, names, strict=True))
+        return [
+            RunFigure(
+                f"lengths-{run.manifest['id']}",
+                f"Scores of the tasks of {run.suite} by the length of their documents, with standard errors: {name}.",
+                partial(draw_by_length, table),
+            )
+            for run, name, table in tables
+            if "length" in table and table["length"].notna().all()
+        ]
 
     def comparable(self, run: Run) -> LongBenchAnswers:
         """See `Benchmark`."""

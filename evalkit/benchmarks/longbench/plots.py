@@ -1,6 +1,6 @@
 """Figures: LongBench's scores by input length, and the needle test's heatmap.
 
-In: scores. Out: a .png or .pdf file.
+In: scores. Out: a .png, .pdf or .svg file.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant =
 
     Args:
         generations: the generations table, see `scores`.
-        path: a .png or .pdf file.
+        path: a .png, .pdf or .svg file.
         variant: variant of the edit similarity.
 
     Raises:
         DataError: a row cannot be scored.
-        UsageError: the file is neither .png nor .pdf.
+        UsageError: the file is none of these.
         RunError: the file cannot be written.
     """
     check_figure_path(path)
@@ -67,10 +67,10 @@ def needle_heatmap(scores: np.ndarray, depths: Sequence[float], lengths: Sequenc
         scores: [depth, length], fractions from 0 to 1; NaN for cells without a measurement, drawn grey.
         depths: position of the needle, in percent of the text from its start.
         lengths: text lengths in tokens.
-        path: a .png or .pdf file.
+        path: a .png, .pdf or .svg file.
 
     Raises:
-        UsageError: the shapes do not agree, or the file is neither .png nor .pdf.
+        UsageError: the shapes do not agree, or the file is none of these.
         RunError: the file cannot be written.
     """
     if scores.shape != (len(depths), len(lengths)) or not scores.size:

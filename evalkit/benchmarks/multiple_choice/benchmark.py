@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
-from evalkit.benchmarks.multiple_choice.suites import label_of, load_suite, pinned_tasks, shipped_suites
+from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
 from evalkit.errors import EvalkitError, RunError
 from evalkit.inputs.validated import Stored
@@ -227,10 +227,7 @@ class MultipleChoice(Benchmark):
 
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Return the hub dataset of a pinned task; None for other tasks."""
-        from evalkit.data import TASKS
-
-        documents = pinned_tasks().get(task)
-        return None if documents is None else TASKS[documents].hub
+        return dataset_of(task)
 
 
 def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:

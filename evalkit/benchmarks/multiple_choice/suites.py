@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, Strict
 
@@ -29,6 +29,9 @@ from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
 from evalkit.resources import resource
+
+if TYPE_CHECKING:
+    from evalkit.data import HubSplit
 
 TASK_DIR = ("tasks", "zeroshot8")
 """evalkit's own lm-eval task files, whose documents are pinned."""
@@ -126,6 +129,14 @@ def pinned_tasks() -> dict[str, str]:
     """Return task → name of its document set, for the tasks whose documents evalkit has pinned."""
     suites = shipped_suites().values()
     return {task: suite.documents.get(task, task) for suite in suites for task in suite.tasks}
+
+
+def dataset_of(task: str) -> HubSplit | None:
+    """Return the hub dataset of a task whose documents evalkit has pinned; None for other tasks."""
+    from evalkit.data import TASKS
+
+    documents = pinned_tasks().get(task)
+    return None if documents is None else TASKS[documents].hub
 
 
 @cache

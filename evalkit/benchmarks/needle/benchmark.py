@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
+    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
 
@@ -155,6 +156,22 @@ class Needle(GeneratedBenchmark):
             rows = records(case_table(run))
             documents = [answered(row, NEEDLE, row["answer"], [row["secret"]], row["score"]) for row in rows]
             yield AnswerView(NEEDLE, "found", documents)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return the heatmap of each run."""
+        import numpy as np
+
+        from evalkit.benchmarks.longbench.plots import needle_heatmap
+        from evalkit.benchmarks.run_figures import RunFigure
+
+        return [
+            RunFigure(
+                f"heatmap-{run.manifest['id']}",
+                f"Needles found in %, by length of the text and depth in it: {name}.",
+                partial(needle_heatmap, np.array(run.stored["found"]), run.stored["depths"], run.stored["lengths"]),
+            )
+            for run, name in zip(runs, names, strict=True)
+        ]
 
     def suites(self) -> dict[str, str]:
         """Return the one suite."""

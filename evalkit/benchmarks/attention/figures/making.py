@@ -1,7 +1,7 @@
 """Figures of finished analyses: the paper's, and what others plot.
 
-In: runs, a figure's name and its options. Out: the figure as .png or .pdf, and beside it a .csv of the drawn numbers,
-with shares as fractions. Every number is a group-by of the run's tables (`runs.py`).
+In: runs, a figure's name and its options. Out: the figure as .png, .pdf or .svg, and beside it a .csv of the drawn
+numbers, with shares as fractions. Every number is a group-by of the run's tables (`runs.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evalkit.errors import RunError, UsageError
 from evalkit.reporting.data import records_csv
 from evalkit.reporting.figure_style import short_name
 from evalkit.reporting.figures import check_figure_path
-from evalkit.reporting.panels import Panel, draw_panels
+from evalkit.reporting.panels import FigurePanel, draw_panels
 
 Runs = Sequence[AnalysedRun]
 _FOUR = {
@@ -48,7 +48,7 @@ _SUMMARY = ("sink_abs_rate", "bos_abs", "distance", "similarity")
 class Figure:
     """A figure before it is drawn."""
 
-    panels: tuple[Panel, ...]
+    panels: tuple[FigurePanel, ...]
     columns: int
     """Panels of a row."""
     words: str
@@ -81,13 +81,28 @@ def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
     return _FIGURES[name](runs, request)
 
 
+def draw(figure: Figure, runs: Runs, path: Path) -> None:
+    """Draw a figure into a file.
+
+    Args:
+        figure: from `make`.
+        runs: the same.
+        path: ends in .png, .pdf or .svg.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    notes = figure_notes(runs, [panel.table for panel in figure.panels], figure.words)
+    draw_panels(figure.panels, [one.name for one in runs], figure.columns, notes, path, figure.share_y)
+
+
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
     """Draw a figure into files, and write its numbers beside the first one; return all files.
 
     Args:
         figure: from `make`.
         runs: the same.
-        paths: each ends in .png or .pdf.
+        paths: each ends in .png, .pdf or .svg.
 
     Raises:
         UsageError: a path is invalid.
@@ -97,9 +112,8 @@ def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
         check_figure_path(path)
     numbers = paths[0].with_suffix(".csv")
     _check_own(numbers)
-    notes = figure_notes(runs, [panel.table for panel in figure.panels], figure.words)
     for path in paths:
-        draw_panels(figure.panels, [one.name for one in runs], figure.columns, notes, path, figure.share_y)
+        draw(figure, runs, path)
     try:
         replace_file(numbers, f"{records_csv(figure.records)}\n".encode())
     except OSError as error:
@@ -137,7 +151,7 @@ def _position(runs: Runs, request: FigureRequest) -> Figure:
     if len(runs) == 1:
         tables = [runs[0].line(measure, band, request.layers, by_position=True) for measure in measures]
         maps = [
-            Panel(measure, table, "position", label_of(measure), "layer", _QUERY, MEASURES[measure].in_percent)
+            FigurePanel(measure, table, "position", label_of(measure), "layer", _QUERY, MEASURES[measure].in_percent)
             for measure, table in zip(measures, tables, strict=True)
         ]  # fmt: skip
         return Figure(
@@ -154,12 +168,12 @@ def _position(runs: Runs, request: FigureRequest) -> Figure:
     )
 
 
-def _position_panel(runs: Runs, measure: str, band: Band, layer: int) -> Panel:
+def _position_panel(runs: Runs, measure: str, band: Band, layer: int) -> FigurePanel:
     table = pd.concat([one.line(measure, band, (layer,), by_position=True) for one in runs], ignore_index=True)
     found = sorted(table["layer"].unique())
     where = f"layer {found[0]}" if len(found) == 1 else "last layer" if layer == -1 else f"layer {layer}"
     percent = MEASURES[measure].in_percent
-    return Panel(f"{measure}, {where}", table, "position", unit_of(measure), "", _QUERY, percent, doubling=True)
+    return FigurePanel(f"{measure}, {where}", table, "position", unit_of(measure), "", _QUERY, percent, doubling=True)
 
 
 def _spaced(by_run: Sequence[list[int]]) -> tuple[int, ...]:
@@ -182,7 +196,9 @@ def _categories(runs: Runs, request: FigureRequest) -> Figure:
             value = values.rename(columns={title: "value"})[["layer", "value", "n"]]
             tables.append(one.labelled(spread_of(value, ["layer"]), f"{kind}: {title}"))
         label = "softmax" if request.paper else "%"
-        panels.append(Panel(title, pd.concat(tables, ignore_index=True), "layer", label, percent=not request.paper))
+        panels.append(
+            FigurePanel(title, pd.concat(tables, ignore_index=True), "layer", label, percent=not request.paper)
+        )
     made = "share of |weights| of the continuation's tokens on each kind of tokens"
     if request.paper:
         made = (
@@ -220,7 +236,7 @@ def _by_layer(
     for measure in measures:
         table = pd.concat([one.line(measure, band, request.layers) for one in runs], ignore_index=True)
         percent = MEASURES[measure].in_percent
-        panels.append(Panel(measure, table, "layer", unit_of(measure), percent=percent, reference=reference))
+        panels.append(FigurePanel(measure, table, "layer", unit_of(measure), percent=percent, reference=reference))
     return Figure(tuple(panels), columns, f"{line_words(band)}. {described(measures)}", share_y)
 
 
@@ -228,12 +244,12 @@ def _rank(runs: Runs, request: FigureRequest) -> Figure:
     measure = request.measure_of("rank")
     first, *others = runs
     ranks = pd.concat([one.line(measure, "samples", request.layers) for one in runs], ignore_index=True)
-    panels = [Panel(f"{measure}, median over heads", ranks, "layer", measure)]
+    panels = [FigurePanel(f"{measure}, median over heads", ranks, "layer", measure)]
     words = "Line: mean over documents of the median over heads; band: ± 1 standard deviation over documents"
     if others:
         shares = [one.labelled(share_above(first, one, measure, request.layers), measure) for one in others]
         title, table = f"documents above {short_name(first.name)}", pd.concat(shares, ignore_index=True)
-        panels.append(Panel(title, table, "layer", "%", percent=True, reference=0.5))
+        panels.append(FigurePanel(title, table, "layer", "%", percent=True, reference=0.5))
         words += "; right: share of documents whose median is above that of the first run, band: ± 1 standard error"
     return Figure(tuple(panels), 2, f"{words}. {described([measure])}")
 
@@ -246,7 +262,7 @@ def _heatmap(runs: Runs, request: FigureRequest) -> Figure:
         chosen = values[values["layer"].isin(one.layers(measure, request.layers))].reset_index(drop=True)
         label, percent = label_of(measure), MEASURES[measure].in_percent
         panels.append(
-            Panel(short_name(one.name), one.labelled(chosen, measure), "head", label, "layer", percent=percent)
+            FigurePanel(short_name(one.name), one.labelled(chosen, measure), "head", label, "layer", percent=percent)
         )
     words = f"Colour: mean over documents of each head, one scale for all runs. {described([measure])}"
     return Figure(tuple(panels), 2 if len(panels) == 4 else 3, words)

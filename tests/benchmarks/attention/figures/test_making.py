@@ -350,8 +350,8 @@ def test_differences_between_runs_are_named(runs: list[Run], tmp_path: Path) -> 
 def test_files_that_cannot_be_written(runs: list[Run], tmp_path: Path) -> None:
     members = analysed(runs)
     figure = make("negative", members, FigureRequest())
-    with pytest.raises(UsageError, match=r"written as \.png or \.pdf"):
-        write(figure, members, [tmp_path / "a.svg"])
+    with pytest.raises(UsageError, match=r"written as \.png, \.pdf or \.svg"):
+        write(figure, members, [tmp_path / "a.gif"])
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written"):
         write(figure, members, [tmp_path / "file" / "a.png"])

@@ -1,0 +1,115 @@
+"""How a run was made. In: a finished run. Out: a `Panel` with its settings, its documents and its template."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from evalkit.benchmarks.document_views import Piece
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.errors import RunError
+from evalkit.pages.panels import Panel
+from evalkit.reporting.decimals import fixed
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.batch_devices import mixture
+from evalkit.runs.folder import Run
+from evalkit.runs.traits import caveats, traits, unofficial_notes
+
+
+def provenance_panel(run: Run, name: str) -> Panel:
+    """Return the panel of a finished run's settings.
+
+    Args:
+        run: a finished run.
+        name: the panel's anchor.
+    """
+    settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
+    notes = (*(f"*: {note}" for note in unofficial_notes(run.manifest)), *mixture(run.manifest))
+    report = Report((settings, _documents_table(run)), notes=notes)
+    return Panel(name, "How it was made", (report,), prompts=tuple(_template(run.manifest)))
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each setting, from the checkpoint to the run's folder."""
+    manifest, loaded = run.manifest, run.manifest.get("loaded") or {}
+    yield "checkpoint", str(manifest["model"])
+    if revision := manifest["revision"]:
+        yield "revision", str(revision)
+    for part, fingerprint in manifest["specification"]["checkpoint"].items():
+        yield f"fingerprint of its {part}", str(fingerprint)
+    if architecture := loaded.get("architecture"):
+        yield "architecture", str(architecture)
+    if parameters := loaded.get("parameters"):
+        yield "parameters", f"{parameters:,}"
+    if window := manifest.get("context") or loaded.get("window"):
+        yield "context window", f"{window:,} tokens"
+    yield "suite", run.suite
+    yield from _traits(run)
+    if isinstance(template := manifest["template"], Mapping):
+        names = {"description": "template's description", "system": "system prompt"}
+        yield from ((words, str(template[key])) for key, words in names.items() if template.get(key))
+    yield "versions", ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
+    yield "date", str(manifest["created"])
+    if command := _command(manifest):
+        yield "command", command
+    yield "run", str(manifest["id"])
+    yield "folder", str(run.folder)
+
+
+def _traits(run: Run) -> Iterator[tuple[str, str]]:
+    """Yield the settings that determine the scores, without the versions, which are listed together."""
+    versions = {f"{package} version" for package in run.manifest["versions"]}
+    for name, trait in traits(run).items():
+        if name == "limit":
+            yield "documents", trait.words
+        elif trait.value and name not in versions:
+            yield name, trait.value
+
+
+def _command(manifest: Mapping[str, Any]) -> str:
+    """Return the command that made a run as one line; empty if it is not recorded."""
+    command = manifest.get("command")
+    return shlex.join(map(str, command)) if isinstance(command, list) else ""
+
+
+def _documents_table(run: Run) -> Table:
+    """Return the table of the tasks: source, number of documents, and time."""
+    benchmark, seconds = benchmark_of(run), _seconds(run)
+    counts: dict[str, int] = {}
+    for metric in benchmark.metrics(run):
+        counts.setdefault(metric.task, metric.n)
+    rows = [
+        [
+            benchmark.label(run, task).full + "*" * bool(caveats(run.manifest, task)),
+            str(source["source"]),
+            f"{counts[task]:,}" if task in counts else "–",
+            f"{source['count']:,}",
+            *([fixed(seconds.get(task), 1)] if seconds else []),
+        ]
+        for task, source in run.manifest["documents"].items()
+    ]
+    rows += [
+        [f"{benchmark.label(run, task).full}: solved examples", str(source["source"]), "", f"{source['count']:,}"]
+        + [""] * bool(seconds)
+        for task, source in run.manifest.get("examples", {}).items()
+    ]
+    headers = ["task", "source of the documents", "n", "of", *(["seconds"] if seconds else [])]
+    return simple_table("documents", headers, rows, texts=2)
+
+
+def _seconds(run: Run) -> dict[str, float]:
+    """Return the seconds of each task; empty if they are not stored."""
+    try:
+        return run.seconds
+    except RunError:
+        return {}
+
+
+def _template(manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    """Yield the template's name and text, with its placeholders, if the manifest has it."""
+    template = manifest["template"]
+    if isinstance(template, Mapping) and template.get("parts"):
+        pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
+        yield f"Template {template['name']}", pieces
