@@ -15,9 +15,9 @@ check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# At most 8 minutes on two cores
+# At most 8 minutes on two cores; tests in a browser are skipped, with the reason, where no Chromium is found
 test: check
-	$(PYTEST) -m "not slow and not browser and not cluster and not gpu"
+	$(PYTEST) -m "not slow and not cluster and not gpu"
 
 # All tests; those whose checkpoint, browser, cluster or GPU is missing are skipped with a reason
 test-all: check

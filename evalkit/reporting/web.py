@@ -61,7 +61,8 @@ def html_page(title: str, body: str) -> str:
 def _heading(table: Table) -> str:
     grouped = any(group.title for group in table.columns)
     span = ' rowspan="2"' if grouped else ""
-    first = f'<th class="corner"{span}>{_text(table.corner)}</th>'
+    corner = "th" if table.corner else "td"  # a heading without text is none
+    first = f'<{corner} class="corner"{span}>{_text(table.corner)}</{corner}>'
     first += "".join(f'<th scope="col" class="fact"{span}>{_text(fact)}</th>' for fact in table.facts)
     labels = "".join(f'<th scope="col">{_text(label)}</th>' for group in table.columns for label in group.labels)
     if not grouped:
@@ -69,7 +70,7 @@ def _heading(table: Table) -> str:
     titles = "".join(
         f'<th class="group" colspan="{len(group.labels)}">{_text(group.title)}</th>'
         if group.title
-        else f'<th colspan="{len(group.labels)}"></th>'
+        else f'<td colspan="{len(group.labels)}"></td>'
         for group in table.columns
     )
     return f"<tr>{first}{titles}</tr>\n<tr>{labels}</tr>\n"

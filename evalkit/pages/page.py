@@ -1,0 +1,173 @@
+"""One self-contained HTML file: static panels, and an explorer of documents where the page has them.
+
+In: a `Page`. Out: HTML with its styles, scripts, figures and data inline. Its content security policy permits only the
+inline scripts that are written here, by their hashes, and no request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from evalkit.atomic import replace_file
+from evalkit.pages.panels import PageFigure, Panel
+from evalkit.reporting.escape import printable
+from evalkit.reporting.formats import SUFFIXES, Format
+from evalkit.reporting.report import Report, render
+from evalkit.reporting.table import Table
+from evalkit.reporting.web import html_lines, html_table
+
+_ASSETS = Path(__file__).parent / "assets"
+_TABULATOR = "vendor/tabulator.min"
+_DOCUMENT_SCRIPTS = ("blocks.js", "task.js", "filters.js", "table.js", "document.js", "controls.js", "explorer.js")
+"""Scripts of the explorer, in the order of their definitions."""
+_COPIED: tuple[tuple[Format, str], ...] = (("latex", "LaTeX"), ("markdown", "Markdown"), ("csv", "CSV"))
+_SOURCE_MAP = re.compile(r"^(//# sourceMappingURL=.*|/\*# sourceMappingURL=.*\*/)$", re.MULTILINE)
+_ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class DocumentData:
+    """Data of the explorer; docs/pages.md describes both."""
+
+    index: Mapping[str, Any]
+    """Runs, segments, and the tasks with the numbers of their blocks; can be written as JSON."""
+    blocks: Sequence[str]
+    """Base64 of a gzip file each, opened when the reader opens a task."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of a page."""
+
+    title: str
+    made: str
+    """By what and when the page was made, in one sentence."""
+    overview: tuple[Panel, ...] = ()
+    comparisons: tuple[Panel, ...] = ()
+    results: tuple[Panel, ...] = ()
+    """Results with panels of their own: LongBench, needle tests, figures of attention."""
+    sources: tuple[Panel, ...] = ()
+    """Sources and licences of the documents."""
+    documents: DocumentData | None = None
+
+    @property
+    def chapters(self) -> list[tuple[str, str, tuple[Panel, ...]]]:
+        """Return anchor, title and panels of each chapter that has panels, and of the documents."""
+        chapters = [
+            ("overview", "Overview", self.overview),
+            ("comparisons", "Comparisons", self.comparisons),
+            ("results", "Results", self.results),
+            ("documents", "Documents", ()),
+            ("sources", "Sources", self.sources),
+        ]
+        return [one for one in chapters if one[2] or (one[0] == "documents" and self.documents is not None)]
+
+
+class CopiedTables:
+    """Tables in the order of the page, with the texts that their buttons copy."""
+
+    def __init__(self) -> None:
+        self._texts: list[dict[str, str]] = []
+
+    def add(self, table: Table) -> dict[str, Any]:
+        """Return number, name and HTML of the next table; its anchor is the number, since names may repeat."""
+        number, report = len(self._texts), Report(tables=(table,))
+        self._texts.append({form: render(report, form) for form, _ in _COPIED})
+        element = Markup(html_table(table._replace(name=f"table-{number}")))  # noqa: S704 - escaped there
+        return {"number": number, "name": printable(table.name), "html": element}
+
+    def json(self) -> Markup:
+        """Return the texts of all tables added so far, for a JSON element."""
+        return _json(self._texts)
+
+
+def render_page(page: Page) -> str:
+    """Return the page as HTML."""
+    return "".join(_chunks(page))
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write the page atomically; characters that UTF-8 cannot represent are written by their code.
+
+    Raises:
+        OSError: the disk is full or read-only; no partial file is left.
+    """
+    replace_file(path, (chunk.encode("utf-8", "backslashreplace") for chunk in _chunks(page)))
+
+
+def _chunks(page: Page) -> Iterator[str]:
+    with_documents = page.documents is not None
+    script, style = _script(with_documents), _style(with_documents)
+    return _environment().get_template("page.html.j2").generate(
+        page=page,
+        tables=CopiedTables(),
+        index=_json(page.documents.index) if page.documents else "",
+        script=Markup(script),  # noqa: S704 - the package's own file
+        style=Markup(style),  # noqa: S704 - the package's own file
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["printable"] = printable
+    environment.filters["prompt"] = lambda text: printable(text, "\n\t")
+    environment.globals |= {
+        "lines": lambda lines, element: Markup(html_lines(lines, element)),  # noqa: S704 - escaped there
+        "picture": _picture,
+        "formats": [(form, label, SUFFIXES[form]) for form, label in _COPIED],
+    }
+    return environment
+
+
+def _picture(figure: PageFigure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(figure.svg.encode("utf-8", "replace")).decode()
+
+
+def _json(content: Any) -> Markup:
+    """Return JSON that cannot end the element it is in."""
+    text = json.dumps(content, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped here
+
+
+def _script(with_documents: bool) -> str:
+    """Return the page's one script.
+
+    Raises:
+        ValueError: a script has text that would end its element.
+    """
+    own = ["elements.js", *(_DOCUMENT_SCRIPTS if with_documents else ()), "page.js"]
+    body = "\n".join(map(_asset, own))
+    library = _asset(f"{_TABULATOR}.js") if with_documents else ""
+    script = f'\n{library}\n(() => {{\n"use strict";\n{body}\n}})();\n'
+    if _ENDS_SCRIPT.search(script):
+        raise ValueError("a script of evalkit/pages/assets has '</script' or '<!--' in it")
+    return script
+
+
+def _style(with_documents: bool) -> str:
+    names = [f"{_TABULATOR}.css", "page.css", "documents.css"] if with_documents else ["page.css"]
+    return "\n".join(map(_asset, names))
+
+
+@cache
+def _asset(name: str) -> str:
+    return _SOURCE_MAP.sub("", (_ASSETS / name).read_text(encoding="utf-8"))
