@@ -12,7 +12,8 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ from numpy.typing import NDArray
 _LITTLE = {"u1": "<u1", "u2": "<u2", "i4": "<i4", "f4": "<f4", "f8": "<f8"}
 """Types, and NumPy's names of them."""
 _ALIGNED = 8
+
+
+@dataclass(frozen=True)
+class DocumentData:
+    """Documents of a page."""
+
+    index: Mapping[str, Any]
+    """Runs and tasks, JSON-compatible; "block" of a task is a place in `blocks`."""
+    blocks: Sequence[str]
 
 
 def encoded(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> str:

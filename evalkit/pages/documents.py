@@ -6,8 +6,7 @@ Decisions are computed here, by the rules themselves; the page only shows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.benchmarks.base import Say
@@ -15,19 +14,11 @@ from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.remembered import remembering
 from evalkit.pages.answers import answers_block
+from evalkit.pages.blocks import DocumentData
 from evalkit.pages.choices import choices_block
 from evalkit.pages.union import Sample, ViewOfRun
 from evalkit.runs.folder import Run
 from evalkit.scores.table import SEGMENTS
-
-
-@dataclass(frozen=True)
-class DocumentData:
-    """Documents of a page."""
-
-    index: Mapping[str, Any]
-    """Runs and tasks, JSON-compatible; "block" of a task is a place in `blocks`."""
-    blocks: Sequence[str]
 
 
 def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: Sample | None = None) -> DocumentData:

@@ -21,7 +21,26 @@ HOSTILE = "</script><img src=x onerror=document.title='attacked'>"
 RULES = ("ppl", "sum")
 SEGMENTS = ["special", "instruction", "context", "continuation", "end"]
 _TYPES = {"u1": np.uint8, "u2": np.uint16, "i4": np.int32, "f4": np.float32, "f8": np.float64}
-_VOCABULARY = "water energy cell light force planet rock plant heat animal which of the a is to most likely".split()
+_VOCABULARY = [
+    "water",
+    "energy",
+    "cell",
+    "light",
+    "force",
+    "planet",
+    "rock",
+    "plant",
+    "heat",
+    "animal",
+    "which",
+    "of",
+    "the",
+    "a",
+    "is",
+    "to",
+    "most",
+    "likely",
+]
 
 
 def block(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> str:

@@ -162,7 +162,9 @@ def test_a_document_shows_what_was_scored(opened: Opened) -> None:
     assert opened.title() == "arc_easy / 3"
     panel = opened.tab.locator("#document")
     assert [str(one) for one in panel.locator(".segment-name").all_inner_texts()[:3]] == SEGMENT_START
-    assert panel.locator(".choice.gold .choice-title").inner_text().startswith(f"Choice {ARC.gold[3] + 1} · gold answer")
+    assert (
+        panel.locator(".choice.gold .choice-title").inner_text().startswith(f"Choice {ARC.gold[3] + 1} · gold answer")
+    )
     decisions = panel.get_by_role("region", name="Choices of each rule").locator("tbody tr")
     for rule, row in zip(("ppl", "sum"), decisions.all_inner_texts(), strict=True):
         expected = ARC.predictions[f"0/{rule}"][3] + 1
