@@ -92,8 +92,15 @@ def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64],
     return {
         f"{name}/prediction": ("u1", prediction),
         f"{name}/tie": ("u1", tie),
-        f"{name}/margin": ("f4", margin),
+        f"{name}/margin": ("f4", _rounded(margin)),
     }
+
+
+def _rounded(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return values to 12 bits, about 4 digits, which are half as large when compressed; signs and zeros are kept."""
+    bits = values.astype(np.float32).view(np.uint32)
+    kept = np.where(np.isfinite(values), (bits + 0x400) & 0xFFFFF800, bits)
+    return kept.astype(np.uint32).view(np.float32)
 
 
 def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: NDArray[np.int64]) -> _Arrays:
@@ -124,8 +131,16 @@ def _text_of(views: Sequence[ChoiceView], name: DocumentName) -> ChoiceText | No
 
 
 def _options(views: Sequence[ChoiceView], union: Union) -> list[list[str]]:
+    """Return the answer options of each document; none where each choice's text shows its option."""
     found = (_text_of(views, name) for name in union.names)
-    return [[] if text is None else list(text.options) for text in found]
+    return [[] if text is None or _shows_options(text) else list(text.options) for text in found]
+
+
+def _shows_options(text: ChoiceText) -> bool:
+    return all(
+        any(piece.segment == "continuation" and piece.text.strip() == option.strip() for piece in pieces)
+        for pieces, option in zip(text.choices, text.options, strict=True)
+    )
 
 
 def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: Union) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ checkpoint, tokenizer or network. They are used only if the documents and their 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKe
 from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, sample_texts
 from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
+from evalkit.benchmarks.remembered import remembered
 from evalkit.data import Library
 from evalkit.errors import DataError, EvalkitError
 from evalkit.runs.folder import Run
@@ -151,6 +153,12 @@ class _Sources:
         Raises:
             DataError: no local source has the documents that were scored.
         """
+        names = ("documents", "examples", "num_fewshot", "limit")
+        key = (task, json.dumps([self._specification.get(name) for name in names], sort_keys=True))
+        # Runs of the same documents are read one after the other
+        return remembered("questions of views", key, lambda: self._load(task), most=1)
+
+    def _load(self, task: str) -> list[Question]:
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
         suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
