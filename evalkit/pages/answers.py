@@ -23,6 +23,7 @@ def answers_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[
         "ids": [number for _, number in union.names],
         "references": [list(one.references) for one in first],
         "prompts": [_pieces(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "problem": "; ".join(dict.fromkeys(view.problem for view in views if view.problem)),
         "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
     }
     arrays = {"subtask": ("u2", union.subtask_numbers())} | {

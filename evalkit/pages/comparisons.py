@@ -23,7 +23,9 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 
 
-def comparison_panels(sides: Sequence[Side], rule: str | None = None) -> tuple[Panel, ...]:
+def comparison_panels(
+    sides: Sequence[Side], rule: str | None = None, suite: str = "", name: str = "comparison"
+) -> tuple[Panel, ...]:
     """Return a panel for each side but the first, which it is compared with.
 
     A side that cannot be compared has a panel with the reason, so that the others are still shown.
@@ -31,27 +33,34 @@ def comparison_panels(sides: Sequence[Side], rule: str | None = None) -> tuple[P
     Args:
         sides: the baseline and at least one other, as `comparison.sides` makes them.
         rule: scoring rule; None: the runs' own.
+        suite: added to the titles of a page with several.
+        name: beginning of the panels' anchors.
     """
     baseline, *others = sides
     graded: dict[str, Comparable] = {}
+    about = f": {suite}" if suite else ""
     return tuple(
-        _comparison_panel(f"comparison-{number}", baseline, other, graded, rule)
+        _comparison_panel(
+            f"{name}-{number}", f"{other.name} against {baseline.name}{about}", baseline, other, graded, rule
+        )
         for number, other in enumerate(others, 1)
     )
 
 
-def curve_panel(curves: Sequence[Curve]) -> Panel:
-    """Return the panel of training curves."""
+def curve_panel(curves: Sequence[Curve], suite: str = "", name: str = "curves") -> Panel:
+    """Return the panel of training curves. `suite` and `name`: see `comparison_panels`."""
     from evalkit.comparison.plots import curves as draw
 
     measure, names = curves[0].measure.name, ", ".join(one.name for one in curves)
     words = f"{measure[:1].upper()}{measure[1:]} by training step of {names}, with 95 % intervals."
-    figure = PageFigure("curves", words, svg_of(partial(draw, curves)))
-    return Panel("curves", f"Training curves: {names}", (curve_report(curves),), (figure,))
+    figure = PageFigure(f"{name}-figure", words, svg_of(partial(draw, curves)))
+    about = f", {suite}" if suite else ""
+    return Panel(name, f"Training curves{about}: {names}", (curve_report(curves),), (figure,))
 
 
-def _comparison_panel(name: str, a: Side, b: Side, graded: dict[str, Comparable], rule: str | None) -> Panel:
-    title = f"{b.name} against {a.name}"
+def _comparison_panel(
+    name: str, title: str, a: Side, b: Side, graded: dict[str, Comparable], rule: str | None
+) -> Panel:
     try:
         pairing = pair(a, b, graded)
         found = compare(pairing, rule)

@@ -57,7 +57,10 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
         results = figure_panels(runs, names)
         sources = (sources_panel(runs),)
     with doing("comparisons"):
-        compared = tuple(panel for one in contents.comparisons for panel in _compared(one))
+        several = len(contents.comparisons) > 1
+        compared = tuple(
+            panel for number, one in enumerate(contents.comparisons, 1) for panel in _compared(one, number, several)
+        )
     documents = None
     if request.documents:
         with doing("documents"):
@@ -69,11 +72,15 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
     return path.stat().st_size
 
 
-def _compared(one: PageComparison) -> list[Panel]:
-    """Return the panels of a comparison and of its curves."""
-    found = list(comparison_panels(one.sides, one.rule)) if len(one.sides) > 1 else []
+def _compared(one: PageComparison, number: int, several: bool) -> list[Panel]:
+    """Return the panels of a comparison and of its curves; titles of several name the suite."""
+    suite = one.title if several else ""
+    found: list[Panel] = []
+    if len(one.sides) > 1:
+        found += comparison_panels(one.sides, one.rule, suite, f"comparison-{number}")
     if one.trainings:
-        found.append(curve_panel([curve(each.side, one.rule, each.steps) for each in one.trainings]))
+        curves = [curve(each.side, one.rule, each.steps) for each in one.trainings]
+        found.append(curve_panel(curves, suite, f"curves-{number}"))
     return found
 
 

@@ -1,0 +1,165 @@
+"""Documents of a page beside the rules' own decisions and the score tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import evalkit
+from evalkit.benchmarks.registry import benchmark
+from evalkit.errors import RunError
+from evalkit.models.locate import silent
+from evalkit.pages.choices import ABSENT
+from evalkit.pages.documents import document_data
+from evalkit.pages.union import Sample
+from evalkit.progress import Progress
+from evalkit.runs.folder import Run
+from evalkit.scores.results import available_rules
+from evalkit.scores.rules import decide, find_rule, row_scores
+from evalkit.scores.table import SEGMENTS
+from tests.pages.made import finished_run
+from tests.pages.test_blocks import decoded
+
+
+def data_of(runs: list[Run], **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The index, and task → (header, arrays)."""
+    found = document_data(runs, [f"run {number}" for number in range(len(runs))], silent, **options)
+    return found.index, {one["task"]: decoded(found.blocks[one["block"]]) for one in found.index["tasks"]}
+
+
+def test_decisions_and_scores_are_the_rules_own(two_runs: list[Run]) -> None:
+    """Every rule, document and run."""
+    index, blocks = data_of(two_runs)
+    for one in index["tasks"]:
+        _, arrays = blocks[one["task"]]
+        for number, run in enumerate(two_runs):
+            scores = run.scores[run.scores["task"] == one["task"]].reset_index(drop=True)
+            assert one["rules"] == list(available_rules(run.scores))
+            for rule in one["rules"]:
+                found = decide(scores, find_rule(rule))
+                assert arrays[f"{number}/{rule}/prediction"].tolist() == found["prediction"].tolist()
+                assert arrays[f"{number}/{rule}/tie"].astype(bool).tolist() == found["tie"].tolist()
+                expected = margins(scores, row_scores(scores, find_rule(rule)))
+                np.testing.assert_allclose(arrays[f"{number}/{rule}/margin"], expected, rtol=2**-12)
+                assert (np.sign(arrays[f"{number}/{rule}/margin"]) == np.sign(expected)).all()
+            names = [f"ll_{segment}" for segment in SEGMENTS]
+            np.testing.assert_array_equal(arrays[f"{number}/ll"], scores[names].to_numpy(np.float32).ravel())
+            counts = scores[[f"n_{segment}" for segment in SEGMENTS]].to_numpy().ravel()
+            assert arrays[f"{number}/n"].tolist() == counts.tolist()
+
+
+def margins(scores: Any, values: np.ndarray) -> list[float]:
+    """Score of the gold choice less the best other, by hand."""
+    found = []
+    for _, rows in scores.groupby(["subtask", "doc_id"], sort=False):
+        gold = int(rows["gold"].iloc[0])
+        others = [values[row] for row, choice in zip(rows.index, rows["choice"], strict=True) if choice != gold]
+        [own] = [values[row] for row, choice in zip(rows.index, rows["choice"], strict=True) if choice == gold]
+        found.append(own - max(others))
+    return found
+
+
+def test_runs_with_other_limits_share_their_documents(tmp_path: Path) -> None:
+    """The union, in the order of the first run that has each."""
+    short, whole = finished_run(tmp_path, "org/short", first=7), finished_run(tmp_path, "org/whole")
+    index, blocks = data_of([short, whole])
+    for one in index["tasks"]:
+        _, arrays = blocks[one["task"]]
+        scores = whole.scores[whole.scores["task"] == one["task"]]
+        assert one["documents"] == one["of"] == (scores["choice"] == 0).sum()
+        missing = arrays["0/ppl/prediction"] == ABSENT
+        assert missing.sum() == one["documents"] - 7
+        assert np.isnan(arrays["0/ppl/margin"][missing]).all()
+        assert not (arrays["1/ppl/prediction"] == ABSENT).any()
+        expected = decide(scores.reset_index(drop=True), find_rule("ppl"))
+        places = {
+            (s, d): p for s, d, p in zip(expected["subtask"], expected["doc_id"], expected["prediction"], strict=True)
+        }
+        header = blocks[one["task"]][0]
+        names = zip((one["subtasks"][number] for number in arrays["subtask"]), header["ids"], strict=True)
+        assert [places[name] for name in names] == arrays["1/ppl/prediction"].tolist()
+
+
+def test_other_documents_of_a_task_are_apart(tmp_path: Path) -> None:
+    first, second = finished_run(tmp_path, "org/first"), finished_run(tmp_path, "org/second")
+    assert len(second.scores)  # read before the manifest is changed
+    second.manifest["specification"]["documents"]["boolq"] = "other"
+    index, _ = data_of([first, second])
+    tasks = {one["task"]: one["runs"] for one in index["tasks"]}
+    assert tasks["arc_easy"] == [0, 1]
+    assert tasks["boolq"] == [0]
+    assert tasks["boolq (run 1)"] == [1]
+
+
+def test_runs_that_disagree_on_a_gold_answer(tmp_path: Path) -> None:
+    first, second = finished_run(tmp_path, "org/first"), finished_run(tmp_path, "org/second")
+    rows = (second.scores["task"] == "boolq") & (second.scores["doc_id"] == 3)
+    second.scores.loc[rows, "gold"] = 1 - second.scores.loc[rows, "gold"]
+    with pytest.raises(RunError, match=r"second.*another gold answer of boolq document 3 than run .*first"):
+        data_of([first, second])
+
+
+@pytest.mark.parametrize("total", [0, 1, 30, 1000])
+def test_samples_are_nested(total: int) -> None:
+    small, large = Sample(10, 3).of("boolq", total), Sample(25, 3).of("boolq", total)
+    assert len(small) == min(10, total)
+    assert set(small) <= set(large)
+    assert small == sorted(set(small))
+    assert total < 1000 or small != Sample(10, 4).of("boolq", total) != Sample(10, 4).of("piqa", total)
+
+
+def test_a_sample_of_the_documents(two_runs: list[Run]) -> None:
+    index, blocks = data_of(two_runs, sample=Sample(5))
+    whole, all_blocks = data_of(two_runs)
+    for one, full in zip(index["tasks"], whole["tasks"], strict=True):
+        (header, arrays), (every, entire) = blocks[one["task"]], all_blocks[one["task"]]
+        assert (one["documents"], one["of"]) == (5, full["documents"])
+        names = [one["subtasks"][s] for s in arrays["subtask"]]
+        everyone = list(zip((full["subtasks"][s] for s in entire["subtask"]), every["ids"], strict=True))
+        places = [everyone.index(name) for name in zip(names, header["ids"], strict=True)]
+        assert arrays["1/acc/prediction"].tolist() == entire["1/acc/prediction"][places].tolist()
+        assert arrays["choices"].tolist() == entire["choices"][places].tolist()
+
+
+@pytest.fixture(scope="module")
+def real_runs(checkpoint: Path, documents: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """A tiny model on real documents under two templates."""
+    return [
+        evalkit.evaluate(
+            checkpoint,
+            tasks=("winogrande", "boolq", "mmlu"),
+            template=template,
+            data_dir=documents,
+            allow_unofficial_data=True,
+            device="cpu",
+            output=tmp_path_factory.mktemp("runs"),
+            progress=Progress(live=False),
+        )
+        for template in ("inst", "plain")
+    ]
+
+
+def test_prompts_are_those_of_the_views(real_runs: list[Run]) -> None:
+    """A prompt for each template; joined, the text that was scored."""
+    index, blocks = data_of(real_runs)
+    assert {one["task"] for one in index["tasks"]} == {"winogrande", "boolq", "mmlu"}
+    for one in index["tasks"]:
+        header, arrays = blocks[one["task"]]
+        assert [prompt["runs"] for prompt in header["prompts"]] == [[0], [1]]
+        for prompt, run in zip(header["prompts"], real_runs, strict=True):
+            [view] = benchmark(run.kind).views(run, (one["task"],), silent)
+            for place, subtask in enumerate(arrays["subtask"]):
+                text = view.texts[one["subtasks"][subtask], header["ids"][place]]  # type: ignore[union-attr]
+                common = [(SEGMENTS[number], words) for number, words in prompt["common"][place]]
+                assert common == [tuple(piece) for piece in text.common]
+                for pieces, expected in zip(prompt["choices"][place], text.choices, strict=True):
+                    assert [(SEGMENTS[number], words) for number, words in pieces] == [tuple(p) for p in expected]
+                # Options that no continuation shows are given
+                shown = header["options"][place] or [
+                    "".join(words for number, words in pieces if SEGMENTS[number] == "continuation").strip()
+                    for pieces in prompt["choices"][place]
+                ]
+                assert shown == [option.strip() for option in text.options]
