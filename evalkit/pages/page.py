@@ -38,7 +38,7 @@ _ENDS_SCRIPT = re.compile(r"</script|<!--", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class DocumentData:
-    """Data of the explorer; docs/pages.md describes both."""
+    """Data of the explorer; docs/reference/page-data.md describes both."""
 
     index: Mapping[str, Any]
     """Runs, segments, and the tasks with the numbers of their blocks; can be written as JSON."""
@@ -84,7 +84,7 @@ class CopiedTables:
         """Return number, name and HTML of the next table; its anchor is the number, since names may repeat."""
         number, report = len(self._texts), Report(tables=(table,))
         self._texts.append({form: render(report, form) for form, _ in _COPIED})
-        element = Markup(html_table(table._replace(name=f"table-{number}")))  # noqa: S704 - escaped there
+        element = Markup(html_table(table._replace(name=f"table-{number}")))
         return {"number": number, "name": printable(table.name), "html": element}
 
     def json(self) -> Markup:
@@ -109,13 +109,17 @@ def write_page(page: Page, path: Path) -> None:
 def _chunks(page: Page) -> Iterator[str]:
     with_documents = page.documents is not None
     script, style = _script(with_documents), _style(with_documents)
-    return _environment().get_template("page.html.j2").generate(
-        page=page,
-        tables=CopiedTables(),
-        index=_json(page.documents.index) if page.documents else "",
-        script=Markup(script),  # noqa: S704 - the package's own file
-        style=Markup(style),  # noqa: S704 - the package's own file
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .generate(
+            page=page,
+            tables=CopiedTables(),
+            index=_json(page.documents.index) if page.documents else "",
+            script=Markup(script),
+            style=Markup(style),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        )
     )
 
 
@@ -131,7 +135,7 @@ def _environment() -> Environment:
     environment.filters["printable"] = printable
     environment.filters["prompt"] = lambda text: printable(text, "\n\t")
     environment.globals |= {
-        "lines": lambda lines, element: Markup(html_lines(lines, element)),  # noqa: S704 - escaped there
+        "lines": lambda lines, element: Markup(html_lines(lines, element)),
         "picture": _picture,
         "formats": [(form, label, SUFFIXES[form]) for form, label in _COPIED],
     }
@@ -144,8 +148,8 @@ def _picture(figure: PageFigure) -> str:
 
 def _json(content: Any) -> Markup:
     """Return JSON that cannot end the element it is in."""
-    text = json.dumps(content, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))  # noqa: S704 - escaped here
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c"))
 
 
 def _script(with_documents: bool) -> str:

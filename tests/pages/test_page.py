@@ -87,9 +87,9 @@ def test_copied_texts_are_those_of_the_command_line(text: str) -> None:
     [copied] = [one for attributes, one in Elements(text).of("script") if attributes.get("id") == "copied-texts"]
     texts = json.loads(copied)
     own = Report(tables=(TABLE,))
-    assert texts == [
-        {"latex": render(own, "latex"), "markdown": render(own, "markdown"), "csv": render(own, "csv")}
-    ] * 2
+    assert (
+        texts == [{"latex": render(own, "latex"), "markdown": render(own, "markdown"), "csv": render(own, "csv")}] * 2
+    )
     assert "<" not in copied
 
 

@@ -81,7 +81,8 @@ function segmentTable(task, place, run, name) {
     const gold = row - first === task.arrays.gold[place] ? " (gold)" : "";
     body.push([`${row - first + 1}${gold}`, ...cells, ...(cut ? [counted(truncated[row])] : [])]);
   }
-  return [section(`Scores of ${runLetter(run)} (${name})`, dataTable(`Scores of ${name}`, head, body, groups))];
+  const title = `Scores of ${runLetter(run)} (${name})`;
+  return [section(title, dataTable(title, head, body, groups))];
 }
 
 function segmentCells(ll, n) {
