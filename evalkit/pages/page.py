@@ -139,7 +139,7 @@ def _picture(figure: PageFigure) -> str:
 
 def _json(content: Any) -> Markup:
     """Return JSON that cannot end the element it is in."""
-    text = json.dumps(content, separators=(",", ":"))
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c"))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.document_views import Piece
-from evalkit.pages.page import DocumentData, Page
+from evalkit.pages.blocks import DocumentData
+from evalkit.pages.page import Page
 from evalkit.pages.panels import PageFigure, Panel
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
@@ -21,26 +22,7 @@ HOSTILE = "</script><img src=x onerror=document.title='attacked'>"
 RULES = ("ppl", "sum")
 SEGMENTS = ["special", "instruction", "context", "continuation", "end"]
 _TYPES = {"u1": np.uint8, "u2": np.uint16, "i4": np.int32, "f4": np.float32, "f8": np.float64}
-_VOCABULARY = [
-    "water",
-    "energy",
-    "cell",
-    "light",
-    "force",
-    "planet",
-    "rock",
-    "plant",
-    "heat",
-    "animal",
-    "which",
-    "of",
-    "the",
-    "a",
-    "is",
-    "to",
-    "most",
-    "likely",
-]
+_VOCABULARY = ("water", "energy", "cell", "light", "force", "planet", "rock", "plant", "which", "of", "the", "likely")
 
 
 def block(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[Any]]]) -> str:
@@ -148,7 +130,8 @@ def documents(tasks: Sequence[tuple[str, Choices, Sequence[str]]], answers: bool
 
 TABLE = simple_table(
     "results", ["run", "checkpoint", "arc_easy", "mmlu"],
-    [[HOSTILE, "models/a", "61.2", "34.5"], ["baseline", "models/b", "58.9", "-"]], texts=2, title="Accuracy in percent",
+    [[HOSTILE, "models/a", "61.2", "34.5"], ["baseline", "models/b", "58.9", "-"]], texts=2,
+    title="Accuracy in percent",
 )  # fmt: skip
 FIGURE = PageFigure(
     "forest", f"Differences & intervals of {HOSTILE}.",

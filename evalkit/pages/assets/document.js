@@ -40,20 +40,22 @@ function section(title, ...children) {
 
 function promptSections(task, place, runs) {
   const { header, arrays } = task;
-  if (header.problem) return [element("p", { class: "problem" }, `The texts are not in this page: ${header.problem}`)];
+  const lacks = header.prompts.length ? "The texts are not exactly what was scored" : "The texts are not in this page";
+  const problem = header.problem ? [element("p", { class: "problem" }, `${lacks}: ${header.problem}`)] : [];
   const gold = arrays.gold[place];
-  return header.prompts.map((prompt) => {
+  const sections = header.prompts.map((prompt) => {
     const title = header.prompts.length > 1 ? `Prompt of ${runNames(runs, prompt.runs)}` : "Prompt";
     const common = prompt.common[place] ?? [];
     return section(title, ...(common.length ? [promptBox(common)] : []), choiceList(task, place, prompt, gold));
   });
+  return [...problem, ...sections];
 }
 
 function choiceList(task, place, prompt, gold) {
   const choices = prompt.choices[place] ?? [];
   const items = choices.map((pieces, choice) => {
     const option = task.header.options?.[place]?.[choice] ?? "";
-    const words = [`Choice ${choice + 1}`, ...(choice === gold ? [element("strong", {}, " · gold answer")] : [])];
+    const words = [`Choice ${choice}`, ...(choice === gold ? [element("strong", {}, " · gold answer")] : [])];
     return element("li", { class: choice === gold ? "choice gold" : "choice" },
       element("p", { class: "choice-title" }, ...words, option ? element("span", { class: "option" }, option) : ""),
       promptBox(pieces));
@@ -79,9 +81,10 @@ function segmentTable(task, place, run, name) {
   for (let row = first; row < end; row++) {
     const cells = used.flatMap((s) => segmentCells(ll[row * width + s], n[row * width + s]));
     const gold = row - first === task.arrays.gold[place] ? " (gold)" : "";
-    body.push([`${row - first + 1}${gold}`, ...cells, ...(cut ? [counted(truncated[row])] : [])]);
+    body.push([`${row - first}${gold}`, ...cells, ...(cut ? [counted(truncated[row])] : [])]);
   }
-  return [section(`Scores of ${runLetter(run)} (${name})`, dataTable(`Scores of ${name}`, head, body, groups))];
+  const title = `Scores of ${runLetter(run)} (${name})`;
+  return [section(title, dataTable(title, head, body, groups))];
 }
 
 function segmentCells(ll, n) {
@@ -101,7 +104,7 @@ function decisionCells(task, place, run, rule, runs) {
   const verdict = task.verdict(decisions, place);
   if (verdict === ABSENT) return ["–", "–"];
   const tie = decisions.tie?.[place] ? ", tie" : "";
-  const words = `${decisions.prediction[place] + 1} ${VERDICT_WORDS[verdict]}${tie}`;
+  const words = `${decisions.prediction[place]} ${VERDICT_WORDS[verdict]}${tie}`;
   const own = runs[run].rule === rule ? "strong" : "span";
   return [element(own, { class: `verdict-${VERDICT_CLASSES[verdict]}` }, words), fixed(decisions.margin?.[place], 3)];
 }

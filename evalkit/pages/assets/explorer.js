@@ -18,6 +18,7 @@ class Explorer {
     root.append(this.controls.element, this.holder, this.panel);
     document.addEventListener("keydown", (event) => this.pressed(event));
     window.addEventListener("hashchange", () => this.followAddress());
+    window.addEventListener("resize", () => this.table?.redraw());
   }
 
   // Tasks are selected one after the other, so that a slow one does not replace a later one
@@ -54,7 +55,7 @@ class Explorer {
     [this.table, this.made] = await buildTable(this.holder, this.rows, this.index.runs);
     this.table.on("rowClick", (event, row) => this.goTo(row.getData().row));
     this.focus.follow(this.table);
-    this.filter();
+    this.controls.count(this.rows.count, this.rows);
   }
 
   selectRule(rule) {

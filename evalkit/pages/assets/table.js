@@ -104,10 +104,23 @@ function buildTable(holder, rows, runs) {
     height: "27rem",
     rowHeight: ROW_HEIGHT,
     layout: "fitColumns",
+    autoResize: false, // it would draw all rows anew when the table comes into view, and so take the focus away
     placeholder: "No document matches.",
     rowFormatter: (row) => made.add(row),
   });
-  return new Promise((resolve) => table.on("tableBuilt", () => resolve([table, made])));
+  return new Promise((resolve) => table.on("tableBuilt", () => {
+    nameRows(holder);
+    resolve([table, made]);
+  }));
+}
+
+// A grid may contain rows and their groups only; Tabulator's scrolled element, which takes the focus, is neither
+function nameRows(holder) {
+  const scrolled = holder.querySelector(".tabulator-tableholder");
+  scrolled.setAttribute("role", "rowgroup");
+  scrolled.setAttribute("aria-label", "Rows; arrow keys move, Enter opens");
+  scrolled.querySelector(".tabulator-table").setAttribute("role", "none");
+  holder.removeAttribute("aria-owns");
 }
 
 // One row's link is in the order of the Tab key; the arrow keys move to others
@@ -143,8 +156,7 @@ class RowFocus {
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
     if (!(event.key in steps) || !this.rows().length) return;
     event.preventDefault();
-    const place = event.target.closest("a") ? this.rows().indexOf(this.row) : -1;
-    const next = place < 0 && steps[event.key] === 1 ? 0 : place + steps[event.key];
+    const next = this.rows().indexOf(this.row) + steps[event.key];
     this.moveTo(this.rows()[Math.min(Math.max(next, 0), this.rows().length - 1)]);
   }
 
@@ -153,12 +165,25 @@ class RowFocus {
     return found ? found.getCell("document").getElement().querySelector("a") : null;
   }
 
+  // The table keeps the focus while rows far away are scrolled to, since the focused one may be removed
   async moveTo(row) {
     this.mark(row);
-    if (this.rows().includes(row)) await this.table.scrollToRow(row, "nearest", false).catch(() => {});
+    if (!this.inView(row)) {
+      this.holder.querySelector(".tabulator-tableholder").focus({ preventScroll: true });
+      if (!this.rows().includes(row)) return;
+      await this.table.scrollToRow(row, "center", true);
+      await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
+    }
+    if (this.row !== row) return;
+    this.mark(row);
+    this.link(row)?.focus({ preventScroll: true });
+  }
+
+  inView(row) {
     const link = this.link(row);
-    if (link?.isConnected) link.focus({ preventScroll: true });
-    else this.holder.querySelector(".tabulator-tableholder").focus();
+    if (!link?.isConnected) return false;
+    const [own, all] = [link, this.holder.querySelector(".tabulator-tableholder")].map((one) => one.getBoundingClientRect());
+    return own.top >= all.top && own.bottom <= all.bottom;
   }
 
   mark(row) {
