@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalkit.brief import counted
 from evalkit.comparison.sides import Side, check_unique, names
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
@@ -67,7 +68,9 @@ def contents_of_runs(
     for run in runs:
         run.require_finished()
     if given_names and len(given_names) != len(singles):
-        raise UsageError(f"--names has {len(given_names)} names for {len(singles)} runs; give one for each run")
+        raise UsageError(
+            f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
+        )
     own = list(given_names) or names(singles)
     sides = [Side(name, (run,)) for name, run in zip(own, singles, strict=True)]
     sides += [Side(name, tuple(members)) for name, members in groups]

@@ -14,6 +14,7 @@ from pathlib import Path
 from evalkit import __version__
 from evalkit.activity import doing
 from evalkit.comparison.curves import curve
+from evalkit.errors import RunError, UsageError
 from evalkit.pages.benchmark_figures import figure_panels
 from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.contents import PageComparison, PageContents
@@ -51,6 +52,7 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
     Raises:
         EvalkitError: a run is damaged, or the file cannot be written.
     """
+    _prepare(path)
     runs, names = contents.runs, contents.names
     with doing("results"):
         overview = overview_panels(runs, names)
@@ -68,8 +70,21 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
     title = request.title or ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
     with doing("writing the page"):
         page = Page(title, _made(contents), overview, compared, results, sources, documents)
-        write_page(page, path)
+        try:
+            write_page(page, path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
     return path.stat().st_size
+
+
+def _prepare(path: Path) -> None:
+    """Make the page's folder; raise a `UsageError` before the runs are read if the page cannot be there."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} cannot be written: it is a folder; name a file in it, as {path / 'report.html'}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
 
 
 def _compared(one: PageComparison, number: int, several: bool) -> list[Panel]:
