@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, STUDY, check_benchmark, named_run
+from evalkit.cli.options import STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
               help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 @STUDY
-@BENCHMARK
+@typed_option("--benchmark", help="Benchmark of the study.  [default: all]")
 @option("--rule", help="How answers are chosen in comparisons (evalkit ls rules).  [default: the runs' own]")
 @typed_option("--names", callback=comma_separated, help="Names of RUNS in the page, separated by commas.  [default: "
               "their models]")  # fmt: skip
