@@ -73,6 +73,8 @@ def contents_of_runs(
     sides += [Side(name, tuple(members)) for name, members in groups]
     check_unique(sides)
     shown = [*own, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
+    if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
+        raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
     by_suite: dict[tuple[str, str], list[Side]] = {}
     for side in sides:
         by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
