@@ -45,7 +45,7 @@ def choices_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[
     }
     for member, table in zip(members, tables, strict=True):
         places = union.places(table.names)
-        for rule in rules:
+        for rule in table.view.rules:
             arrays |= _decided(f"{member.number}/{rule}", table, rule, places, len(gold))
         arrays |= _scores(str(member.number), table, places, choices)
     return union.about() | {"kind": "choices", "rules": rules, "metric": "accuracy"}, encoded(header, arrays)
@@ -92,15 +92,8 @@ def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64],
     return {
         f"{name}/prediction": ("u1", prediction),
         f"{name}/tie": ("u1", tie),
-        f"{name}/margin": ("f4", _rounded(margin)),
+        f"{name}/margin": ("f4", margin),
     }
-
-
-def _rounded(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return values to 12 bits, about 4 digits, which are half as large when compressed; signs and zeros are kept."""
-    bits = values.astype(np.float32).view(np.uint32)
-    kept = np.where(np.isfinite(values), (bits + 0x400) & 0xFFFFF800, bits)
-    return kept.astype(np.uint32).view(np.float32)
 
 
 def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: NDArray[np.int64]) -> _Arrays:
@@ -144,15 +137,17 @@ def _shows_options(text: ChoiceText) -> bool:
 
 
 def _prompts(members: Sequence[ViewOfRun], views: Sequence[ChoiceView], union: Union) -> list[dict[str, Any]]:
-    """Return the prompts under each template, with the runs that have it."""
-    by_template: dict[str, list[int]] = {}
-    for place, (member, view) in enumerate(zip(members, views, strict=True)):
-        if view.texts:
-            specification = member.run.manifest["specification"]
-            key = f"{specification.get('template')} {specification.get('num_fewshot', 0)}"
-            by_template.setdefault(key, []).append(place)
-    return [_prompt([members[place].number for place in places], views[places[0]].texts, union)
-            for places in by_template.values()]  # fmt: skip
+    """Return the distinct prompts, each with its runs: those whose texts of common documents are the same."""
+    found: list[tuple[list[int], dict[DocumentName, ChoiceText]]] = []
+    for member, view in zip(members, views, strict=True):
+        if not view.texts:
+            continue
+        same = (one for one in found if all(one[1].get(name, text) == text for name, text in view.texts.items()))
+        if (prompt := next(same, None)) is None:
+            found.append(prompt := ([], {}))
+        prompt[0].append(member.number)
+        prompt[1].update(view.texts)  # runs may have other limits
+    return [_prompt(numbers, texts, union) for numbers, texts in found]
 
 
 def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union: Union) -> dict[str, Any]:

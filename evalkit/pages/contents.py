@@ -14,7 +14,7 @@ from evalkit.comparison.sides import Side, check_unique, names
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults
-from evalkit.studies.selection import select, trainings
+from evalkit.studies.selection import Selected, select, trainings
 from evalkit.studies.sides import StudyTraining
 from evalkit.studies.study import StudyBenchmark
 
@@ -76,6 +76,8 @@ def contents_of_runs(
     sides += [Side(name, tuple(members)) for name, members in groups]
     check_unique(sides)
     shown = [*own, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
+    if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
+        raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
     by_suite: dict[tuple[str, str], list[Side]] = {}
     for side in sides:
         by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
@@ -98,7 +100,7 @@ def contents_of_study(
 
     Raises:
         UnknownNameError: an unknown name.
-        UsageError: no run is finished.
+        UsageError: no run is finished, or one is named twice.
     """
     study = results.study
     benchmarks = [study.benchmark(benchmark)] if benchmark else list(study.benchmarks)
@@ -132,20 +134,22 @@ def _of_benchmark(
         runs += found
         if found:
             sides.append(Side(model.name, tuple(found)))
+    check_unique(sides)
     notes = [f"Not finished: {', '.join(missing)}."] if missing else []
     notes += results.changes([one for model in models for one in model.checkpoints], benchmark)
     comparisons = []
-    curves = _trainings(results, benchmark)
+    curves = _trainings(results, models, benchmark)
     if len(sides) > 1 or curves:
         title = benchmark.name
         comparisons.append(PageComparison(title, tuple(sides), rule or benchmark.rule, tuple(curves)))
     return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
 
 
-def _trainings(results: StudyResults, benchmark: StudyBenchmark) -> list[StudyTraining]:
-    """Return the trainings that have two finished steps or more."""
+def _trainings(results: StudyResults, models: Sequence[Selected], benchmark: StudyBenchmark) -> list[StudyTraining]:
+    """Return the trainings of models that have two finished steps or more."""
     found = []
-    with_steps = dict.fromkeys(one.name for one in results.study.checkpoints if one.step is not None)
+    chosen = [one for model in models for one in model.checkpoints]
+    with_steps = dict.fromkeys(one.name for one in chosen if one.step is not None)
     for model in with_steps:
         for name, checkpoints in trainings(results.study, model):
             done = [one for one in checkpoints if results.run(one, benchmark) is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.registry import benchmark
@@ -54,17 +55,23 @@ def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: S
 
 def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[ViewOfRun]]:
     """Yield the runs' views of each task; runs that have other documents of a task are apart."""
-    order: dict[tuple[str, str, str], list[tuple[int, Run]]] = {}
+    order: dict[tuple[str, str], list[list[tuple[int, Run]]]] = {}
     for number, run in enumerate(runs):
-        hashes = run.manifest["specification"].get("documents", {})
         for task in run.manifest["documents"]:
-            order.setdefault((run.kind, task, str(hashes.get(task, ""))), []).append((number, run))
-    for (kind, task, _), members in order.items():
-        found = [
-            ViewOfRun(number, run, view) for number, run in members for view in benchmark(kind).views(run, (task,), say)
-        ]
-        if found:
-            yield found
+            parts = order.setdefault((run.kind, task), [])
+            same = (part for part in parts if document_difference(part[0][1], run, task) is None)
+            if (part := next(same, None)) is None:
+                parts.append(part := [])
+            part.append((number, run))
+    for (kind, task), parts in order.items():
+        for part in parts:
+            found = [
+                ViewOfRun(number, run, view)
+                for number, run in part
+                for view in benchmark(kind).views(run, (task,), say)
+            ]
+            if found:
+                yield found
 
 
 def _block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:

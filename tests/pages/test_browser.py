@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalkit.pages.blocks import DocumentData
 from evalkit.pages.page import write_page
 from evalkit.reporting.report import Report, render
-from tests.pages.made_up import FIGURE, HOSTILE, TABLE, Choices, documents, page
+from tests.pages.made_up import FIGURE, HOSTILE, SEGMENTS, TABLE, Choices, block, documents, page
 
 pytestmark = pytest.mark.browser
 
@@ -336,3 +337,49 @@ def test_blocks_are_decoded_where_base64_methods_are_missing(opened: Opened, add
     tab.add_init_script("delete Uint8Array.fromBase64")
     tab.goto(f"{address}#arc_easy/5")
     tab.locator("#document-title", has_text="arc_easy / 5").wait_for()
+
+
+def open_task(chromium: Any, folder: Path, kind: str, data: str, subtasks: list[str]) -> Any:
+    """Return a tab with the documents of a page of one run and one task in view."""
+    task = {"task": "made", "label": "made", "kind": kind, "block": 0, "documents": 1, "of": 1, "runs": [0],
+            "rules": [], "subtasks": subtasks, "official": None, "metric": "perplexity"}  # fmt: skip
+    runs = [{"name": "one", "id": "a1", "rule": None}]
+    path = folder / "report.html"
+    write_page(page(DocumentData({"runs": runs, "segments": SEGMENTS, "tasks": [task]}, [data])), path)
+    tab = chromium.new_page()
+    tab.goto(path.as_uri())
+    tab.locator("#explorer").scroll_into_view_if_needed()
+    return tab
+
+
+def test_texts_begin_after_what_the_contexts_of_a_subject_share(chromium: Any, tmp_path: Path) -> None:
+    """Also where the choices have the contexts, as in WinoGrande."""
+    contexts = ["About law.\n\nFirst?", "About law.\n\nSecond?", "About cells.\n\nOnly?"]
+    prompt = {"runs": [0], "common": [[[0, "[BOS]"]]] * 3,
+              "choices": [[[[2, text], [3, f" {n}"]] for n in (0, 1)] for text in contexts]}  # fmt: skip
+    header = {"ids": [0, 1, 0], "options": [[]] * 3, "prompts": [prompt], "problem": ""}
+    arrays = {"subtask": ("u2", np.array([0, 0, 1])), "gold": ("u1", np.zeros(3)), "choices": ("u1", np.full(3, 2))}
+    tab = open_task(chromium, tmp_path, "choices", block(header, arrays), ["law", "cells"])
+    tab.locator(".count", has_text="3 of 3").wait_for()
+    cells = tab.locator("#documents-table .tabulator-row [tabulator-field='text']")
+    assert cells.all_inner_texts() == ["First?", "Second?", "About cells. Only?"]
+    tab.close()
+
+
+def test_scores_with_other_bounds_are_neither_right_nor_wrong(chromium: Any, tmp_path: Path) -> None:
+    header = {"ids": ["0"], "references": [[]], "prompts": [], "problem": "",
+              "runs": {"0": {"answers": ["x"], "facts": [{}]}}}  # fmt: skip
+    arrays = {"subtask": ("u2", np.zeros(1)), "0/score": ("f8", np.array([12.5]))}
+    tab = open_task(chromium, tmp_path, "answers", block(header, arrays), ["made"])
+    tab.locator(".count", has_text="1 of 1").wait_for()
+    assert tab.get_by_label("A", exact=True).count() == 0
+    tab.close()
+
+
+def test_a_task_without_documents_says_why(chromium: Any, tmp_path: Path) -> None:
+    header = {"ids": [], "references": [], "prompts": [], "problem": "the run has no <b>sample files</b>",
+              "runs": {"0": {"answers": [], "facts": []}}}  # fmt: skip
+    arrays = {"subtask": ("u2", np.zeros(0)), "0/score": ("f8", np.zeros(0))}
+    tab = open_task(chromium, tmp_path, "answers", block(header, arrays), [])
+    tab.locator(".count", has_text="No documents: the run has no <b>sample files</b>").wait_for()
+    tab.close()

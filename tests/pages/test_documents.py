@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import evalkit
@@ -16,12 +17,13 @@ from evalkit.pages.choices import ABSENT
 from evalkit.pages.documents import document_data
 from evalkit.pages.union import Sample
 from evalkit.progress import Progress
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import Run, load_run
 from evalkit.scores.results import available_rules
 from evalkit.scores.rules import decide, find_rule, row_scores
 from evalkit.scores.table import SEGMENTS
 from tests.pages.made import finished_run
 from tests.pages.test_blocks import decoded
+from tests.sealed import specification, write_run
 
 
 def data_of(runs: list[Run], **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -43,7 +45,7 @@ def test_decisions_and_scores_are_the_rules_own(two_runs: list[Run]) -> None:
                 assert arrays[f"{number}/{rule}/prediction"].tolist() == found["prediction"].tolist()
                 assert arrays[f"{number}/{rule}/tie"].astype(bool).tolist() == found["tie"].tolist()
                 expected = margins(scores, row_scores(scores, find_rule(rule)))
-                np.testing.assert_allclose(arrays[f"{number}/{rule}/margin"], expected, rtol=2**-12)
+                np.testing.assert_allclose(arrays[f"{number}/{rule}/margin"], expected, rtol=2**-23)
                 assert (np.sign(arrays[f"{number}/{rule}/margin"]) == np.sign(expected)).all()
             names = [f"ll_{segment}" for segment in SEGMENTS]
             np.testing.assert_array_equal(arrays[f"{number}/ll"], scores[names].to_numpy(np.float32).ravel())
@@ -102,6 +104,51 @@ def test_runs_that_disagree_on_a_gold_answer(tmp_path: Path) -> None:
         data_of([first, second])
 
 
+def test_a_rule_that_one_run_lacks(two_runs: list[Run]) -> None:
+    """The run that has it shows its decisions; it is not among the rules of both."""
+    first, second = two_runs
+    rules = set(available_rules(first.scores))
+    first.scores["ll_unconditional"] = -np.arange(len(first.scores)) % 7.0
+    more = set(available_rules(first.scores)) - rules
+    assert more
+    index, blocks = data_of([first, second])
+    for one in index["tasks"]:
+        _, arrays = blocks[one["task"]]
+        scores = first.scores[first.scores["task"] == one["task"]].reset_index(drop=True)
+        assert set(one["rules"]) == rules
+        for rule in more:
+            expected = decide(scores, find_rule(rule))["prediction"].tolist()
+            assert arrays[f"0/{rule}/prediction"].tolist() == expected
+            assert f"1/{rule}/prediction" not in arrays
+
+
+def needles(root: Path, text: str, secrets: list[str]) -> Run:
+    """A finished needle test of two cases, both answered with the first secret."""
+    about = specification(f"org/{text}", suite="needle", text=text)
+    manifest = {"kind": "needle", "specification": about, "rule": "needle", "groups": {}, "group_sizes": {},
+                "documents": {"needle": {"official": None, "source": text, "count": 2}}, "template": {"name": "plain"},
+                "model": f"org/{text}"}  # fmt: skip
+    found = {"depths": [50.0], "lengths": [100, 200], "repeats": 1, "found": [[1.0, 0.0]]}
+    results = {"tasks": [{"task": "needle", "n": 2, "found": 1}], "averages": []} | found
+    facts = {"depth": 50, "repeat": 0, "ended": "end", "tokens": 90, "new_tokens": 5, "seconds": 0.5}
+    table = pd.DataFrame(
+        {"length": [100, 200], "secret": secrets, "answer": secrets[0], "found": [True, False]} | facts
+    )
+    return load_run(write_run(root, manifest, results, {"needles.parquet": table}))
+
+
+def test_needles_in_other_texts_are_apart(tmp_path: Path) -> None:
+    """Each answer is beside the secret of its own text."""
+    runs = [needles(tmp_path, "essays", ["11", "12"]), needles(tmp_path, "laws", ["21", "22"])]
+    index, blocks = data_of(runs)
+    assert [one["runs"] for one in index["tasks"]] == [[0], [1]]
+    for one, secrets in zip(index["tasks"], (["11", "12"], ["21", "22"]), strict=True):
+        header, _ = blocks[one["task"]]
+        assert header["references"] == [[secret] for secret in secrets]
+        [run] = header["runs"].values()
+        assert run["answers"] == [secrets[0]] * 2
+
+
 @pytest.mark.parametrize("total", [0, 1, 30, 1000])
 def test_samples_are_nested(total: int) -> None:
     small, large = Sample(10, 3).of("boolq", total), Sample(25, 3).of("boolq", total)
@@ -140,6 +187,20 @@ def real_runs(checkpoint: Path, documents: Path, tmp_path_factory: pytest.TempPa
         )
         for template in ("inst", "plain")
     ]
+
+
+def test_documents_beyond_one_runs_limit_have_prompts(
+    real_runs: list[Run], checkpoint: Path, documents: Path, tmp_path: Path
+) -> None:
+    short = evalkit.evaluate(checkpoint, tasks=("boolq",), template="inst", limit=2, data_dir=documents,
+                             allow_unofficial_data=True, device="cpu", output=tmp_path,
+                             progress=Progress(live=False))  # fmt: skip
+    index, blocks = data_of([short, real_runs[0]])
+    assert next(one for one in index["tasks"] if one["task"] == "boolq")["documents"] > 2
+    header, arrays = blocks["boolq"]
+    [prompt] = header["prompts"]
+    assert prompt["runs"] == [0, 1]
+    assert list(map(len, prompt["choices"])) == arrays["choices"].tolist()
 
 
 def test_prompts_are_those_of_the_views(real_runs: list[Run]) -> None:

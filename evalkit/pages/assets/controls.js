@@ -34,7 +34,7 @@ class Controls {
     this.fields.replaceChildren(
       ...this.subject(rows),
       ...(choices ? this.rule(rows, rule) : []),
-      ...rows.runs.map((run) => this.verdict(run, choices)),
+      ...(rows.tasks.some((task) => task.bounded) ? rows.runs.map((run) => this.verdict(run, choices)) : []),
       ...(rows.runs.length === 2 ? this.ahead(rows, choices) : []),
       ...(choices ? [this.margin(), this.box("Ties", "ties"), this.box("Truncated", "truncated")] : []),
       this.search(),
@@ -114,6 +114,11 @@ class Controls {
   }
 
   count(shown, rows) {
+    const problems = new Set(rows.tasks.map((task) => task.header.problem).filter(Boolean));
+    if (!rows.count && problems.size) {
+      this.status.textContent = `No documents: ${[...problems].join("; ")}`;
+      return;
+    }
     const matching = this.explorer.filters.text ? " match" : " shown";
     const sampled = rows.tasks.filter((task) => task.entry.documents < task.entry.of);
     const of = sampled.reduce((sum, task) => sum + task.entry.of - task.entry.documents, rows.count);

@@ -15,6 +15,8 @@ class Task {
     this.rows = this.choices ? firstRows(block.arrays.choices) : null;
     this.truncated = new Map(entry.runs.map((run) => [run, this.truncatedTokens(run)]));
     this.searched = [];
+    this.headings = new Map();
+    this.bounded = this.choices || entry.runs.every((run) => withinBounds(block.arrays[`${run}/score`] ?? []));
   }
 
   subtask(place) {
@@ -38,7 +40,7 @@ class Task {
   }
 
   verdict(decisions, place) {
-    if (!this.choices) return scoreVerdict(decisions.score, place);
+    if (!this.choices) return this.bounded ? scoreVerdict(decisions.score, place) : ABSENT;
     const prediction = decisions.prediction ? decisions.prediction[place] : NO_PREDICTION;
     if (prediction === NO_PREDICTION) return ABSENT;
     return prediction === this.arrays.gold[place] ? RIGHT : WRONG;
@@ -59,7 +61,7 @@ class Task {
   truncatedTokens(run) {
     const byRow = this.arrays[`${run}/truncated`];
     if (!this.choices || !byRow) return null;
-    const most = new Uint16Array(this.ids.length);
+    const most = new Int32Array(this.ids.length);
     for (let place = 0; place < most.length; place++) {
       for (let row = this.rows[place]; row < this.rows[place + 1]; row++) most[place] = Math.max(most[place], byRow[row]);
     }
@@ -67,16 +69,32 @@ class Task {
   }
 
   beginning(place) {
-    const pieces = this.promptPieces(place);
-    const context = SEGMENT_NAMES.indexOf("context");
-    const piece = pieces.find(([segment, text]) => segment === context && text.trim()) ?? pieces.find(([, text]) => text.trim());
-    const text = piece ? piece[1] : this.otherTexts(place).join(" · ");
+    const context = this.context(place).slice(this.heading(this.subtask(place)).length);
+    const text = context.trim() ? context : this.otherTexts(place).join(" · ");
     return text.trimStart().slice(0, 160).replace(/\s+/g, " ");
   }
 
+  // The paragraphs with which all contexts of a subject begin: MMLU's heading, solved examples
+  heading(subtask) {
+    if (!this.headings.has(subtask)) {
+      const places = Array.from(this.ids.keys()).filter((place) => this.subtask(place) === subtask);
+      this.headings.set(subtask, sharedParagraphs(places.map((place) => this.context(place))));
+    }
+    return this.headings.get(subtask);
+  }
+
+  // The context of a document; of its first choice where choices have different ones
+  context(place) {
+    const context = SEGMENT_NAMES.indexOf("context");
+    return this.promptPieces(place).filter(([segment]) => segment === context).map(([, text]) => text).join("");
+  }
+
+  // The pieces of a document's prompt, with those of its first choice
   promptPieces(place) {
     const prompts = this.header.prompts ?? [];
-    return (this.choices ? prompts[0]?.common[place] : prompts[place]) ?? [];
+    if (!this.choices) return prompts[place] ?? [];
+    const prompt = prompts.find((one) => one.choices[place].length);
+    return prompt ? [...prompt.common[place], ...prompt.choices[place][0]] : [];
   }
 
   otherTexts(place) {
@@ -98,6 +116,20 @@ class Task {
       joined(prompt.common[place] ?? []), ...(prompt.choices[place] ?? []).map(joined),
     ]);
   }
+}
+
+// Scores with other bounds, such as perplexities, are neither right nor wrong
+function withinBounds(scores) {
+  return scores.every((score) => !(score < 0 || score > 1));
+}
+
+function sharedParagraphs(texts) {
+  const end = "\n\n";
+  let shared = texts.length > 1 ? texts[0].slice(0, texts[0].lastIndexOf(end) + 1) : "";
+  for (const text of texts) {
+    while (!text.startsWith(shared)) shared = shared.slice(0, shared.lastIndexOf(end, shared.length - 2) + 1);
+  }
+  return shared;
 }
 
 function scoreVerdict(scores, place) {
