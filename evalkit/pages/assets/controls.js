@@ -94,7 +94,7 @@ class Controls {
   margin() {
     const input = element("input", { type: "number", min: "0", step: "any", placeholder: "any",
       oninput: () => this.change("margin", input.value === "" ? NaN : input.valueAsNumber) });
-    return labelled("Margin at most", input);
+    return labelled("Margin within ±", input);
   }
 
   box(label, name) {
@@ -104,7 +104,7 @@ class Controls {
 
   search() {
     let timer = 0;
-    const input = element("input", { type: "search", placeholder: "prompts, options, answers", oninput: () => {
+    const input = element("input", { type: "search", placeholder: "words that all occur in prompt, options or answers", oninput: () => {
       clearTimeout(timer);
       timer = setTimeout(() => this.change("text", input.value), TYPING_PAUSE);
     } });

@@ -41,3 +41,10 @@ const counted = new Intl.NumberFormat("en").format;
 function fixed(number, decimals) {
   return Number.isFinite(number) ? number.toFixed(decimals).replace("-", "−") : "–";
 }
+
+// A number whose sign is never lost: small ones by their power of ten
+function signed(number, decimals) {
+  if (!Number.isFinite(number)) return "–";
+  const small = number !== 0 && Number(number.toFixed(decimals)) === 0;
+  return (number > 0 ? "+" : "") + (small ? number.toExponential(0) : number.toFixed(decimals)).replaceAll("-", "−");
+}

@@ -85,12 +85,22 @@ class Explorer {
     if (!parts) return;
     const [task, subtask, id] = parts;
     const number = this.index.tasks.findIndex((entry) => entry.task === task);
-    if (number < 0) return announce(`This page has no task "${task}"`);
+    if (number < 0) return this.notFound(`This page has no task "${task}".`);
     await this.selecting;
     if (!this.rows?.tasks.some((opened) => opened.entry === this.index.tasks[number])) await this.selectTask(number);
     const row = this.rows?.row(this.index.tasks[number], subtask, id) ?? -1;
-    if (row < 0) return announce(`This page has no document "${parts.join("/")}"`);
+    if (row < 0) return this.notFound(`This page has no document ${id} of "${subtask}".`);
     this.showDocument(row);
+  }
+
+  notFound(sentence) {
+    this.shown = null;
+    this.focus.mark(null);
+    const title = element("h3", { id: "document-title", tabindex: "-1" }, "Not found");
+    this.panel.replaceChildren(title, element("p", { class: "problem" }, sentence));
+    this.panel.hidden = false;
+    announce(sentence);
+    this.panel.scrollIntoView({ block: "start" });
   }
 
   showDocument(row) {

@@ -81,8 +81,13 @@ function conditions(rows, filters) {
   if (!Number.isNaN(filters.margin)) {
     made.push((row) => rows.task(row).choices && runs.some((run) => Math.abs(rows.number(row, run)) <= filters.margin));
   }
-  const text = filters.text.toLowerCase();
-  if (text) made.push((row) => rows.task(row).text(rows.place(row)).includes(text));
+  const words = filters.text.toLowerCase().split(/\s+/).filter(Boolean);
+  if (words.length) {
+    made.push((row) => {
+      const text = rows.task(row).text(rows.place(row));
+      return words.every((word) => text.includes(word));
+    });
+  }
   return made;
 }
 
