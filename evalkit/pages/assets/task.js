@@ -15,7 +15,7 @@ class Task {
     this.rows = this.choices ? firstRows(block.arrays.choices) : null;
     this.truncated = new Map(entry.runs.map((run) => [run, this.truncatedTokens(run)]));
     this.searched = [];
-    this.headings = new Map();
+    this.headings = null;
     this.bounded = this.choices || entry.runs.every((run) => withinBounds(block.arrays[`${run}/score`] ?? []));
   }
 
@@ -76,25 +76,32 @@ class Task {
 
   // The paragraphs with which all contexts of a subject begin: MMLU's heading, solved examples
   heading(subtask) {
-    if (!this.headings.has(subtask)) {
-      const places = Array.from(this.ids.keys()).filter((place) => this.subtask(place) === subtask);
-      this.headings.set(subtask, sharedParagraphs(places.map((place) => this.context(place))));
-    }
+    this.headings ??= this.sharedHeadings();
     return this.headings.get(subtask);
+  }
+
+  sharedHeadings() {
+    const contexts = new Map(this.entry.subtasks.map((subtask) => [subtask, []]));
+    for (let place = 0; place < this.ids.length; place++) contexts.get(this.subtask(place)).push(this.context(place));
+    return new Map(Array.from(contexts, ([subtask, texts]) => [subtask, sharedParagraphs(texts)]));
   }
 
   // The context of a document; of its first choice where choices have different ones
   context(place) {
     const context = SEGMENT_NAMES.indexOf("context");
-    return this.promptPieces(place).filter(([segment]) => segment === context).map(([, text]) => text).join("");
+    let text = "";
+    for (const pieces of this.promptPieces(place)) {
+      for (const [segment, words] of pieces) if (segment === context) text += words;
+    }
+    return text;
   }
 
-  // The pieces of a document's prompt, with those of its first choice
+  // The pieces of a document's prompt, and those of its first choice
   promptPieces(place) {
     const prompts = this.header.prompts ?? [];
-    if (!this.choices) return prompts[place] ?? [];
+    if (!this.choices) return [prompts[place] ?? []];
     const prompt = prompts.find((one) => one.choices[place].length);
-    return prompt ? [...prompt.common[place], ...prompt.choices[place][0]] : [];
+    return prompt ? [prompt.common[place], prompt.choices[place][0]] : [];
   }
 
   otherTexts(place) {
@@ -111,7 +118,7 @@ class Task {
 
   allPieces(place) {
     const joined = (pieces) => pieces.map(([, text]) => text).join("");
-    if (!this.choices) return [joined(this.promptPieces(place))];
+    if (!this.choices) return this.promptPieces(place).map(joined);
     return this.header.prompts.flatMap((prompt) => [
       joined(prompt.common[place] ?? []), ...(prompt.choices[place] ?? []).map(joined),
     ]);
