@@ -74,17 +74,26 @@ function segmentTable(task, place, run, name) {
     return false;
   });
   const truncated = task.arrays[`${run}/truncated`];
-  const cut = truncated ? truncated.subarray(first, end).some((tokens) => tokens > 0) : false;
-  const head = ["Choice", ...used.flatMap(() => ["log-likelihood", "tokens", "perplexity"]), ...(cut ? ["cut off"] : [])];
-  const groups = [...used.map((s) => [SEGMENT_NAMES[s], 3]), ...(cut ? [["tokens", 1]] : [])];
   const body = [];
-  for (let row = first; row < end; row++) {
-    const cells = used.flatMap((s) => segmentCells(ll[row * width + s], n[row * width + s]));
-    const gold = row - first === task.arrays.gold[place] ? " (gold)" : "";
-    body.push([`${row - first}${gold}`, ...cells, ...(cut ? [counted(truncated[row])] : [])]);
-  }
+  for (let row = first; row < end; row++) body.push(...choiceRows(task, row, row - first, place, used, ll, n));
   const title = `Scores of ${runLetter(run)} (${name})`;
-  return [section(title, dataTable(title, head, body, groups))];
+  const head = ["Choice", "Segment", "log-likelihood", "tokens", "perplexity"];
+  const cut = truncated ? Math.max(...truncated.subarray(first, end)) : 0;
+  const words = `Context tokens cut off to fit the window: ${counted(cut)}, of the longest choice.`;
+  return [section(title, dataTable(title, head, body), ...(cut ? [element("p", { class: "note" }, words)] : []))];
+}
+
+// A row for each segment, and for the whole sequence, whose perplexity the rule ppl compares
+function choiceRows(task, row, choice, place, used, ll, n) {
+  const at = (segment) => row * SEGMENT_NAMES.length + segment;
+  const label = `${choice}${choice === task.arrays.gold[place] ? " (gold)" : ""}`;
+  const rows = used.map((s) => [label, SEGMENT_NAMES[s], ...segmentCells(ll[at(s)], n[at(s)])]);
+  const scored = used.filter((s) => Number.isFinite(ll[at(s)]));
+  if (scored.length > 1) {
+    const total = (array) => scored.reduce((sum, s) => sum + array[at(s)], 0);
+    rows.push([label, element("strong", {}, "whole"), ...segmentCells(total(ll), total(n))]);
+  }
+  return rows;
 }
 
 function segmentCells(ll, n) {
@@ -106,7 +115,7 @@ function decisionCells(task, place, run, rule, runs) {
   const tie = decisions.tie?.[place] ? ", tie" : "";
   const words = `${decisions.prediction[place]} ${VERDICT_WORDS[verdict]}${tie}`;
   const own = runs[run].rule === rule ? "strong" : "span";
-  return [element(own, { class: `verdict-${VERDICT_CLASSES[verdict]}` }, words), fixed(decisions.margin?.[place], 3)];
+  return [element(own, { class: `verdict-${VERDICT_CLASSES[verdict]}` }, words), signed(decisions.margin?.[place], 3)];
 }
 
 function choiceSections(task, place, runs) {

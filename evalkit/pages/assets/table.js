@@ -59,7 +59,7 @@ function runColumns(rows, run, name) {
   const verdict = column(`verdict-${run}`, letter, `the verdict of ${name}`,
     (row) => verdictCell(rows, row, run), kept(rows, (row) => rows.verdict(row, run)), { width: 128 });
   const number = column(`number-${run}`, score ? `${letter} score` : `${letter} margin`, `the ${score ? "score" : "margin"} of ${name}`,
-    (row) => element("span", {}, fixed(rows.number(row, run), 3)), kept(rows, (row) => rows.number(row, run)), numeric);
+    (row) => element("span", {}, (score ? fixed : signed)(rows.number(row, run), 3)), kept(rows, (row) => rows.number(row, run)), numeric);
   return choices ? [verdict, number] : [number];
 }
 
