@@ -66,6 +66,9 @@ def show(
     given = [f"--{name}" for name, value in {"task": task, "text": text, **flags}.items() if value]
     if document is not None and given:
         raise UsageError(f"--document shows one document; omit {', '.join(given)}")
+    for first, second in (("wrong", "right"), ("won", "lost")):
+        if flags[first] and flags[second]:
+            raise UsageError(f"--{first} and --{second}: no document is both; give one of them")
     with doing("reading runs"):
         from evalkit.comparison.sides import names
         from evalkit.inspection.document_report import document_report, prompt_text

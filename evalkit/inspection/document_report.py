@@ -16,7 +16,7 @@ from evalkit.inspection.outcomes import TaskOutcomes, gold_of
 from evalkit.inspection.records import document_record, scored_choices
 from evalkit.inspection.selection import SelectedDocument
 from evalkit.inspection.texts import choice_text_of, shortened
-from evalkit.reporting.decimals import fixed
+from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.segments import coloured
 from evalkit.reporting.table import Table, simple_table
@@ -119,7 +119,7 @@ def _rules_table(found: TaskOutcomes, place: int, by_rule: Sequence[dict[str, An
         mark = " <" if one["rule"] == found.rule else ""
         verdict = ("right" if one["right"] else "wrong") + (", a tie" if one["tie"] else "")
         option = _option(found, place, one["prediction"])
-        rows.append([f"{one['rule']}{mark}", option, verdict, fixed(one["margin"], 3, signed=True)])
+        rows.append([f"{one['rule']}{mark}", option, verdict, signed_number(one["margin"], 3)])
     return simple_table("rules", ["rule", "chooses", "verdict", "margin"], rows, texts=3, title=title)
 
 

@@ -10,7 +10,7 @@ from evalkit.inspection.outcomes import TaskOutcomes, gold_of
 from evalkit.inspection.records import document_record, flat_record
 from evalkit.inspection.selection import SelectedDocument
 from evalkit.inspection.texts import beginnings, choice_text_of, shortened
-from evalkit.reporting.decimals import fixed
+from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.scores.rules import find_rule
@@ -107,7 +107,7 @@ def _option(found: TaskOutcomes, place: int, choice: int) -> str:
 
 def _value(found: TaskOutcomes, place: int) -> str:
     value = float(found.value[place])
-    return fixed(value, 3, signed=found.decided is not None)
+    return fixed(value, 3) if found.decided is None else signed_number(value, 3)
 
 
 def _notes(tasks: Sequence[tuple[TaskOutcomes, ...]], rule: str | None, runs: int) -> Iterator[str]:

@@ -39,7 +39,8 @@ def flat_record(found: SelectedDocument, beginning: str) -> dict[str, Any]:
 def scored_choices(found: TaskOutcomes, place: int) -> list[dict[str, dict[str, float | None]]]:
     """Return of each choice: segment → log-likelihood, tokens and perplexity, for segments with tokens.
 
-    "unconditional" is the continuation without the context. A log-likelihood that the run does not have is None.
+    "unconditional" is the continuation without the context, "whole" the whole sequence, where several segments are
+    scored. A log-likelihood that the run does not have is None.
     """
     decided, view = found.decided, found.view
     if decided is None or not isinstance(view, ChoiceView):
@@ -47,7 +48,16 @@ def scored_choices(found: TaskOutcomes, place: int) -> list[dict[str, dict[str, 
     start = int(decided.starts[place])
     count = int(view.scores["choices"].iloc[start])
     rows = view.scores.iloc[start : start + count].to_dict("records")
-    return [{segment: _segment(row, segment) for segment in _segments(row)} for row in rows]
+    return [_choice(row) for row in rows]
+
+
+def _choice(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:
+    found = {segment: _segment(row, segment) for segment in _segments(row)}
+    scored = [segment for segment in found if segment in SEGMENTS and not np.isnan(row[f"ll_{segment}"])]
+    if len(scored) > 1:
+        likelihood, tokens = (sum(row[f"{kind}_{segment}"] for segment in scored) for kind in ("ll", "n"))
+        found["whole"] = _numbers(float(likelihood), int(tokens))
+    return found
 
 
 def _segments(row: Mapping[Any, Any]) -> list[str]:
@@ -57,7 +67,10 @@ def _segments(row: Mapping[Any, Any]) -> list[str]:
 
 def _segment(row: Mapping[Any, Any], segment: str) -> dict[str, float | None]:
     tokens = int(row["n_continuation" if segment == "unconditional" else f"n_{segment}"])
-    likelihood = float(row[f"ll_{segment}"])
+    return _numbers(float(row[f"ll_{segment}"]), tokens)
+
+
+def _numbers(likelihood: float, tokens: int) -> dict[str, float | None]:
     if np.isnan(likelihood) or not tokens:
         return {"log_likelihood": None if np.isnan(likelihood) else likelihood, "tokens": tokens, "perplexity": None}
     with np.errstate(over="ignore"):

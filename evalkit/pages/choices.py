@@ -16,7 +16,7 @@ from evalkit.pages.blocks import encoded
 from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun
 from evalkit.scores.table import SEGMENTS
 
-ABSENT = 255
+ABSENT = 65535
 """Prediction of a run that does not have the document."""
 _Arrays = dict[str, tuple[str, NDArray[Any]]]
 
@@ -40,8 +40,8 @@ def choices_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[
     }
     arrays: _Arrays = {
         "subtask": ("u2", union.subtask_numbers()),
-        "gold": ("u1", gold),
-        "choices": ("u1", choices),
+        "gold": ("u2", gold),
+        "choices": ("u2", choices),
     }
     for member, table in zip(members, tables, strict=True):
         places = union.places(table.names)
@@ -90,7 +90,7 @@ def _decided(name: str, table: _Documents, rule: str, places: NDArray[np.int64],
     for values, source in ((prediction, found.prediction), (tie, found.tie), (margin, found.margin)):
         values[places[kept]] = source[kept]
     return {
-        f"{name}/prediction": ("u1", prediction),
+        f"{name}/prediction": ("u2", prediction),
         f"{name}/tie": ("u1", tie),
         f"{name}/margin": ("f4", margin),
     }
@@ -110,7 +110,7 @@ def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: ND
     truncated[rows] = table.scores["truncated"].to_numpy()[kept]
     return {
         f"{name}/ll": ("f4", likelihoods),
-        f"{name}/n": ("u2", tokens),
+        f"{name}/n": ("i4", tokens),
         f"{name}/truncated": ("i4", truncated),
     }
 

@@ -73,7 +73,7 @@ def _comparison_panel(
         )
     except EvalkitError as error:
         reason = str(error).rstrip(".")
-        return Panel(name, title, (Report((), (f"{b.name} is not compared with {a.name}: {reason}.",)),))
+        return Panel(name, title, (Report((), facts=(f"{b.name} is not compared with {a.name}: {reason}.",)),))
 
 
 def _forest(name: str, found: Comparison) -> PageFigure:

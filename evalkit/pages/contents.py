@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.brief import counted
 from evalkit.comparison.sides import Side, check_unique, names
-from evalkit.errors import UsageError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults
 from evalkit.studies.selection import Selected, select, trainings
@@ -55,16 +56,18 @@ def contents_of_runs(
     Args:
         singles: runs, each a side of a comparison.
         groups: name → the runs of one side.
-        rule: scoring rule of comparisons; None: the runs' own.
+        rule: scoring rule or measure of comparisons, where the runs have it; None: the runs' own.
         given_names: a name for each of `singles`; empty: from the runs.
 
     Raises:
-        UsageError: no run, a run that is named twice, or names that do not fit.
+        UsageError: no run, a run that is named twice, names that do not fit, or a rule that no run has.
         RunError: a run is not finished.
     """
     runs = [*singles, *(run for _, members in groups for run in members)]
     if not runs:
         raise UsageError("name the runs of the report: evalkit report RUN -o report.html (evalkit ls runs lists them)")
+    if empty := [name for name, members in groups if not members]:
+        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
     for run in runs:
         run.require_finished()
     if given_names and len(given_names) != len(singles):
@@ -81,10 +84,35 @@ def contents_of_runs(
     by_suite: dict[tuple[str, str], list[Side]] = {}
     for side in sides:
         by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
+    rules = _rules(runs, rule)
     compared = [
-        PageComparison(suite, tuple(members), rule) for (_, suite), members in by_suite.items() if len(members) > 1
+        PageComparison(suite, tuple(members), rules[kind])
+        for (kind, suite), members in by_suite.items()
+        if len(members) > 1
     ]
     return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:
+    """Return kind of run → the requested rule, None for kinds that do not have it.
+
+    Raises:
+        UsageError: no run has the rule.
+    """
+    found: dict[str, str | None] = dict.fromkeys((run.kind for run in runs), None)
+    if rule is None:
+        return found
+    problems = []
+    for run in {run.kind: run for run in runs}.values():
+        try:
+            benchmark_of(run).comparable(run).measure(rule)
+        except EvalkitError as error:
+            problems.append(str(error))
+        else:
+            found[run.kind] = rule
+    if not any(found.values()):
+        raise UsageError(f"--rule {rule}: {problems[0]}")
+    return found
 
 
 def contents_of_study(

@@ -37,16 +37,21 @@ def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: S
     tasks: list[dict[str, Any]] = []
     blocks: list[str] = []
     used: set[str] = set()
+    problems: dict[str, list[str]] = {}
     with remembering():
         for members in _by_documents(runs, say):
             about, block = _block(members, sample)
             numbers = [member.number for member in members]
             if about["task"] in used:  # other documents under the same name
-                listed = ", ".join(names[number] for number in numbers)
-                about |= {"task": f"{about['task']} ({listed})", "label": f"{about['label']} ({listed})"}
+                of = ", ".join(names[number] for number in numbers)
+                about |= {"task": f"{about['task']} ({of})", "label": f"{about['label']} ({of})"}
             used.add(about["task"])
+            for problem in dict.fromkeys(member.view.problem for member in members if member.view.problem):
+                problems.setdefault(problem, []).append(about["task"])
             tasks.append(about | {"block": len(blocks), "runs": numbers})
             blocks.append(block)
+    for problem, listed in problems.items():
+        say(f"{', '.join(listed)}: {problem}")
     listed_runs = [
         {"name": name, "id": run.manifest["id"], "rule": run.rule} for name, run in zip(names, runs, strict=True)
     ]

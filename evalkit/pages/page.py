@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -70,10 +71,15 @@ class CopiedTables:
 
     def __init__(self) -> None:
         self._texts: list[dict[str, str]] = []
+        self._names: Counter[str] = Counter()
 
     def add(self, table: Table) -> dict[str, Any]:
         """Return number, name and HTML of the next table; its anchor is the number, since names may repeat."""
-        number, report = len(self._texts), Report(tables=(table,))
+        number = len(self._texts)
+        self._names[table.name] += 1
+        # LaTeX's label is the name, so that two tables of a page can stand in one paper
+        count = self._names[table.name]
+        report = Report(tables=(table if count == 1 else table._replace(name=f"{table.name}-{count}"),))
         self._texts.append({form: render(report, form) for form, _ in _COPIED})
         element = Markup(html_table(table._replace(name=f"table-{number}")))
         return {"number": number, "name": printable(table.name), "html": element}

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evalkit.benchmarks.document_views import Piece
+from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import RunError
+from evalkit.errors import EvalkitError, RunError
+from evalkit.models.locate import silent
 from evalkit.pages.panels import Panel
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
@@ -28,7 +29,24 @@ def provenance_panel(run: Run, name: str) -> Panel:
     settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
     notes = (*(f"*: {note}" for note in unofficial_notes(run.manifest)), *mixture(run.manifest))
     report = Report((settings, _documents_table(run)), notes=notes)
-    return Panel(name, "How it was made", (report,), prompts=tuple(_template(run.manifest)))
+    return Panel(name, "How it was made", (report,), prompts=(*_template(run.manifest), *_example(run)))
+
+
+def _example(run: Run) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    """Yield the prompt of the run's first document, with its gold choice, if it can be read."""
+    tasks = tuple(run.manifest["documents"])[:1]
+    try:
+        view = next(iter(benchmark_of(run).views(run, tasks, silent)), None)
+    except EvalkitError:
+        return
+    if isinstance(view, ChoiceView) and view.texts:
+        first = view.scores.iloc[0]
+        gold, key = int(first["gold"]), (str(first["subtask"]), int(first["doc_id"]))
+        if (text := view.texts.get(key)) is not None:
+            yield f"{key[0]} document {key[1]} with its gold choice", (*text.common, *text.choices[gold])
+    elif isinstance(view, AnswerView) and view.documents and view.documents[0].prompt:
+        one = view.documents[0]
+        yield f"{one.subtask} document {one.id}", one.prompt
 
 
 def _settings(run: Run) -> Iterator[tuple[str, str]]:

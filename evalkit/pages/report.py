@@ -13,8 +13,9 @@ from pathlib import Path
 
 from evalkit import __version__
 from evalkit.activity import doing
+from evalkit.benchmarks.remembered import remembering
 from evalkit.comparison.curves import curve
-from evalkit.errors import RunError, UsageError
+from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.pages.benchmark_figures import figure_panels
 from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.contents import PageComparison, PageContents
@@ -24,6 +25,7 @@ from evalkit.pages.page import Page, write_page
 from evalkit.pages.panels import Panel
 from evalkit.pages.sources import sources_panel
 from evalkit.pages.union import Sample
+from evalkit.reporting.report import Report
 
 _NAMED = 3
 """Most runs that the default title names."""
@@ -54,19 +56,20 @@ def write_report(contents: PageContents, request: PageRequest, path: Path, say: 
     """
     _prepare(path)
     runs, names = contents.runs, contents.names
-    with doing("results"):
-        overview = overview_panels(runs, names)
-        results = figure_panels(runs, names)
-        sources = (sources_panel(runs),)
-    with doing("comparisons"):
-        several = len(contents.comparisons) > 1
-        compared = tuple(
-            panel for number, one in enumerate(contents.comparisons, 1) for panel in _compared(one, number, several)
-        )
-    documents = None
-    if request.documents:
-        with doing("documents"):
-            documents = document_data(runs, names, say, request.sample)
+    with remembering():
+        with doing("results"):
+            overview = overview_panels(runs, names)
+            results = figure_panels(runs, names)
+            sources = (sources_panel(runs),)
+        with doing("comparisons"):
+            several = len(contents.comparisons) > 1
+            compared = tuple(
+                panel for number, one in enumerate(contents.comparisons, 1) for panel in _compared(one, number, several)
+            )
+        documents = None
+        if request.documents:
+            with doing("documents"):
+                documents = document_data(runs, names, say, request.sample)
     title = request.title or ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
     with doing("writing the page"):
         page = Page(title, _made(contents), overview, compared, results, sources, documents)
@@ -94,8 +97,12 @@ def _compared(one: PageComparison, number: int, several: bool) -> list[Panel]:
     if len(one.sides) > 1:
         found += comparison_panels(one.sides, one.rule, suite, f"comparison-{number}")
     if one.trainings:
-        curves = [curve(each.side, one.rule, each.steps) for each in one.trainings]
-        found.append(curve_panel(curves, suite, f"curves-{number}"))
+        name = f"curves-{number}"
+        try:
+            curves = [curve(each.side, one.rule, each.steps) for each in one.trainings]
+            found.append(curve_panel(curves, suite, name))
+        except EvalkitError as error:
+            found.append(Panel(name, "Training curves", (Report((), facts=(f"There are no curves: {error}",)),)))
     return found
 
 

@@ -62,6 +62,13 @@ def fixed(value: float | None, places: int, signed: bool = False) -> str:
     return to_text(of_float(value), places, signed)
 
 
+def signed_number(value: float, places: int) -> str:
+    """Format a number with its sign, which rounding to zero does not hide: "-4e-05"."""
+    if value and abs(value) < 0.5 * 10.0**-places:
+        return f"{value:+.0e}"
+    return fixed(value, places, signed=True)
+
+
 def percent(fraction: float, places: int = 1, signed: bool = False) -> str:
     """Format a fraction in percent; floating-point noise does not change the rounding of a half."""
     return to_text(100 * of_float(round(fraction, 12)), places, signed)

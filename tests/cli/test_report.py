@@ -75,6 +75,7 @@ def test_names_and_title_are_text(runs: list[Run], tmp_path: Path, capsys: Any) 
         (["--names", "a,a"], "two sides are called 'a'"),
         (["--benchmark", "zeroshot8"], "--benchmark names a benchmark of a study"),
         (["--study", "study.yaml", "--names", "a,b"], "--names is for runs"),
+        (["--rule", "nix"], "--rule nix: unknown rule 'nix'"),
         (["nowhere"], "nowhere"),
     ],
 )

@@ -75,11 +75,11 @@ class Choices:
         header = {"ids": self.ids, "options": options, "prompts": [prompt], "problem": ""}
         arrays: dict[str, tuple[str, NDArray[Any]]] = {
             "subtask": ("u2", self.subtask),
-            "gold": ("u1", self.gold),
-            "choices": ("u1", np.full(self.n, 4)),
+            "gold": ("u2", self.gold),
+            "choices": ("u2", np.full(self.n, 4)),
         }
         for name in self.predictions:
-            arrays[f"{name}/prediction"] = ("u1", self.predictions[name])
+            arrays[f"{name}/prediction"] = ("u2", self.predictions[name])
             arrays[f"{name}/tie"] = ("u1", self.ties[name])
             arrays[f"{name}/margin"] = ("f4", self.margins[name])
         for run in (0, 1):

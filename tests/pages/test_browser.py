@@ -114,18 +114,22 @@ def test_filters(opened: Opened) -> None:
     opened.shown(int((right[1] & ~right[0] & truncated).sum()), 300)
     opened.tab.get_by_role("button", name="Clear filters").click()
     opened.shown(300, 300)
-    opened.tab.get_by_label("Margin at most").fill("0.5")
+    opened.tab.get_by_label("Margin within ±").fill("0.5")
     margins = np.abs(np.array([ARC.margins["0/ppl"], ARC.margins["1/ppl"]], dtype="float32"))
     opened.shown(int((margins <= 0.5).any(axis=0).sum()), 300)
 
 
 def test_search_finds_texts_of_any_case(opened: Opened) -> None:
     opened.documents()
-    opened.tab.get_by_label("Search").fill("OPTION 17 3")
+    opened.tab.get_by_label("Search").fill("ONERROR")
     opened.shown(1, 300)
-    assert opened.column("document") == ["17"]
-    opened.tab.get_by_label("Search").fill("onerror")
-    opened.shown(1, 300)
+    [document] = opened.column("document")
+    for words in ("onerror option", "option  OnError "):  # every word, in any order
+        opened.tab.get_by_label("Search").fill("no such words")
+        opened.shown(0, 300)
+        opened.tab.get_by_label("Search").fill(words)
+        opened.shown(1, 300)
+        assert opened.column("document") == [document]
     opened.tab.get_by_label("Search").fill("no such words")
     opened.shown(0, 300)
     assert opened.tab.get_by_text("No document matches.").is_visible()
@@ -157,9 +161,13 @@ def test_a_document_shows_what_was_scored(opened: Opened) -> None:
         assert row.split("\t")[:2] == [rule, f"{expected} {'✓ right' if ARC.right(0, rule)[3] else '✗ wrong'}"
                                        + (", tie" if ARC.ties[f"0/{rule}"][3] else "")]  # fmt: skip
     ll, n = ARC.ll[1].reshape(300, 4, 5)[3, 2].astype("float32"), ARC.tokens[1].reshape(300, 4, 5)[3, 2]
-    row = panel.get_by_role("region", name="Scores of B (baseline)").locator("tbody tr").nth(2).inner_text().split("\t")
-    numbers = [f"{x}" for s in range(5) for x in (f"{ll[s]:.3f}", f"{n[s]}", f"{np.exp(-float(ll[s]) / n[s]):.2f}")]
-    assert [text.replace("−", "-") for text in row[1:16]] == numbers
+    rows = panel.get_by_role("region", name="Scores of B (baseline)").locator("tbody tr").all_inner_texts()
+    numbers = [[f"{ll[s]:.3f}", f"{n[s]}", f"{np.exp(-float(ll[s]) / n[s]):.2f}"] for s in range(5)]
+    total, tokens = ll.astype(float).sum(), n.sum()
+    numbers.append([f"{total:.3f}", f"{tokens}", f"{np.exp(-total / tokens):.2f}"])
+    shown = [row.replace("−", "-").split("\t") for row in rows[12:18]]  # of choice 2
+    assert [row[2:] for row in shown] == numbers
+    assert [row[1] for row in shown] == ["special", "instruction", "context", "continuation", "end", "whole"]
 
 
 SEGMENT_START = ["special", "instruction", "context"]

@@ -111,7 +111,7 @@ def test_sides_that_cannot_be_paired_are_explained(tmp_path: Path) -> None:
         (documents, "content hash of the documents"),
         (broken, "is damaged"),
     ):
-        [sentence] = panel.reports[0].verdict
+        [sentence] = panel.reports[0].facts
         assert "is not compared with a: " in sentence
         assert words in sentence
         assert sentence.endswith(".")
@@ -121,7 +121,7 @@ def test_sides_that_cannot_be_paired_are_explained(tmp_path: Path) -> None:
 
 def test_a_rule_that_no_run_has_is_explained(two_runs: list[Run]) -> None:
     [panel] = comparison_panels(sides_of(two_runs, []), "pmi")
-    assert "is not compared with first" in panel.reports[0].verdict[0]
+    assert "is not compared with first" in panel.reports[0].facts[0]
 
 
 def test_a_hostile_name_is_text(tmp_path: Path) -> None:

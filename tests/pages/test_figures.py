@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,20 +32,3 @@ def test_a_figure_is_the_same_text_each_time_and_its_text_is_text() -> None:
     assert HOSTILE in list(root.itertext())
     assert "<img" not in svg
     assert "<script" not in svg
-
-
-def test_ids_of_two_figures_differ_and_references_lead_to_them() -> None:
-    one, other = (svg_of(partial(plot, title)) for title in ("one", "other"))
-    assert not set(ids(one)) & set(ids(other))
-    assert len(set(ids(one))) == len(ids(one))
-    references = re.findall(r'(?:href="#|url\(#)([^")]+)', one)
-    assert len(references) > 3
-    assert set(references) <= set(ids(one))
-
-
-def test_no_style_sheet_applies_to_the_page_and_nothing_is_loaded() -> None:
-    svg = svg_of(partial(plot, "one"))
-    assert "<style" not in svg
-    assert "stroke-linejoin: round" in svg
-    assert "<metadata" not in svg
-    assert set(re.findall(r"https?://[^\"\s]+", svg)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}

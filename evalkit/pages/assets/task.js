@@ -3,7 +3,7 @@
 const ABSENT = 0;
 const RIGHT = 1;
 const WRONG = 2;
-const NO_PREDICTION = 255;
+const NO_PREDICTION = 65535;
 
 class Task {
   constructor(entry, block) {
