@@ -139,7 +139,6 @@ def _settings(run: Run) -> dict[str, Any]:
     specification = run.manifest["specification"]
     shots, limit = specification.get("num_fewshot"), specification.get("limit")
     return {
-        "suite": run.suite,
         "revision": run.manifest.get("revision"),
         "template": run.template,
         "dtype": specification.get("dtype"),

@@ -74,7 +74,7 @@ def contents_of_runs(
         raise UsageError(
             f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
         )
-    own = list(given_names) or names(singles)
+    own = list(given_names) or _own_names(singles)
     sides = [Side(name, (run,)) for name, run in zip(own, singles, strict=True)]
     sides += [Side(name, tuple(members)) for name, members in groups]
     check_unique(sides)
@@ -91,6 +91,20 @@ def contents_of_runs(
         if len(members) > 1
     ]
     return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def _own_names(runs: Sequence[Run]) -> list[str]:
+    """Return a name for each run, which tells it from others of its suite; with its suite where suites share names."""
+    by_suite: dict[tuple[str, str], list[int]] = {}
+    for place, run in enumerate(runs):
+        by_suite.setdefault((run.kind, run.suite), []).append(place)
+    found = [""] * len(runs)
+    for places in by_suite.values():
+        for place, name in zip(places, names([runs[place] for place in places]), strict=True):
+            found[place] = name
+    if len(set(found)) == len(found):
+        return found
+    return [f"{name} on {run.suite}" for name, run in zip(found, runs, strict=True)]
 
 
 def _rules(runs: Sequence[Run], rule: str | None) -> dict[str, str | None]:

@@ -49,7 +49,8 @@ def _run_panel(run: Run, name: str) -> Panel:
     run.require_finished()
     report, place = benchmark_of(run).report(run), f"run-{anchor(str(run.manifest['id']))}"
     panels = (*_subject_panels(run, report, place), provenance_panel(run, f"{place}-made"))
-    return Panel(place, f"{name}: {run.suite}", (report,), panels=panels)
+    title = name if name.endswith(f" on {run.suite}") else f"{name}: {run.suite}"
+    return Panel(place, title, (report,), panels=panels)
 
 
 def _subject_panels(run: Run, report: Report, place: str) -> Iterator[Panel]:

@@ -17,7 +17,7 @@ def test_runs_of_one_model_are_named_by_their_suites(tmp_path: Path) -> None:
     choices = finished_run(tmp_path, "org/model")
     answers = load_run(make_longbench(tmp_path / "others", {"qasper": [0.5, 1.0]}, model="org/model"))
     found = contents_of_runs([choices, answers])
-    assert [name.split()[:2] for name in found.names] == [["model", choices.suite], ["model", "longbench"]]
+    assert list(found.names) == [f"model on {choices.suite}", "model on longbench"]
     assert found.comparisons == ()
 
 
