@@ -7,7 +7,7 @@ page; compared are those of one suite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.brief import counted
@@ -86,11 +86,16 @@ def contents_of_runs(
         by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
     rules = _rules(runs, rule)
     compared = [
-        PageComparison(suite, tuple(members), rules[kind])
+        PageComparison(suite, tuple(_without(side, f" on {suite}") for side in members), rules[kind])
         for (kind, suite), members in by_suite.items()
         if len(members) > 1
     ]
     return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def _without(side: Side, ending: str) -> Side:
+    """Return a side without the suite in its name, which the title of a comparison has."""
+    return replace(side, name=side.name.removesuffix(ending))
 
 
 def _own_names(runs: Sequence[Run]) -> list[str]:
