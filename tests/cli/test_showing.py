@@ -109,8 +109,8 @@ def test_one_document(evalkit: Command, finished: Run) -> None:
 def test_every_format(evalkit: Command, finished: Run, second: Run) -> None:
     runs = (finished.folder, second.folder)
     for arguments in (
-        (runs[0], "--wrong"),
-        (*runs, "--lost", "--rule", "acc"),
+        (runs[0], "--wrong", "--task", "piqa"),
+        (*runs, "--lost", "--rule", "acc", "--task", "piqa"),
         (runs[0], "--document", "piqa/1"),
         (*runs, "--document", "piqa/1", "--rule", "acc"),
     ):

@@ -263,6 +263,7 @@ def test_it_is_ended_in_mid_run_and_started_again(
         assert watched.scores.equals(alone.scores)
 
 
+@pytest.mark.slow
 def test_a_real_training_that_keeps_two_checkpoints(
     training: Path, documents: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

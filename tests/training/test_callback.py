@@ -358,6 +358,7 @@ def test_its_arguments_are_those_of_evaluate() -> None:
         assert any(name in line.partition(":")[0] for line in str(evalkit.TrainerCallback.__doc__).splitlines()), name
 
 
+@pytest.mark.slow
 def test_what_it_logs_reaches_tensorboard(folder: Path, asked: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     script = (

@@ -264,6 +264,7 @@ def test_workers_that_are_refused_while_others_compute(files: Path, tmp_path: Pa
     assert sum("is refused for model0" in line for line in progress.said) >= 3
 
 
+@pytest.mark.slow
 def test_workers_that_never_start_well(files: Path, tmp_path: Path) -> None:
     from evalkit.errors import EvalkitError
 
