@@ -110,7 +110,7 @@ def test_every_format(evalkit: Command, finished: Run, second: Run) -> None:
     runs = (finished.folder, second.folder)
     for arguments in (
         (runs[0], "--wrong", "--task", "piqa"),
-        (*runs, "--lost", "--rule", "acc", "--task", "piqa"),
+        (*runs, "--lost", "--rule", "acc", "--task", "boolq"),
         (runs[0], "--document", "piqa/1"),
         (*runs, "--document", "piqa/1", "--rule", "acc"),
     ):
