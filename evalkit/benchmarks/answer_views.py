@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from evalkit.benchmarks.document_views import CUT, AnsweredDocument, Piece
 from evalkit.reporting.decimals import fixed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _ENDS = {"end": "end token", "enough": "stop text", "length": "maximum length"}
 """Stopping criterion in the table → its description."""
 
 
-def records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table as plain data, by column."""
-    columns = {str(name): table[name].tolist() for name in table}
-    for row in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, row, strict=True))
-
-
 def answered(
-    row: Mapping[str, Any], task: str, answer: str, references: Sequence[str], score: float, prompt: str = ""
+    row: Mapping[Any, Any], task: str, answer: str, references: Sequence[str], score: float, prompt: str = ""
 ) -> AnsweredDocument:
     """Return one document.
 
     Args:
-        row: a row of the run's table, with `id` and the columns of `GeneratedAnswer` that the table has.
+        row: a row of the run's table as plain data, with `id` and the columns of `GeneratedAnswer` that the table has.
         task: the task.
         answer: the text that was scored.
         references: the right answers.
@@ -39,7 +29,7 @@ def answered(
     return AnsweredDocument(task, str(row["id"]), tuple(references), answer, float(score), pieces, answer_facts(row))
 
 
-def answer_facts(row: Mapping[str, Any]) -> dict[str, str]:
+def answer_facts(row: Mapping[Any, Any]) -> dict[str, str]:
     """Return how an answer was generated, by name: what ended it, tokens of the prompt and of the answer, seconds.
 
     Args:

@@ -98,3 +98,10 @@ class AnswerView:
 
 
 TaskView: TypeAlias = ChoiceView | AnswerView
+
+
+def common_prefix(texts: Sequence[str]) -> str:
+    """Return the characters that all texts begin with: what the first and the last in order have in common."""
+    first, last = min(texts), max(texts)
+    pairs = enumerate(zip(first, last, strict=False))
+    return first[: next((place for place, (one, other) in pairs if one != other), len(first))]

@@ -200,7 +200,7 @@ class PromptedBenchmark(GeneratedBenchmark):
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the answers of each task."""
-        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.answer_views import answered
         from evalkit.benchmarks.document_views import AnswerView
 
         table = run.table(ANSWERS, ("task", "id", "prompt", "reference", "answer", "score"))
@@ -208,7 +208,7 @@ class PromptedBenchmark(GeneratedBenchmark):
             if not tasks or task in tasks:
                 documents = [
                     answered(row, str(task), row["answer"], [row["reference"]], row["score"], row["prompt"])
-                    for row in records(rows)
+                    for row in rows.to_dict("records")
                 ]
                 yield AnswerView(str(task), self.metric, documents)
 

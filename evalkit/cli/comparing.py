@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, OUTPUT, PLOT, STUDY, check_benchmark
-from evalkit.cli.parameters import MARGIN, argument, is_typed, option, typed_option
+from evalkit.cli.options import BENCHMARK, GROUP, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
+from evalkit.cli.parameters import MARGIN, argument, is_typed, option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @argument("runs", nargs=-1)
-@typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
-              help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
+@GROUP
 @STUDY
 @BENCHMARK
 @option(
@@ -151,8 +150,7 @@ def _print_curves(
 
 def _check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...], output: bool) -> None:
     check_benchmark(benchmark, study)
-    if study is not None and groups:
-        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+    check_groups(groups, study)
     if study is not None and output:
         raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
 

@@ -109,6 +109,16 @@ STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study fi
 BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 
+GROUP = typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
+                     help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
+
+
+def check_groups(groups: tuple[str, ...], study: Path | None) -> None:
+    """Raise a `UsageError` if `--group` is given with `--study`."""
+    if groups and study is not None:
+        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+
+
 def check_benchmark(benchmark: str | None, study: Path | None) -> None:
     """Raise a `UsageError` if `--benchmark` is given without `--study`."""
     if benchmark is not None and study is None:

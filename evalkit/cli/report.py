@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import STUDY, check_benchmark, named_run
+from evalkit.cli.options import GROUP, STUDY, check_benchmark, check_groups, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @argument("runs", nargs=-1)
-@typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,…",
-              help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
+@GROUP
 @STUDY
 @typed_option("--benchmark", help="Benchmark of the study.  [default: all]")
 @option("--rule", help="How answers are chosen in comparisons (evalkit ls rules).  [default: the runs' own]")
@@ -84,8 +83,7 @@ def _check(
 ) -> None:
     """Validate a command before any run is read."""
     check_benchmark(benchmark, study)
-    if study is not None and groups:
-        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
+    check_groups(groups, study)
     if study is not None and names:
         raise UsageError("--names is for runs; with --study its own names are used: omit --names")
     if without_documents and sample is not None:

@@ -111,10 +111,11 @@ def p_text(p: float | None) -> str:
 def _in_words(one: Difference, unit: Unit) -> str:
     sign = "" if one.p is not None and one.p < 0.0005 else "= "
     difference = f"{unit.difference(one.difference)}{unit.points}"
-    return f"{difference} (95 % interval {_interval(one, unit)}), p {sign}{p_text(one.p)}"
+    return f"{difference} (95 % interval {interval_text(one, unit)}), p {sign}{p_text(one.p)}"
 
 
-def _interval(one: Difference, unit: Unit) -> str:
+def interval_text(one: Difference, unit: Unit) -> str:
+    """Format the interval of a difference."""
     return f"{unit.difference(one.low)} to {unit.difference(one.high)}"
 
 
@@ -157,7 +158,7 @@ def _differences(found: Comparison, a: str, b: str) -> Table:
 
 def _common(one: Difference, unit: Unit) -> tuple[str, ...]:
     scores = unit.value(one.score_a), unit.value(one.score_b), unit.difference(one.difference)
-    return *scores, _interval(one, unit), unit.error(one.stderr)
+    return *scores, interval_text(one, unit), unit.error(one.stderr)
 
 
 def _spreads(found: Comparison, a: str, b: str) -> Table:
@@ -188,7 +189,7 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         (
             f"{one.rule} <" if one.rule == found.rule else one.rule,
             unit.difference(one.average.difference),
-            _interval(one.average, unit),
+            interval_text(one.average, unit),
             p_text(one.average.p),
             str(one.better),
             str(one.worse),

@@ -58,10 +58,7 @@ def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
     Raises:
         UsageError: fewer than two sides, a group without runs, or a duplicate run or name.
     """
-    if empty := [name for name, runs in groups if not runs]:
-        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
-    sides = [Side(name, (run,)) for name, run in zip(names(singles), singles, strict=True)]
-    sides += [Side(name, tuple(runs)) for name, runs in groups]
+    sides = named_sides(names(singles), singles, groups)
     if len(sides) < 2:
         raise UsageError(
             f"there is nothing to compare {sides[0].name} with: name two runs or more, or two groups"
@@ -70,6 +67,20 @@ def sides_of(singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
         )
     check_unique(sides)
     return sides
+
+
+def named_sides(
+    single_names: Sequence[str], singles: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]
+) -> list[Side]:
+    """Return sides in their order: single runs under these names, then groups. Neither names nor runs are checked.
+
+    Raises:
+        UsageError: a group without runs.
+    """
+    if empty := [name for name, runs in groups if not runs]:
+        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
+    sides = [Side(name, (run,)) for name, run in zip(single_names, singles, strict=True)]
+    return sides + [Side(name, tuple(runs)) for name, runs in groups]
 
 
 def find_trainings(given: Sequence[str], groups: Sequence[str], root: Path) -> list[Side]:

@@ -15,7 +15,7 @@ from evalkit.inspection.decisions import decisions
 from evalkit.inspection.outcomes import TaskOutcomes, gold_of
 from evalkit.inspection.records import document_record, scored_choices
 from evalkit.inspection.selection import SelectedDocument
-from evalkit.inspection.texts import choice_text_of, shortened
+from evalkit.inspection.texts import choice_text_of, option_text
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.segments import coloured
@@ -76,7 +76,7 @@ def _verdict(one: SelectedDocument) -> str:
     return (
         one.name
         if found.decided is None
-        else f"{one.name}: the gold answer is {_option(found, place, gold_of(found, place))}"
+        else f"{one.name}: the gold answer is {option_text(found, place, gold_of(found, place), _OPTION)}"
     )
 
 
@@ -103,7 +103,7 @@ def _choices_table(found: TaskOutcomes, place: int, title: str) -> Table:
         ruled.add(len(rows))
         mark = "*" if choice == gold_of(found, place) else ""
         for number, (segment, scores) in enumerate(segments.items()):
-            label = f"{_option(found, place, choice)}{mark}" if number == 0 else ""
+            label = f"{option_text(found, place, choice, _OPTION)}{mark}" if number == 0 else ""
             rows.append([label, segment, *_numbers(scores)])
     headers = ["choice", "segment", "log-likelihood", "tokens", "perplexity"]
     return simple_table("choices", headers, rows, texts=2, ruled=ruled, title=title)
@@ -118,7 +118,7 @@ def _rules_table(found: TaskOutcomes, place: int, by_rule: Sequence[dict[str, An
     for one in by_rule:
         mark = " <" if one["rule"] == found.rule else ""
         verdict = ("right" if one["right"] else "wrong") + (", a tie" if one["tie"] else "")
-        option = _option(found, place, one["prediction"])
+        option = option_text(found, place, one["prediction"], _OPTION)
         rows.append([f"{one['rule']}{mark}", option, verdict, signed_number(one["margin"], 3)])
     return simple_table("rules", ["rule", "chooses", "verdict", "margin"], rows, texts=3, title=title)
 
@@ -162,11 +162,6 @@ def _truncations(found: TaskOutcomes, place: int) -> Iterator[str]:
     rows = found.view.scores.iloc[start : start + len(scored_choices(found, place))]
     for choice, tokens in enumerate(np.asarray(rows["truncated"]).tolist()):
         yield f"{tokens:,} tokens of choice {choice}"
-
-
-def _option(found: TaskOutcomes, place: int, choice: int) -> str:
-    text = choice_text_of(found, place)
-    return str(choice) if text is None else f"{choice} {shortened(text.options[choice], _OPTION)}"
 
 
 def _records(record: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from evalkit.benchmarks.document_views import AnswerView
 from evalkit.inspection.outcomes import TaskOutcomes, gold_of
 from evalkit.inspection.records import document_record, flat_record
 from evalkit.inspection.selection import SelectedDocument
-from evalkit.inspection.texts import beginnings, choice_text_of, shortened
+from evalkit.inspection.texts import beginnings, option_text, shortened
 from evalkit.reporting.decimals import fixed, signed_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -90,19 +90,13 @@ def _predicted(found: TaskOutcomes, place: int) -> str:
         assert isinstance(found.view, AnswerView)
         return shortened(found.view.documents[place].answer, _OPTION)
     mark = " (tie)" if found.tie[place] else ""
-    return _option(found, place, int(found.decided.prediction[place])) + mark
+    return option_text(found, place, int(found.decided.prediction[place]), _OPTION) + mark
 
 
 def _gold(found: TaskOutcomes, place: int) -> str:
     if isinstance(found.view, AnswerView):
         return shortened(" | ".join(found.view.documents[place].references), _OPTION)
-    return _option(found, place, gold_of(found, place))
-
-
-def _option(found: TaskOutcomes, place: int, choice: int) -> str:
-    """Return the number of a choice, with its option where texts are known."""
-    text = choice_text_of(found, place)
-    return str(choice) if text is None else f"{choice} {shortened(text.options[choice], _OPTION)}"
+    return option_text(found, place, gold_of(found, place), _OPTION)
 
 
 def _value(found: TaskOutcomes, place: int) -> str:

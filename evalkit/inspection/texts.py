@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, Piece
+from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, Piece, common_prefix
 from evalkit.inspection.outcomes import TaskOutcomes
 
 _PARAGRAPH = "\n\n"
@@ -28,6 +28,12 @@ def choice_text_of(found: TaskOutcomes, place: int) -> ChoiceText | None:
         return None
     subtask, identity = found.keys[place]
     return found.view.texts.get((subtask, int(identity)))
+
+
+def option_text(found: TaskOutcomes, place: int, choice: int, most: int) -> str:
+    """Return the number of a choice, with at most `most` characters of its option where texts are known."""
+    text = choice_text_of(found, place)
+    return str(choice) if text is None else f"{choice} {shortened(text.options[choice], most)}"
 
 
 def beginnings(found: TaskOutcomes, places: Iterable[int], most: int) -> dict[int, str]:
@@ -70,12 +76,7 @@ def _shared_paragraphs(texts: list[str]) -> int:
     """Return the number of characters of the paragraphs that all texts begin with; 0 for a single text."""
     if len(texts) < 2:
         return 0
-    # What the first and the last in order have in common, all have
-    first, last = min(texts), max(texts)
-    common = next(
-        (place for place, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first)
-    )
-    return first.rfind(_PARAGRAPH, 0, common) + 1
+    return common_prefix(texts).rfind(_PARAGRAPH) + 1
 
 
 def _joined(pieces: Iterable[Piece]) -> str:

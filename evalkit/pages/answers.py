@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, Piece
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView
 from evalkit.pages.blocks import encoded
-from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun
-from evalkit.scores.table import SEGMENTS
+from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun, indexed, problem_of
 
 
 def answers_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
@@ -22,8 +21,8 @@ def answers_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[
     header: dict[str, Any] = {
         "ids": [number for _, number in union.names],
         "references": [list(one.references) for one in first],
-        "prompts": [_pieces(one.prompt) for one in first] if any(one.prompt for one in first) else [],
-        "problem": "; ".join(dict.fromkeys(view.problem for view in views if view.problem)),
+        "prompts": [indexed(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "problem": problem_of(views),
         "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
     }
     arrays = {"subtask": ("u2", union.subtask_numbers())} | {
@@ -43,7 +42,3 @@ def _of_run(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> dic
 def _scores(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> np.ndarray:
     ordered = (found.get(name) for name in union.names)
     return np.array([np.nan if one is None or one.score is None else one.score for one in ordered], float)
-
-
-def _pieces(pieces: Sequence[Piece]) -> list[list[Any]]:
-    return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]

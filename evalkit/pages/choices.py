@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, Piece
+from evalkit.benchmarks.document_views import ChoiceText, ChoiceView
 from evalkit.errors import RunError
 from evalkit.inspection.decisions import decisions
 from evalkit.pages.blocks import encoded
-from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun
+from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun, indexed, problem_of
 from evalkit.scores.table import SEGMENTS
 
 ABSENT = 65535
@@ -36,7 +36,7 @@ def choices_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[
         "ids": [number for _, number in union.names],
         "options": _options(views, union),
         "prompts": _prompts(members, views, union),
-        "problem": "; ".join(dict.fromkeys(view.problem for view in views if view.problem)),
+        "problem": problem_of(views),
     }
     arrays: _Arrays = {
         "subtask": ("u2", union.subtask_numbers()),
@@ -154,10 +154,6 @@ def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union
     found = [texts.get(name) for name in union.names]
     return {
         "runs": list(runs),
-        "common": [[] if text is None else _pieces(text.common) for text in found],
-        "choices": [[] if text is None else list(map(_pieces, text.choices)) for text in found],
+        "common": [[] if text is None else indexed(text.common) for text in found],
+        "choices": [[] if text is None else list(map(indexed, text.choices)) for text in found],
     }
-
-
-def _pieces(pieces: Sequence[Piece]) -> list[list[Any]]:
-    return [[SEGMENTS.index(piece.segment), piece.text] for piece in pieces]

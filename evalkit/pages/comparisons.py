@@ -8,7 +8,7 @@ from functools import partial
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.agreement import agreements
 from evalkit.comparison.comparison import compare
-from evalkit.comparison.comparison_report import comparison_report, headline, p_text
+from evalkit.comparison.comparison_report import comparison_report, headline, interval_text, p_text
 from evalkit.comparison.curve_report import curve_report
 from evalkit.comparison.curves import Curve
 from evalkit.comparison.differences import UNDECIDED, Comparison, TaskDifference
@@ -144,7 +144,7 @@ def _subject_table(task: PairedTask, subjects: Sequence[TaskDifference], found: 
             unit.value(one.score_a),
             unit.value(one.score_b),
             unit.difference(one.difference),
-            f"{unit.difference(one.low)} to {unit.difference(one.high)}",
+            interval_text(one, unit),
             p_text(one.p_holm),
             "" if one.verdict == UNDECIDED else one.verdict,
         ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.brief import counted
-from evalkit.comparison.sides import Side, check_unique, names
+from evalkit.comparison.sides import Side, check_unique, named_sides, names
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import Run
 from evalkit.studies.results import StudyResults
@@ -66,8 +66,6 @@ def contents_of_runs(
     runs = [*singles, *(run for _, members in groups for run in members)]
     if not runs:
         raise UsageError("name the runs of the report: evalkit report RUN -o report.html (evalkit ls runs lists them)")
-    if empty := [name for name, members in groups if not members]:
-        raise UsageError(f"group {empty[0]} has no runs; name one or more, or remove the group")
     for run in runs:
         run.require_finished()
     if given_names and len(given_names) != len(singles):
@@ -75,22 +73,26 @@ def contents_of_runs(
             f"--names has {counted(len(given_names), 'name')} for {counted(len(singles), 'run')}; give one for each run"
         )
     own = list(given_names) or _own_names(singles)
-    sides = [Side(name, (run,)) for name, run in zip(own, singles, strict=True)]
-    sides += [Side(name, tuple(members)) for name, members in groups]
+    sides = named_sides(own, singles, groups)
     check_unique(sides)
     shown = [*own, *(f"{name} {number}" for name, members in groups for number in range(1, len(members) + 1))]
     if twice := [name for place, name in enumerate(shown) if name in shown[:place]]:
         raise UsageError(f"two runs are called '{twice[0]}'; give the groups or the runs other names")
-    by_suite: dict[tuple[str, str], list[Side]] = {}
-    for side in sides:
-        by_suite.setdefault((side.runs[0].kind, side.runs[0].suite), []).append(side)
     rules = _rules(runs, rule)
     compared = [
-        PageComparison(suite, tuple(_without(side, f" on {suite}") for side in members), rules[kind])
-        for (kind, suite), members in by_suite.items()
-        if len(members) > 1
+        PageComparison(suite, tuple(_without(sides[place], f" on {suite}") for place in places), rules[kind])
+        for (kind, suite), places in places_by_suite([side.runs[0] for side in sides]).items()
+        if len(places) > 1
     ]
     return PageContents(tuple(runs), tuple(shown), tuple(compared))
+
+
+def places_by_suite(runs: Sequence[Run]) -> dict[tuple[str, str], list[int]]:
+    """Return (kind, suite) → places of its runs, in the order of the first of each."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for place, run in enumerate(runs):
+        found.setdefault((run.kind, run.suite), []).append(place)
+    return found
 
 
 def _without(side: Side, ending: str) -> Side:
@@ -100,11 +102,8 @@ def _without(side: Side, ending: str) -> Side:
 
 def _own_names(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run, which tells it from others of its suite; with its suite where suites share names."""
-    by_suite: dict[tuple[str, str], list[int]] = {}
-    for place, run in enumerate(runs):
-        by_suite.setdefault((run.kind, run.suite), []).append(place)
     found = [""] * len(runs)
-    for places in by_suite.values():
+    for places in places_by_suite(runs).values():
         for place, name in zip(places, names([runs[place] for place in places]), strict=True):
             found[place] = name
     if len(set(found)) == len(found):
@@ -168,27 +167,21 @@ def _of_benchmark(
     study = results.study
     models = [select(study, name) for name in chosen or study.names]
     suffix = f" on {benchmark.name}" if several else ""
-    runs, shown, sides, missing = [], [], [], []
+    runs, shown, sides = [], [], []
     for model in models:
-        found = []
-        for checkpoint in model.checkpoints:
-            if (run := results.run(checkpoint, benchmark)) is None:
-                continue
-            found.append(run)
-            seed = "" if len(model.checkpoints) == 1 else f" seed {checkpoint.seed}"
-            shown.append(f"{model.name}{seed}{suffix}")
-        missing += [results.described(one) for one in results.missing(model.checkpoints, benchmark)]
-        runs += found
+        pairs = zip(model.checkpoints, model.labels, strict=True)
+        found = [(run, label) for one, label in pairs if (run := results.run(one, benchmark)) is not None]
+        runs += [run for run, _ in found]
+        shown += [f"{label}{suffix}" for _, label in found]
         if found:
-            sides.append(Side(model.name, tuple(found)))
+            sides.append(Side(model.name, tuple(run for run, _ in found)))
     check_unique(sides)
-    notes = [f"Not finished: {', '.join(missing)}."] if missing else []
-    notes += results.changes([one for model in models for one in model.checkpoints], benchmark)
+    checkpoints = [one for model in models for one in model.checkpoints]
+    notes = [*results.unfinished(checkpoints, benchmark), *results.changes(checkpoints, benchmark)]
     comparisons = []
     curves = _trainings(results, models, benchmark)
     if len(sides) > 1 or curves:
-        title = benchmark.name
-        comparisons.append(PageComparison(title, tuple(sides), rule or benchmark.rule, tuple(curves)))
+        comparisons.append(PageComparison(benchmark.name, tuple(sides), rule or benchmark.rule, tuple(curves)))
     return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.benchmarks.registry import benchmark
-from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.pages.answers import answers_block
 from evalkit.pages.blocks import DocumentData
 from evalkit.pages.choices import choices_block
@@ -31,6 +30,8 @@ def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: S
         say: called with messages for the user.
         sample: which documents to take; None: all.
 
+    Documents that runs share are read once within `remembering`.
+
     Raises:
         EvalkitError: a run is damaged.
     """
@@ -38,18 +39,17 @@ def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: S
     blocks: list[str] = []
     used: set[str] = set()
     problems: dict[str, list[str]] = {}
-    with remembering():
-        for members in _by_documents(runs, say):
-            about, block = _block(members, sample)
-            numbers = [member.number for member in members]
-            if about["task"] in used:  # other documents under the same name
-                of = ", ".join(names[number] for number in numbers)
-                about |= {"task": f"{about['task']} ({of})", "label": f"{about['label']} ({of})"}
-            used.add(about["task"])
-            for problem in dict.fromkeys(member.view.problem for member in members if member.view.problem):
-                problems.setdefault(problem, []).append(about["task"])
-            tasks.append(about | {"block": len(blocks), "runs": numbers})
-            blocks.append(block)
+    for members in _by_documents(runs, say):
+        about, block = _block(members, sample)
+        numbers = [member.number for member in members]
+        if about["task"] in used:  # other documents under the same name
+            of = ", ".join(names[number] for number in numbers)
+            about |= {"task": f"{about['task']} ({of})", "label": f"{about['label']} ({of})"}
+        used.add(about["task"])
+        for problem in dict.fromkeys(member.view.problem for member in members if member.view.problem):
+            problems.setdefault(problem, []).append(about["task"])
+        tasks.append(about | {"block": len(blocks), "runs": numbers})
+        blocks.append(block)
     for problem, listed in problems.items():
         say(f"{', '.join(listed)}: {problem}")
     listed_runs = [
@@ -68,12 +68,12 @@ def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[ViewOfRun]]:
             if (part := next(same, None)) is None:
                 parts.append(part := [])
             part.append((number, run))
-    for (kind, task), parts in order.items():
+    for (_, task), parts in order.items():
         for part in parts:
             found = [
                 ViewOfRun(number, run, view)
                 for number, run in part
-                for view in benchmark(kind).views(run, (task,), say)
+                for view in benchmark_of(run).views(run, (task,), say)
             ]
             if found:
                 yield found
@@ -87,7 +87,7 @@ def _block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[st
     task, run = first.view.task, first.run
     general = {
         "task": task,
-        "label": benchmark(run.kind).label(run, task).full,
+        "label": benchmark_of(run).label(run, task).full,
         "official": run.manifest["documents"].get(task, {}).get("official"),
     }
     return general | about, block

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.pages.contents import places_by_suite
 from evalkit.pages.panels import Panel
 from evalkit.pages.provenance import provenance_panel
 from evalkit.pages.suite_summary import suite_summary
@@ -36,10 +37,7 @@ def anchor(text: str) -> str:
 
 
 def _summary_panels(runs: Sequence[Run], names: Sequence[str]) -> Iterator[Panel]:
-    by_suite: dict[tuple[str, str], list[int]] = {}
-    for place, run in enumerate(runs):
-        by_suite.setdefault((run.kind, run.suite), []).append(place)
-    several = [(suite, places) for (_, suite), places in by_suite.items() if len(places) > 1]
+    several = [(suite, places) for (_, suite), places in places_by_suite(runs).items() if len(places) > 1]
     for number, (suite, places) in enumerate(several, 1):
         report = suite_summary([runs[place] for place in places], [names[place] for place in places])
         yield Panel(f"summary-{number}", f"{len(places)} runs of {suite}", (report,))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import TaskView
+from evalkit.benchmarks.document_views import Piece, TaskView
 from evalkit.runs.folder import Run
+from evalkit.scores.table import SEGMENTS
 
 DocumentName: TypeAlias = tuple[str, Any]
 """Subtask, and the document's id in it."""
@@ -71,3 +72,13 @@ class Union:
     def about(self) -> dict[str, Any]:
         """Return the entries of the page's index."""
         return {"documents": len(self.names), "of": self.total, "subtasks": self.subtasks}
+
+
+def indexed(pieces: Iterable[Piece]) -> list[list[Any]]:
+    """Return [place of the segment in `SEGMENTS`, −1 for another one, text] of each piece."""
+    return [[SEGMENTS.index(piece.segment) if piece.segment in SEGMENTS else -1, piece.text] for piece in pieces]
+
+
+def problem_of(views: Iterable[TaskView]) -> str:
+    """Return the distinct problems of a task's views, joined."""
+    return "; ".join(dict.fromkeys(view.problem for view in views if view.problem))

@@ -43,20 +43,15 @@ def study_analyses(results: StudyResults, names: Sequence[str], benchmark: str |
     chosen = _benchmark(study, benchmark)
     selected = [select(study, name) for name in names or study.names]
     checkpoints = [one for model in selected for one in model.checkpoints]
-    labels = [
-        model.name if len(model.checkpoints) == 1 else f"{model.name} seed {one.seed}"
-        for model in selected
-        for one in model.checkpoints
-    ]
+    labels = [label for model in selected for label in model.labels]
     if names:
         results.require(checkpoints, chosen)
     found = [(run, label) for one, label in zip(checkpoints, labels, strict=True) if (run := results.run(one, chosen))]
-    missing = [results.described(one) for one in results.missing(checkpoints, chosen)]
     if not found:
         raise UsageError(f"study {study.path}: no run of {chosen.name} is finished; run {results.remedy}")
     notes = (
         *steps_note(selected),
-        *([f"Not finished: {', '.join(missing)}."] if missing else []),
+        *results.unfinished(checkpoints, chosen),
         *results.changes(checkpoints, chosen),
     )
     return StudyAnalyses(tuple(run for run, _ in found), tuple(label for _, label in found), notes)

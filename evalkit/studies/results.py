@@ -57,6 +57,11 @@ class StudyResults:
                 "what is missing"
             )
 
+    def unfinished(self, checkpoints: Iterable[StudyCheckpoint], benchmark: StudyBenchmark) -> list[str]:
+        """Return a sentence that names the runs that are not finished, if there are any."""
+        missing = [self.described(one) for one in self.missing(checkpoints, benchmark)]
+        return [f"Not finished: {', '.join(missing)}."] if missing else []
+
     def described(self, missing: StudyRun) -> str:
         """Return the name of a run that is not finished, with the error that ended it if one did."""
         record = record_of(self.study.output, missing)

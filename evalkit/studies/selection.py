@@ -24,6 +24,12 @@ class Selected:
     checkpoints: tuple[StudyCheckpoint, ...]
     """Its seeds, in order."""
 
+    @property
+    def labels(self) -> list[str]:
+        """Name of each checkpoint: the model's, with the seed where there are several."""
+        several = len(self.checkpoints) > 1
+        return [f"{self.name} seed {one.seed}" if several else self.name for one in self.checkpoints]
+
 
 def select(study: Study, given: str) -> Selected:
     """Return a model by NAME or NAME@STEP; of several steps by default the last one that all of its seeds have.

@@ -185,6 +185,9 @@ def test_addresses_open_documents_in_tasks_and_subjects(opened: Opened) -> None:
     opened.tab.locator("#document-title", has_text="mmlu / law/history / 7").wait_for()
     opened.tab.evaluate("location.hash = '#mmlu/nothing/7'")
     opened.tab.locator("#announcement", has_text="no document").wait_for()
+    opened.tab.evaluate("location.hash = '#nothing/7'")
+    opened.tab.locator("#announcement", has_text="no task").wait_for()
+    assert opened.title() == "Not found"
 
 
 def test_a_link_from_outside_opens_its_document(opened: Opened, address: str) -> None:
@@ -192,6 +195,14 @@ def test_a_link_from_outside_opens_its_document(opened: Opened, address: str) ->
     tab.goto(f"{address}#arc_easy/250")
     tab.locator("#document-title", has_text="arc_easy / 250").wait_for()
     assert ARC.texts[250] in tab.locator("#document .prompt").first.inner_text()
+
+
+def test_a_link_from_outside_to_an_unknown_task(opened: Opened, address: str) -> None:
+    tab = opened.tab.context.new_page()
+    tab.goto(f"{address}#nothing/250")
+    tab.locator("#announcement", has_text='This page has no task "nothing".').wait_for()
+    assert tab.locator("#document-title").inner_text() == "Not found"
+    tab.locator(".tabulator-row").first.wait_for()  # the documents can still be opened
 
 
 def test_next_and_previous_follow_order_and_filter(opened: Opened) -> None:

@@ -20,6 +20,7 @@ from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.task_tokens import TaskTokens, spread
 from evalkit.models.context_settings import config_of
+from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import window_of
 
 _VALUE_BYTES = 22
@@ -34,26 +35,32 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     Raises:
         EvalkitError: the window is unknown, or the text has no tokens.
     """
-    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    window, heads = window_of(plan.request.model, plan.checkpoint, tokenizer, say), _heads(plan)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))
         lengths = list(text_work(plan, window, tokenizer).values())
-        return [_costs(plan, TEXT, lengths, 1.0, len(lengths), len(lengths))]
+        return [_costs(plan, heads, TEXT, lengths, 1.0, len(lengths), len(lengths))]
     prompter = Prompter(plan.choices.template, tokenizer, window - 1, say)
     found = []
     for task, questions in plan.questions.items():
         taken = [questions[place] for place in spread(len(questions), sample)]
         lengths = [len(one.tokens) for one in sequences_of(plan, prompter, taken, None, tokenizer.bos_token_id)]
-        found.append(_costs(plan, task, lengths, len(questions) / len(taken), len(questions), len(taken)))
+        found.append(_costs(plan, heads, task, lengths, len(questions) / len(taken), len(questions), len(taken)))
     return found
 
 
 def _costs(
-    plan: AttentionPlan, task: str, lengths: Sequence[int], scale: float, documents: int, sampled: int
+    plan: AttentionPlan,
+    shape: tuple[int, int],
+    task: str,
+    lengths: Sequence[int],
+    scale: float,
+    documents: int,
+    sampled: int,
 ) -> TaskTokens:
     """Return the costs of a task whose sampled sequences have these lengths, in tokens."""
     groups = plan.manifest["specification"]["measures"]
-    layers, heads = _heads(plan)
+    layers, heads = shape
     tokens = scale * sum(lengths)
     measures = sum(info.group in groups for info in MEASURES.values())
     seconds = 0.0
@@ -74,7 +81,7 @@ def _costs(
 
 def _heads(plan: AttentionPlan) -> tuple[int, int]:
     """Return the layers that are read, and the heads of each; 1 where the config does not say."""
-    config = config_of(plan.checkpoint, lambda _: None)
+    config = config_of(plan.checkpoint, silent)
     layers, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
     layers, heads = (value if isinstance(value, int) else 1 for value in (layers, heads))
     return min(layers, len(plan.request.layers) or layers), heads

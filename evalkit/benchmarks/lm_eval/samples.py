@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.document_views import (
     AnsweredDocument,
@@ -21,11 +21,31 @@ from evalkit.benchmarks.document_views import (
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
 """Why texts are missing."""
 
 
-def sample_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[DocumentKey, ChoiceText]:
+def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
+    """Return the texts of a task's documents from the run's sample files; empty without these.
+
+    Args:
+        run: a finished run.
+        table: the task's rows of the score table.
+
+    Raises:
+        RunError: a sample file is damaged.
+    """
+    found: dict[DocumentKey, ChoiceText] = {}
+    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
+        counts = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
+        found |= _subtask_texts(run, str(subtask), counts)
+    return found
+
+
+def _subtask_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[DocumentKey, ChoiceText]:
     """Return the texts of a multiple-choice task of lm-eval: each choice's context and continuation, as lm-eval's.
 
     Args:

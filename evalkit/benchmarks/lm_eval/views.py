@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from evalkit.benchmarks.document_views import ChoiceView, TaskView
-from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, answer_view, sample_texts
+from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, answer_view, stored_texts
 from evalkit.runs.folder import Run
 
 
@@ -26,7 +26,5 @@ def _choice_view(run: Run, task: str) -> ChoiceView:
     from evalkit.scores.results import available_rules
 
     table = run.scores[run.scores["task"] == task].reset_index(drop=True)
-    first = table[table["choice"] == 0]
-    counts = dict(zip(first["doc_id"].tolist(), first["choices"].tolist(), strict=True))
-    texts = sample_texts(run, task, counts)
+    texts = stored_texts(run, table)
     return ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)

@@ -163,7 +163,7 @@ class LongBench(GeneratedBenchmark):
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """See `Benchmark`."""
-        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.answer_views import answered
         from evalkit.benchmarks.document_views import AnswerView
 
         table = load_generations(run, ("task", "id", "prediction", "answers", "score"))
@@ -171,7 +171,7 @@ class LongBench(GeneratedBenchmark):
             if not tasks or task in tasks:
                 documents = [
                     answered(row, str(task), row["prediction"], json.loads(row["answers"]), row["score"])
-                    for row in records(rows)
+                    for row in rows.to_dict("records")
                 ]
                 yield AnswerView(str(task), find_task(str(task)).metric, documents)
 

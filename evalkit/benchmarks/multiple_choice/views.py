@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.activity import doing
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKey, Piece, choice_text
-from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, sample_texts
+from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKey, Piece, choice_text, common_prefix
+from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, stored_texts
 from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
 from evalkit.benchmarks.remembered import remembered
@@ -45,23 +45,6 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceV
         if not tasks or task in tasks:
             texts, problem = _texts(run, str(task), table, sources)
             yield ChoiceView(str(task), table.reset_index(drop=True), rules, texts, problem)
-
-
-def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
-    """Return the texts of a task's documents from the run's sample files; empty without these.
-
-    Args:
-        run: a finished run.
-        table: the task's rows of the score table.
-
-    Raises:
-        RunError: a sample file is damaged.
-    """
-    found: dict[DocumentKey, ChoiceText] = {}
-    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
-        counts = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
-        found |= sample_texts(run, str(subtask), counts)
-    return found
 
 
 def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple[Texts, str]:
@@ -125,13 +108,9 @@ class _QuestionTexts:
 
 def _options(question: Question) -> tuple[str, ...]:
     """Return the answer options; where the contexts have them (WinoGrande), the words in which these differ."""
-    first, last = min(question.contexts), max(question.contexts)
-    if first == last:
+    if len(set(question.contexts)) == 1:
         return question.choices
-    common = next(
-        (place for place, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first)
-    )
-    start = first.rfind(" ", 0, common) + 1
+    start = common_prefix(question.contexts).rfind(" ") + 1
     return tuple(context[start:] for context in question.contexts)
 
 

@@ -149,11 +149,11 @@ class Needle(GeneratedBenchmark):
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the answers of all cases."""
-        from evalkit.benchmarks.answer_views import answered, records
+        from evalkit.benchmarks.answer_views import answered
         from evalkit.benchmarks.document_views import AnswerView
 
         if not tasks or NEEDLE in tasks:
-            rows = records(case_table(run))
+            rows = case_table(run).to_dict("records")
             documents = [answered(row, NEEDLE, row["answer"], [row["secret"]], row["score"]) for row in rows]
             yield AnswerView(NEEDLE, "found", documents)
 

@@ -49,7 +49,7 @@ class Controls {
     this.explorer.filter();
   }
 
-  async clear() {
+  clear() {
     this.explorer.filters = emptyFilters();
     this.show(this.explorer.number, this.explorer.rows, this.explorer.rule);
     this.explorer.filter();

@@ -21,16 +21,11 @@ function runNames(runs, numbers) {
   return numbers.map((run) => `${runLetter(run)} (${runs[run].name})`).join(", ");
 }
 
-// The groups are [title, columns] of the head's columns after the first; none: one row of headings
-function dataTable(label, head, body, groups = []) {
+function dataTable(label, head, body) {
   const row = (cells) => element("tr", {}, ...cells.map((cell, i) => element(i ? "td" : "th", i ? {} : { scope: "row" }, cell)));
-  const heading = (text, attributes = {}) => element("th", { scope: "col", ...attributes }, text);
-  const first = heading(head[0], groups.length ? { rowspan: "2" } : {});
-  const titles = groups.map(([title, columns]) => heading(title, { class: "group", colspan: columns, scope: "colgroup" }));
-  const labels = head.slice(1).map((text) => heading(text));
-  const rows = groups.length ? [[first, ...titles], labels] : [[first, ...labels]];
+  const headings = head.map((text) => element("th", { scope: "col" }, text));
   const table = element("table", { class: "evalkit right" },
-    element("thead", {}, ...rows.map((cells) => element("tr", {}, ...cells))), element("tbody", {}, ...body.map(row)));
+    element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...body.map(row)));
   return element("div", { class: "wide", role: "region", tabindex: "0", "aria-label": label }, table);
 }
 

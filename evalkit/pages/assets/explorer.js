@@ -95,7 +95,7 @@ class Explorer {
 
   notFound(sentence) {
     this.shown = null;
-    this.focus.mark(null);
+    this.focus.mark(-1);
     const title = element("h3", { id: "document-title", tabindex: "-1" }, "Not found");
     this.panel.replaceChildren(title, element("p", { class: "problem" }, sentence));
     this.panel.hidden = false;
