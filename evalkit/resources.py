@@ -1,15 +1,18 @@
 """Paths of evalkit's own files and of its cache.
 
 Own files are `configs/`, `tasks/` and `results/published/`, in a checkout or in an installed wheel. The cache folder
-has downloads and values that are slow to compute.
+has downloads and values that are slow to compute; these belong to the code that computed them (`source_digest`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +67,26 @@ def write_cached(file: Path, content: Any) -> None:
             Path(name).replace(file)
         except OSError:
             Path(name).unlink(missing_ok=True)
+
+
+@cache
+def source_digest(*folders: str) -> str:
+    """Return a digest of evalkit's own code in some of its folders, so that a value it computed is not used by another.
+
+    Args:
+        folders: relative to the package, e.g. "scoring".
+    """
+    return _digest(path for folder in folders for path in (_PACKAGE / folder).rglob("*.py"))
+
+
+def content_digest(folder: Path) -> str:
+    """Return a digest of the names and contents of all files in a folder."""
+    return _digest(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(files: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for path in sorted(files):
+        content = path.read_bytes()
+        found.update(f"{path}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()

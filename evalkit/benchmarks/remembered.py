@@ -6,11 +6,9 @@ for each key. Outside the block every value is made anew, so that a long-lived p
 
 from __future__ import annotations
 
-import pickle
 import threading
-import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,6 +22,8 @@ class _Memory:
         self.lock = threading.RLock()
         self.depth = 0
         self.values: dict[str, OrderedDict[Hashable, Any]] = {}
+        self.making: dict[Hashable, Any] = {}
+        """Kind and key → the lock of the thread that makes the value."""
 
 
 _memory = _Memory()
@@ -41,30 +41,7 @@ def remembering() -> Iterator[None]:
             _memory.depth -= 1
             if not _memory.depth:
                 _memory.values.clear()
-
-
-def is_remembering() -> bool:
-    """Return whether values are kept at the moment."""
-    return bool(_memory.depth)
-
-
-class Compressed(Sequence[Value]):
-    """A list whose items are pickled and compressed, and restored one by one when they are read.
-
-    Args:
-        items: pickled at once.
-    """
-
-    def __init__(self, items: Iterable[Value]) -> None:
-        self._items = [zlib.compress(pickle.dumps(item), 1) for item in items]
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [pickle.loads(zlib.decompress(item)) for item in self._items[index]]
-        return pickle.loads(zlib.decompress(self._items[index]))
+                _memory.making.clear()
 
 
 def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 4) -> Value:
@@ -80,10 +57,17 @@ def remembered(kind: str, key: Hashable, make: Callable[[], Value], most: int = 
         return make()
     with _memory.lock:
         values = _memory.values.setdefault(kind, OrderedDict())
-        if key not in values:
-            values[key] = make()
+        making = _memory.making.setdefault((kind, key), threading.RLock())
+    # Other values can be made and read meanwhile
+    with making:
+        with _memory.lock:
+            if key in values:
+                values.move_to_end(key)
+                found: Value = values[key]
+                return found
+        found = make()
+        with _memory.lock:
+            values[key] = found
             while len(values) > most:
                 values.popitem(last=False)
-        values.move_to_end(key)
-        found: Value = values[key]
         return found

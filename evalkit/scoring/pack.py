@@ -9,10 +9,10 @@ sentence, a subject's preamble). A batch is a contiguous part of that order, com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from math import ceil
 from typing import Any
 
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.errors import ScoringError
-from evalkit.scoring.tree import Ints, Tree, build_tree, common_prefix, sort_key, trunk_length
+from evalkit.scoring.sequences import Places, SequenceArrays
+from evalkit.scoring.tree import Ints, Tree, build_tree
 
 MIN_TRUNK = 8
 """Minimum tokens of a trunk; a shorter one costs less inside the trees than in a separate forward pass."""
@@ -82,105 +83,137 @@ def _unpacked(
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    """An item with its sort key and size, for planning."""
+class PlannedBatch:
+    """A batch before its sequences are looked up."""
 
-    item: SequenceSet
-    key: bytes
-    first: Ints
-    """Its lexicographically first sequence."""
-    nodes: int
-    """Size of its own tree, without a trunk."""
+    trunk: Ints
+    """As of `TreeBatch`."""
+    items: tuple[int, ...]
+    """Numbers of its items."""
+    largest: tuple[int, int]
+    """Most tokens of an item after the trunk, and its number."""
 
 
 def plan(items: Sequence[SequenceSet], budget: int) -> list[TreeBatch]:
+    """Plan the batches of one task; see `plan_arrays`."""
+    arrays, groups = _arrays_of(items)
+    found = plan_arrays(arrays, groups, budget)
+    return [TreeBatch(one.trunk, tuple(items[number] for number in one.items)) for one in found]
+
+
+def plan_arrays(arrays: SequenceArrays, groups: Sequence[str], budget: int) -> list[PlannedBatch]:
     """Plan the batches of one task.
 
     Args:
-        items: what is to be scored.
+        arrays: what is to be scored.
+        groups: [items] see `SequenceSet.group`.
         budget: maximum tokens of a batch without its trunk; an item with more is a batch by itself.
     """
-    leaves = sorted(map(_leaf, items), key=lambda leaf: (leaf.key, leaf.item.index))
-    return [batch for group in _groups(leaves, budget) for batch in _cut(group, budget)]
-
-
-def smallest_budget(batches: Sequence[TreeBatch]) -> tuple[int, SequenceSet]:
-    """Return the tokens of the largest item after its trunk, which is the smallest possible budget, and that item."""
-    sizes = ((_leaf(item).nodes - len(batch.trunk), item) for batch in batches for item in batch.items)
-    return max(sizes, key=lambda size: size[0])
+    if not len(groups):
+        return []
+    lowest, highest = arrays.extremes
+    leaves = _Leaves(arrays, arrays.nodes(), lowest, highest)
+    order = np.argsort(arrays.ranks[lowest])
+    return [batch for group in _groups(leaves, order, groups, budget) for batch in _cut(leaves, group, budget)]
 
 
 def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
+    """Check that a token budget fits the largest item; see `check_arrays`."""
+    check_arrays(*_arrays_of(items), lambda number: items[number].label, budget)
+
+
+def check_arrays(arrays: SequenceArrays, groups: Sequence[str], label: Callable[[int], str], budget: int) -> None:
     """Check that a token budget fits the largest item.
+
+    Args:
+        arrays, groups: as of `plan_arrays`.
+        label: returns an item's name.
+        budget: the token budget.
 
     Raises:
         ScoringError: it does not; names the document and a sufficient budget.
     """
-    needed, item = smallest_budget(plan(items, budget))
+
+    def smallest(budget: int) -> tuple[int, int]:
+        return max((batch.largest for batch in plan_arrays(arrays, groups, budget)), default=(0, 0))
+
+    needed, item = smallest(budget)
     if needed <= budget:
         return
     enough = needed
     # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
-    while (more := smallest_budget(plan(items, enough))[0]) > enough:
+    while (more := smallest(enough)[0]) > enough:
         enough = more
     raise ScoringError(
-        f"--token-budget {budget} is too small: {item.label} takes {needed} tokens in one batch; "
+        f"--token-budget {budget} is too small: {label(item)} takes {needed} tokens in one batch; "
         f"give at least {enough}, or omit the option"
     )
 
 
-def _leaf(item: SequenceSet) -> _Leaf:
-    keys = [sort_key(sequence) for sequence in item.sequences]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    nodes, before = 0, np.empty(0, np.int32)
-    for i in order:
-        inputs = item.sequences[i][:-1]
-        nodes += len(inputs) - common_prefix(before, inputs)
-        before = inputs
-    return _Leaf(item, keys[order[0]], item.sequences[order[0]], nodes)
+def _arrays_of(items: Sequence[SequenceSet]) -> tuple[SequenceArrays, list[str]]:
+    return SequenceArrays.of(item.sequences for item in items), [item.group for item in items]
 
 
-def _trunk_of(leaves: Sequence[_Leaf]) -> int:
-    length = trunk_length([sequence for leaf in leaves for sequence in leaf.item.sequences]) if leaves else 0
-    return length if length >= MIN_TRUNK else 0
+@dataclass(frozen=True)
+class _Leaves:
+    """Items with their sizes and extreme sequences, [items] each."""
+
+    arrays: SequenceArrays
+    nodes: Places
+    """Size of its own tree, without a trunk."""
+    lowest: Places
+    highest: Places
+
+    def trunk(self, items: Places) -> int:
+        """Return the length of the trunk of items, which are in lexicographic order."""
+        arrays = self.arrays
+        last = self.highest[items[np.argmax(arrays.ranks[self.highest[items]])]]
+        common = int(arrays.common(self.lowest[items[:1]], np.array([last]))[0])
+        shortest = int(np.minimum.reduceat(arrays.lengths, arrays.first[:-1])[items].min())
+        length = max(0, min(common, shortest - 2))
+        return length if length >= MIN_TRUNK else 0
 
 
-def _groups(leaves: Sequence[_Leaf], budget: int) -> list[list[_Leaf]]:
-    """Group leaves: one list for each group whose own trunk saves tokens, one list for all others."""
-    by_group: dict[str, list[_Leaf]] = {}
-    for leaf in leaves:
-        by_group.setdefault(leaf.item.group, []).append(leaf)
-    if len(by_group) == 1:
-        return [list(leaves)]
-    common = _trunk_of(leaves)
-    own = {}
-    for name, group in by_group.items():
-        length = _trunk_of(group)
+def _groups(leaves: _Leaves, order: Places, groups: Sequence[str], budget: int) -> list[Places]:
+    """Group items, in order: one array for each group whose own trunk saves tokens, one for all others."""
+    names = np.unique(np.asarray(groups, dtype=object).astype(str), return_inverse=True)[1][order]
+    members = [order[names == name] for name in dict.fromkeys(names.tolist())]
+    if len(members) == 1:
+        return members
+    common = leaves.trunk(order)
+    own: list[Places] = []
+    pooled: list[Places] = []
+    for group in members:
+        length = leaves.trunk(group)
         # Inside a batch the tree shares the prefix anyway
-        batches = ceil(sum(leaf.nodes - length for leaf in group) / budget)
-        if (batches - 1) * (length - common) >= MIN_SAVING:
-            own[name] = group
-    pooled = [leaf for leaf in leaves if leaf.item.group not in own]
-    return [*own.values(), *([pooled] if pooled else [])]
+        batches = ceil(int((leaves.nodes[group] - length).sum()) / budget)
+        (own if (batches - 1) * (length - common) >= MIN_SAVING else pooled).append(group)
+    kept = np.isin(order, np.concatenate(pooled)) if pooled else np.zeros(len(order), bool)
+    return [*own, *([order[kept]] if pooled else [])]
 
 
-def _cut(leaves: Sequence[_Leaf], budget: int) -> Iterator[TreeBatch]:
-    """Split sorted leaves into batches of about the same number of tokens."""
+def _cut(leaves: _Leaves, items: Places, budget: int) -> Iterator[PlannedBatch]:
+    """Split items, in order, into batches of about the same number of tokens."""
     # In a single batch the tree shares the prefix anyway
-    length = _trunk_of(leaves) if sum(leaf.nodes for leaf in leaves) > budget else 0
-    trunk = leaves[0].first[:length]
-    fresh = [leaf.nodes - length for leaf in leaves]
-    shared = [0, *(common_prefix(a.first, b.first) - length for a, b in pairwise(leaves))]
+    length = leaves.trunk(items) if int(leaves.nodes[items].sum()) > budget else 0
+    firsts = leaves.lowest[items]
+    trunk = leaves.arrays.sequence(int(firsts[0]))[:length]
+    fresh = (leaves.nodes[items] - length).tolist()
+    shared = [0, *(leaves.arrays.common(firsts[:-1], firsts[1:]) - length).tolist()]
+    numbers = items.tolist()
     total = sum(fresh) - sum(shared)
     # The least possible number of batches, none of them almost empty
     size = total / max(1, ceil(total / budget))
-    batch: list[SequenceSet] = []
-    tokens = 0
-    for i, leaf in enumerate(leaves):
-        added = fresh[i] - (shared[i] if batch else 0)
-        if batch and (tokens + added > budget or tokens + added / 2 > size):
-            yield TreeBatch(trunk, tuple(batch))
-            batch, tokens, added = [], 0, fresh[i]
-        batch.append(leaf.item)
+    start = tokens = 0
+    for i in range(len(numbers)):
+        added = fresh[i] - (shared[i] if i > start else 0)
+        if i > start and (tokens + added > budget or tokens + added / 2 > size):
+            yield _batch(trunk, numbers[start:i], fresh[start:i])
+            start, tokens, added = i, 0, fresh[i]
         tokens += added
-    yield TreeBatch(trunk, tuple(batch))
+    yield _batch(trunk, numbers[start:], fresh[start:])
+
+
+def _batch(trunk: Ints, numbers: list[int], fresh: list[int]) -> PlannedBatch:
+    most = max(fresh)
+    return PlannedBatch(trunk, tuple(numbers), (most, numbers[fresh.index(most)]))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter, TokenSequence
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template

@@ -19,7 +19,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import CheckpointError, ScoringError
 from evalkit.models.context import ContextSettings
@@ -29,7 +30,7 @@ from evalkit.models.locate import locate
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine, is_out_of_memory
 from evalkit.scoring.forward import Forward, Scores, Trunk
-from evalkit.scoring.pack import plan, smallest_budget
+from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.tree import Tree
 from tests.models.test_stretch import SHAPE as VARIANT_SHAPE
 from tests.models.test_stretch import VARIANTS, saved, stretched
@@ -162,10 +163,15 @@ class Scarce:
         monkeypatch.setattr(Forward, "score", forward)
 
 
+def largest(items: list[SequenceSet]) -> tuple[int, SequenceSet]:
+    """Return the most tokens of an item in a batch of its own, and that item."""
+    return max(((len(batch.tree.tokens), batch.items[0]) for batch in plan(items, 1)), key=lambda found: found[0])
+
+
 def test_out_of_memory_halves_the_budget_and_continues(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = tiny()
     encoded = encode(loaded, unconditional=True)
-    widest, _ = smallest_budget(plan(items_of(encoded), 1))
+    widest, _ = largest(items_of(encoded))
     plenty = score(Engine(loaded.model, 8 * widest, print), encoded)
     memory = Scarce(monkeypatch, widest)
     said: list[str] = []
@@ -187,7 +193,7 @@ def test_an_item_too_large_for_memory_names_its_document(tiny: Tiny, monkeypatch
     """The document with the most tokens; shorter ones stand before and after it."""
     loaded = tiny()
     encoded = encode(loaded)
-    needed, item = smallest_budget(plan(items_of(encoded), 1))
+    needed, item = largest(items_of(encoded))
     Scarce(monkeypatch, needed - 1)
     for budget in (1, BUDGET):
         engine = Engine(loaded.model, budget, lambda line: None)

@@ -9,12 +9,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.pack import SequenceSet, check_budget, plan, smallest_budget
+from evalkit.scoring.pack import SequenceSet, check_budget, plan, plan_arrays
+from evalkit.scoring.sequences import SequenceArrays
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 
@@ -133,10 +134,12 @@ def test_a_plan_holds_every_sequence_once_within_the_budget(tiny: Tiny) -> None:
 
 
 def test_the_smallest_budget_is_the_largest_item(tiny: Tiny) -> None:
-    batches = plan(items_of(encode(tiny())), 1)
-    needed, item = smallest_budget(batches)
-    assert needed == max(len(batch.tree.tokens) for batch in batches)
-    assert needed == next(len(batch.tree.tokens) for batch in batches if batch.items[0] is item)
+    items = items_of(encode(tiny()))
+    arrays, groups = SequenceArrays.of(item.sequences for item in items), [item.group for item in items]
+    for planned, batch in zip(plan_arrays(arrays, groups, 1), plan(items, 1), strict=True):
+        assert planned.largest == (len(batch.tree.tokens), batch.items[0].index)
+    most = max(planned.largest for planned in plan_arrays(arrays, groups, 1))
+    assert max(planned.largest for planned in plan_arrays(arrays, groups, most[0])) >= most
 
 
 def two_groups(tail: int) -> list[SequenceSet]:

@@ -17,7 +17,8 @@ from evalkit.analysis.tagger import CachedTagger, load_tagger
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
 from evalkit.benchmarks.attention.sampling import sampled_numbers
 from evalkit.benchmarks.base import Batch, Batches, Say
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, END, SPECIAL, Prompter, TokenSequence
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL, TokenSequence
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.errors import ScoringError
 from evalkit.inputs.texts import check_text
 

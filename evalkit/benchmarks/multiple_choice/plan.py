@@ -72,10 +72,12 @@ class ChoicePlan:
 
     def _load_questions(self) -> dict[str, list[Question]]:
         with doing("building questions"):
+            from evalkit.benchmarks.multiple_choice.stored_questions import pinned_questions
             from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
-            if self.randomness is not None:
-                self.randomness.restore()
+            if self.randomness is None:
+                return pinned_questions(self.suite, self.library, self.request.limit)
+            self.randomness.restore()
             return load_questions(self.suite, self.library, self.request.limit, self.others)
 
     @property

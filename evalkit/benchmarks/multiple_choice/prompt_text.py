@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion
 from evalkit.reporting.escape import printable
 from evalkit.reporting.segments import COLOURS
 

@@ -7,15 +7,23 @@ that straddles a boundary counts with the later segment and no continuation is e
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from evalkit.benchmarks.multiple_choice.boundaries import characters_of, pieces_of_tokens
+from evalkit.benchmarks.multiple_choice.encoded import (
+    CONTEXT,
+    CONTINUATION,
+    END,
+    SPECIAL,
+    EncodedQuestion,
+    TokenSequence,
+)
 from evalkit.benchmarks.multiple_choice.rendering import Renderer
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import Part, Template
@@ -24,8 +32,6 @@ from evalkit.inputs.texts import check_text, in_calls
 from evalkit.models.chat import apply_chat_template
 from evalkit.scores.table import SEGMENTS
 
-SPECIAL, INSTRUCTION, CONTEXT, CONTINUATION, END = range(len(SEGMENTS))
-
 _FIXED_DATE = "{%- macro strftime_now(format) -%}26 Jul 2024{%- endmacro -%}"
 """Prepended to a chat template: some print the current date, and prompts must not change from day to day."""
 
@@ -33,50 +39,7 @@ _CALL = 512
 """Texts tokenised at a time: enough for the tokenizer's threads, few enough to keep their offsets in memory."""
 
 
-@dataclass(frozen=True)
-class TokenSequence:
-    """The tokens of one choice with their segments."""
-
-    tokens: NDArray[np.int32]
-    """[length] token ids."""
-    segments: NDArray[np.int8]
-    """[length] index into `SEGMENTS` of each token's segment."""
-    truncated: int = 0
-    """Number of context tokens truncated on the left to fit the context window."""
-    straddles: int = 0
-    """Number of tokens that straddle a segment boundary."""
-    characters: NDArray[np.int32] | None = None
-    """[length, 2] each token's characters in the rendered text, [start, end); -1 of tokens that are added as ids. None
-    unless the prompter was asked for them."""
-
-    def spans(self) -> list[tuple[str, int, int]]:
-        """Return (segment, first token, one past the last token) of each segment, in order."""
-        spans, start = [], 0
-        for code, run in groupby(self.segments.tolist()):
-            end = start + len(list(run))
-            spans.append((SEGMENTS[code], start, end))
-            start = end
-        return spans
-
-
-@dataclass(frozen=True)
-class EncodedQuestion:
-    """A question with the sequences of its choices."""
-
-    question: Question
-    sequences: tuple[TokenSequence, ...]
-    unconditional: tuple[TokenSequence, ...] = ()
-    """The choices without the context, if a rule needs them (`pmi`)."""
-
-    def without_text(self) -> EncodedQuestion:
-        """Return it without prompts and tokens, as the rows of the score table need it."""
-        question = replace(self.question, contexts=(), continuations=(), gaps=(), doc={})
-        sequences = tuple(replace(one, tokens=_NO_TOKENS) for one in self.sequences)
-        alone = tuple(replace(one, tokens=_NO_TOKENS) for one in self.unconditional)
-        return EncodedQuestion(question, sequences, alone)
-
-
-_NO_TOKENS = np.zeros(0, np.int32)
+_SPECIAL, _END = np.array([SPECIAL], np.int8), np.array([END], np.int8)
 _ADDED = np.full((1, 2), -1, np.int32)
 """Characters of a token that is added as an id."""
 
@@ -104,9 +67,20 @@ class Prompter:
         self._window = window
         self._characters = characters
         parts = _chat_parts(template, tokenizer, say) if template.chat else template.parts
+        self._parts, self._system = parts, template.system
         self._renderer = Renderer(parts, template.system)
         self._bos = self._opening(template, say)
         self._eos = self._closing(template, say)
+
+    def identity(self) -> str | None:
+        """Return what sequences depend on beside the questions; None if it is more than data, such as other code."""
+        tokenizer = self._tokenizer
+        if not type(tokenizer).__module__.startswith("transformers."):
+            return None
+        whole = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+        ends = [self._bos, self._eos, tokenizer.bos_token_id, tokenizer.eos_token_id]
+        parts = [[part.segment, part.text] for part in self._parts]
+        return repr((parts, self._system, ends, self._window, tokenizer.split_special_tokens, whole))
 
     def encode(self, questions: Sequence[Question], unconditional: bool = False) -> Iterator[EncodedQuestion]:
         """Render and tokenise questions, in order.
@@ -136,48 +110,42 @@ class Prompter:
         for call in in_calls(texts, itemgetter(2), _CALL):
             for question, _, text in call:
                 check_text(text, question.label)
-            encoding = self._tokenizer(
+            found = self._tokenizer(
                 [text for _, _, text in call],
                 add_special_tokens=False,
-                return_offsets_mapping=True,
                 return_attention_mask=False,
+                return_token_type_ids=False,
                 verbose=False,  # its length warning ignores that the context is truncated below
             )
-            found = zip(call, encoding["input_ids"], encoding["offset_mapping"], strict=True)
-            yield from (self._sequence(question, pieces, ids, offsets) for (question, pieces, _), ids, offsets in found)
+            for (question, pieces, _), ids, encoding in zip(call, found["input_ids"], found.encodings, strict=True):
+                yield self._sequence(question, pieces, ids, encoding)
 
     def _sequence(
-        self,
-        question: Question,
-        pieces: list[tuple[int, str]],
-        ids: list[int],
-        offsets: list[tuple[int, int]],
+        self, question: Question, pieces: list[tuple[int, str]], ids: list[int], encoding: Any
     ) -> TokenSequence:
         if not ids:
             raise _nothing_to_score(question)
         codes = np.array([code for code, _ in pieces], dtype=np.int8)
-        boundaries = np.cumsum([len(text) for _, text in pieces])
-        chars = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-        # A token of white space only may have an empty span: its last character is still end - 1
-        last = np.clip(chars[:, 1] - 1, 0, max(int(boundaries[-1]) - 1, 0))
-        piece = np.searchsorted(boundaries, last, side="right")
-        first_piece = np.searchsorted(boundaries, np.minimum(chars[:, 0], last), side="right")
-        tokens, segments = np.array(ids, dtype=np.int32), codes[piece]
+        ends = list(accumulate(len(text) for _, text in pieces))
+        piece, straddles = pieces_of_tokens(encoding, len(ids), ends)
+        segments = codes[piece]
         if not (segments == CONTINUATION).any():
             raise _nothing_to_score(question)
-        if self._bos is not None or (not len(segments) or segments[0] == CONTINUATION):
-            tokens = np.concatenate(([self._first_id(question)], tokens)).astype(np.int32)
-            segments = np.concatenate(([SPECIAL], segments)).astype(np.int8)
+        before, after = [], []
+        if self._bos is not None or segments[0] == CONTINUATION:
+            before = [self._first_id(question)]
+            segments = np.concatenate((_SPECIAL, segments))
         if self._eos is not None:
-            tokens = np.append(tokens, np.int32(self._eos))
-            segments = np.append(segments, np.int8(END))
-        found = TokenSequence(tokens, segments, 0, int((first_piece != piece).sum()))
+            after = [self._eos]
+            segments = np.concatenate((segments, _END))
+        tokens = np.array([*before, *ids, *after], dtype=np.int32)
+        characters = None
         if self._characters:
-            spans = np.column_stack((chars[:, 0], last + 1)).astype(np.int32)
-            after = int(self._eos is not None)
-            parts = (np.repeat(_ADDED, len(tokens) - len(ids) - after, 0), spans, np.repeat(_ADDED, after, 0))
-            found = replace(found, characters=np.concatenate(parts))
-        return self._fit(question, found)
+            spans = np.column_stack(characters_of(encoding, ends[-1])).astype(np.int32)
+            spans[:, 1] += 1
+            added = (np.repeat(_ADDED, len(before), 0), spans, np.repeat(_ADDED, len(after), 0))
+            characters = np.concatenate(added)
+        return self._fit(question, TokenSequence(tokens, segments, 0, straddles, characters))
 
     def _fit(self, question: Question, sequence: TokenSequence) -> TokenSequence:
         """Truncate the context on the left to the window. The last token is only predicted, so it needs no position."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, TokenSequence
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, TokenSequence
 from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring.pack import SequenceSet
 
@@ -28,7 +28,8 @@ def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) 
         scored: indices into `SEGMENTS` of the segments to score. In unconditional sequences only the continuation is
             scored.
     """
-    masks = [np.isin(sequence.segments, list(scored)) for sequence in encoded.sequences]
+    is_scored = np.isin(np.arange(len(SEGMENTS)), list(scored))
+    masks = [is_scored[sequence.segments] for sequence in encoded.sequences]
     masks += [sequence.segments == CONTINUATION for sequence in encoded.unconditional]
     tokens = tuple(sequence.tokens for sequence in encoded.sequences + encoded.unconditional)
     return SequenceSet(index, encoded.question.label, encoded.question.subtask, tokens, tuple(masks))

@@ -6,17 +6,17 @@ the tasks, in order, while the model scores the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Say
-from evalkit.benchmarks.multiple_choice.prompts import EncodedQuestion, Prompter
+from evalkit.benchmarks.multiple_choice.background import BackgroundPlanner, Pace
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
-from evalkit.benchmarks.remembered import Compressed, is_remembering, remembered
+from evalkit.benchmarks.multiple_choice.stored_tokens import encoded_questions
+from evalkit.benchmarks.remembered import remembered
 from evalkit.models.locate import silent
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
@@ -53,11 +53,15 @@ class ChoiceContent:
 
     batch: pack.TreeBatch
     questions: dict[int, EncodedQuestion]
-    """Index of an item → its document, without text."""
+    """Index of an item → its document."""
 
     def warm(self) -> None:
         """See `Batch.warm`."""
         _ = self.batch.tree
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without texts, and with tokens once."""
+        return ChoiceContent, (self.batch, {item: one.without_text() for item, one in self.questions.items()})
 
 
 @dataclass(frozen=True)
@@ -111,104 +115,62 @@ class Scoring:
         ]
 
 
+@dataclass(frozen=True)
+class _PlannedTask:
+    """A task's tokens and batches, whose content is made one by one."""
+
+    task: str
+    encoded: EncodedQuestions
+    batches: Sequence[pack.PlannedBatch]
+
+    def missing(self, finished: FinishedRows, scored: frozenset[int]) -> Iterator[Batch]:
+        """Yield the batches with documents without scores."""
+        questions = self.encoded.questions
+        for number, planned in enumerate(self.batches):
+            # A finished batch is left out as a whole: the others' numbers stay the same
+            if any(key_of(questions[item]) not in finished for item in planned.items):
+                yield self._batch(number, planned, scored)
+
+    def _batch(self, number: int, planned: pack.PlannedBatch, scored: frozenset[int]) -> Batch:
+        members = {item: self.encoded[item] for item in planned.items}
+        items = tuple(question_item(item, one, scored) for item, one in members.items())
+        work = sum(work_of(one.question) for one in members.values())
+        return Batch(
+            self.task, number, ChoiceContent(pack.TreeBatch(planned.trunk, items), members), work, len(members)
+        )
+
+
 def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
     """Yield the batches that have documents without scores, task by task."""
-    prompter, scored, stop = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan.template), Event()
-
+    prompter, scored = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan.template)
     specification = plan.manifest["specification"]
     tokenized = (plan.documents_key, specification["checkpoint"]["tokenizer"], specification["template"], facts)
     given = plan.request.token_budget
 
-    def task_batches(task: str) -> Sequence[Batch]:
-        """Return all batches of a task; within `remembering`, those of an earlier run with the same tokens."""
-        found: Sequence[Batch] = (
-            remembered("batches", (tokenized, task), lambda: Compressed(planned(task)), most=_TASKS_KEPT)
-            if is_remembering()
-            else planned(task)
-        )
+    def planned(task: str, pace: Pace) -> _PlannedTask:
+        """Encode and plan a task; within `remembering`, that of an earlier run with the same tokens."""
+
+        def make() -> _PlannedTask:
+            encoded = encoded_questions(prompter, plan.questions[task], plan.unconditional, pace)
+            groups = [question.subtask for question in encoded.questions]
+            return _PlannedTask(task, encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget))
+
+        found = remembered("batches", (tokenized, task), make, most=_TASKS_KEPT)
         if facts.shares and given == facts.token_budget:
-            pack.check_budget([item for batch in found for item in batch.content.batch.items], given)
+            questions = found.encoded.questions
+            groups = [question.subtask for question in questions]
+            pack.check_arrays(found.encoded.arrays, groups, lambda item: questions[item].label, given)
         return found
 
-    def planned(task: str) -> list[Batch]:
-        """Encode and plan a task; raise `_Stopped` once stopped."""
-        found = prompter.encode(plan.questions[task], plan.unconditional)
-        encoded = list(takewhile(lambda _: not stop.is_set(), found))
-        if stop.is_set():
-            raise _Stopped
-        items = [question_item(number, one, scored) for number, one in enumerate(encoded)]
-        packed = pack.plan(items, facts.token_budget)
-        return [_batch(task, number, batch, encoded) for number, batch in enumerate(packed)]
-
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
-    with _BackgroundPlanner(task_batches, tasks, stop) as planner:
+    with BackgroundPlanner(planned, tasks) as planner:
         if given is not None:
             # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
             planner.wait()
         for task in tasks:
-            for batch in _emptied(planner.take(task)):
-                # A finished batch is left out as a whole: the others' numbers stay the same
-                if any(key_of(one.question) not in finished for one in batch.content.questions.values()):
-                    yield batch
-                    planner.raise_failure()
-
-
-def _emptied(batches: Sequence[Batch]) -> Iterator[Batch]:
-    """Yield batches in order; remove them from a list, so that their trees are freed."""
-    if not isinstance(batches, list):
-        yield from batches
-        return
-    batches.reverse()
-    while batches:
-        yield batches.pop()
-
-
-def _batch(task: str, number: int, batch: pack.TreeBatch, encoded: Sequence[EncodedQuestion]) -> Batch:
-    members = {item.index: encoded[item.index] for item in batch.items}
-    work = sum(work_of(one.question) for one in members.values())
-    questions = {index: one.without_text() for index, one in members.items()}
-    return Batch(task, number, ChoiceContent(batch, questions), work, len(members))
-
-
-class _Stopped(Exception):
-    """Nobody needs the batches any more."""
-
-
-class _BackgroundPlanner:
-    """Background thread that encodes and plans all tasks, in order, while the first ones are scored.
-
-    Args:
-        plan: encodes and plans one task.
-        tasks: tasks in the order in which `take` is called.
-        stop: set on exit; makes `plan` return early.
-    """
-
-    def __init__(self, plan: Callable[[str], Sequence[Batch]], tasks: list[str], stop: Event) -> None:
-        self._stop = stop
-        self._encoder = ThreadPoolExecutor(1, "evalkit-encode")
-        self._planned = {task: self._encoder.submit(plan, task) for task in tasks}
-
-    def __enter__(self) -> _BackgroundPlanner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._encoder.shutdown(wait=True, cancel_futures=True)
-
-    def take(self, task: str) -> Sequence[Batch]:
-        """Return a task's batches; wait until they are ready."""
-        return self._planned.pop(task).result()
-
-    def wait(self) -> None:
-        """Wait until all tasks are planned; raise the first failure."""
-        wait(self._planned.values())
-        self.raise_failure()
-
-    def raise_failure(self) -> None:
-        """Raise the failure of a later task as soon as it is known, before the task's turn."""
-        for planned in self._planned.values():
-            if planned.done() and (failure := planned.exception()):
-                raise failure
+            for batch in planner.take(task).missing(finished, scored):
+                yield batch
+                planner.raise_failure()
 
 
 def key_of(question: Question) -> Key:

@@ -138,12 +138,12 @@ class _Sources:
         return remembered("questions of views", key, lambda: self._load(task), most=1)
 
     def _load(self, task: str) -> list[Question]:
-        from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        from evalkit.benchmarks.multiple_choice.stored_questions import pinned_questions
 
         suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
         library = self._library_with(suite, task)
         with doing(f"rendering {task}"):
-            return load_questions(suite, library, self._specification["limit"])[task]
+            return pinned_questions(suite, library, self._specification["limit"])[task]
 
     def _library_with(self, suite: Suite, task: str) -> Library:
         """Return the first library that has the documents, and the examples, of a task as they were scored."""
