@@ -264,23 +264,27 @@ def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> 
     """Return the block mask of ranges of queries by key, each [keys]; lengths are multiples of `_BLOCK`."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    some, every = _block_kinds(first, last, queries)
-    rows, columns = some.shape
-    counts = np.stack((some.sum(1), every.sum(1)))
+    used = _block_kinds(first, last, queries)
+    counts = [blocks.sum(1)[None, None] for blocks in used]
     # Blocks in use first, in ascending order
-    orders = np.stack([np.argsort(~blocks, axis=1, kind="stable") for blocks in (some, every)])
-    parts = [part.astype(np.int32).ravel() for part in (first, last, counts, orders)]
-    packed = to_device(np.concatenate(parts), device).split([part.size for part in parts])
-    starts, stops = packed[:2]
-    sizes, indices = packed[2].view(2, 1, 1, rows), packed[3].view(2, 1, 1, rows, columns)
+    orders = [np.argsort(~blocks, axis=1, kind="stable")[None, None] for blocks in used]
+    starts, stops, *blocks = _on_device((first, last, counts[0], orders[0], counts[1], orders[1]), device)
 
     def sees(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         inside: torch.Tensor = (starts[key] <= query) & (query < stops[key])
         return inside
 
-    return BlockMask.from_kv_blocks(
-        sizes[0], indices[0], sizes[1], indices[1], BLOCK_SIZE=_BLOCK, mask_mod=sees, compute_q_blocks=False
-    )
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=_BLOCK, mask_mod=sees, compute_q_blocks=False)
+
+
+def _on_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Copy arrays to a device as int32, all at once.
+
+    Each begins at a multiple of 16 bytes, as compiled kernels expect: they copy other inputs at each call.
+    """
+    flat = [np.pad(array.ravel().astype(np.int32), (0, -array.size % 4)) for array in arrays]
+    parts = to_device(np.concatenate(flat), device).split([len(one) for one in flat])
+    return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _block_kinds(first: Ints, last: Ints, queries: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
