@@ -268,13 +268,16 @@ def _block_mask(first: Ints, last: Ints, queries: int, device: torch.device) -> 
     counts = [blocks.sum(1)[None, None] for blocks in used]
     # Blocks in use first, in ascending order
     orders = [np.argsort(~blocks, axis=1, kind="stable")[None, None] for blocks in used]
-    starts, stops, *blocks = _on_device((first, last, counts[0], orders[0], counts[1], orders[1]), device)
+    starts, stops, *blocks = _on_device((first, last, *counts, *orders), device)
+    number, full_number, order, full_order = blocks
 
     def sees(_: Any, __: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         inside: torch.Tensor = (starts[key] <= query) & (query < stops[key])
         return inside
 
-    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=_BLOCK, mask_mod=sees, compute_q_blocks=False)
+    return BlockMask.from_kv_blocks(
+        number, order, full_number, full_order, BLOCK_SIZE=_BLOCK, mask_mod=sees, compute_q_blocks=False
+    )
 
 
 def _on_device(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
