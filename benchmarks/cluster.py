@@ -57,6 +57,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu", help='"cuda": the workers share its GPUs')
+    parser.add_argument("--tasks", nargs="*", default=(), help="tasks of zeroshot8; default: all")
     parser.add_argument("--template", default="inst")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--turns", type=int, default=1, help="Times that each is measured; the shortest counts.")
@@ -67,6 +69,8 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """Return the seconds of a run, and the driver's CPU seconds for a batch."""
+    import torch
+
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
     from evalkit.engines.base import Job
@@ -74,12 +78,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 
     options: dict[str, Any] = {
         "output": arguments.output,
-        "device": "cpu",
+        "device": arguments.device,
         "dtype": arguments.dtype,
         "limit": arguments.limit,
         "template": arguments.template,
         "data_dir": arguments.data_dir,
     }
+    if arguments.tasks:
+        options["tasks"] = list(arguments.tasks)
     progress = Progress(live=False)
     plan = planned(arguments.model, options, progress.say)
     if not arguments.workers:
@@ -107,7 +113,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
             self.cpu += time.thread_time() - started
             self.batches += 1
 
-    with connected(ClusterOptions(workers=arguments.workers, worker_cpus=1), "cpu") as cluster:
+    gpus = None if arguments.device == "cpu" else torch.cuda.device_count() / arguments.workers
+    options_of_workers = ClusterOptions(workers=arguments.workers, worker_cpus=1, worker_gpus=gpus)
+    with connected(options_of_workers, arguments.device) as cluster:
         started = time.perf_counter()
         queue = JobQueue([Job("run", plan)], [1.0], progress, lambda _: None)
         driver = Counting(WorkerPool(cluster, progress.say), queue, progress)

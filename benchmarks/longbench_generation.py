@@ -2,10 +2,10 @@
 
     python benchmarks/longbench_generation.py --data-dir DOCUMENTS --tasks trec,lcc --rows 6 --max-prompt-tokens 3500
 
-Both get the same token ids, in float32 and greedily. transformers runs as in the official code, one prompt at a time to
+Both get the same token ids, greedily. transformers runs as in the official code, one prompt at a time to
 the task's full length; evalkit in batches, until the scored part is complete. Prints Markdown: seconds of each, the
-ratio, evalkit's milliseconds per 1,000 prompt tokens and per generated token, and the number of rows with equal scores
-and with equal tokens up to the end of evalkit's.
+ratio, evalkit's milliseconds per 1,000 prompt tokens and per generated token, the number of rows with equal scores
+and with equal tokens up to the end of evalkit's; and the prefill's share of the matrix rate, without attention.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from versus_lm_eval import matrices, matrix_rate
 
 from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
@@ -23,7 +24,7 @@ from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
 from evalkit.generation.capacity import measure_capacity
-from evalkit.generation.generator import Generator
+from evalkit.generation.generator import CHUNK, Generator
 from evalkit.generation.prompts import Prompt
 from evalkit.generation.rows import Generation
 from evalkit.generation.tokens import end_tokens
@@ -42,14 +43,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--max-prompt-tokens", type=int, default=7500)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    loaded = load(locate(options.model), dtype=options.dtype)
+    loaded = load(locate(options.model), dtype=options.dtype, device=options.device)
     generator = Generator(loaded.model, tokenizer=loaded.tokenizer)
     print(
         "| task | rows | prompt tokens | transformers, s | evalkit, s | ratio | ms / 1,000 prompt | ms / new | alike |"
     )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    totals = [0.0, 0.0]
+    totals, arithmetic, prefills = [0.0, 0.0], 0.0, 0.0
     for name in options.tasks.split(","):
         task = find_task(name)
         rows = load_rows(task, options.data_dir, options.rows).rows
@@ -59,13 +61,19 @@ def main() -> None:
         theirs, slow = transformers_generations(task, prompts, loaded)
         ours, fast, prefill, steps = evalkit_generations(prompts, loaded, generator)
         totals = [totals[0] + slow, totals[1] + fast]
+        prefills += prefill
         tokens, new = sum(len(p.tokens) for p in prompts), sum(len(g.tokens) for g in ours)
+        arithmetic += 2.0 * tokens * matrices(loaded.model)[0]
         alike = sum(same(task, row, a, b, loaded) for row, a, b in zip(rows, ours, theirs, strict=True))
         speeds = f"{1e6 * prefill / tokens:.0f}", f"{1e3 * steps / max(1, new):.0f}"
         times = f"{slow:.1f}", f"{fast:.1f}", f"{slow / fast:.2f}"
         cells = (name, len(rows), f"{tokens:,}", *times, *speeds, f"{alike} of {len(rows)}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
     print(f"| all | | | {totals[0]:.1f} | {totals[1]:.1f} | {totals[0] / totals[1]:.2f} | | | |")
+    rate = matrix_rate(loaded.model, CHUNK)
+    print(
+        f"\nprefill: {arithmetic / prefills / rate:.0%} of the matrix rate, {rate / 1e12:.2f} TFLOP/s at {CHUNK} tokens"
+    )
 
 
 def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedModel) -> tuple[list[list[int]], float]:
@@ -73,7 +81,7 @@ def transformers_generations(task: Task, prompts: list[Prompt], loaded: LoadedMo
     found = []
     started = time.perf_counter()
     for one in prompts:
-        ids = torch.from_numpy(one.tokens[None])
+        ids = torch.from_numpy(one.tokens[None]).to(loaded.model.device)
         settings: dict[str, Any] = {"max_new_tokens": one.max_new_tokens, "do_sample": False, "pad_token_id": 0}
         if task.newline_ends:
             settings |= {"eos_token_id": sorted(one.stops.ends), "min_new_tokens": 1}

@@ -22,7 +22,7 @@ def main() -> None:
     """Build the model, run the suite and print the results."""
     arguments = parse()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = build(Path(temporary) / "random", arguments)
+        folder = build(arguments.keep or Path(temporary) / "random", arguments)
         run(folder, Path(temporary) / "runs", arguments)
 
 
@@ -37,7 +37,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--limit", type=int, help="documents of each task; all by default")
+    parser.add_argument("--tasks", nargs="*", default=(), help="tasks of zeroshot8; default: all")
     parser.add_argument("--template", default="inst")
+    parser.add_argument("--keep", type=Path, help="write the checkpoint to this folder, and keep it")
     parser.add_argument("--data-dir", type=Path)
     return parser.parse_args()
 
@@ -72,7 +74,7 @@ def run(folder: Path, output: Path, arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     finished = evalkit.evaluate(
         folder, device=arguments.device, dtype=arguments.dtype, limit=arguments.limit, template=arguments.template,
-        data_dir=arguments.data_dir, output=output,
+        data_dir=arguments.data_dir, output=output, **({"tasks": list(arguments.tasks)} if arguments.tasks else {}),
     )  # fmt: skip
     wall = time.perf_counter() - started
     scores = finished.scores

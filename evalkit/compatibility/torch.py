@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from evalkit.compatibility import names
 
@@ -48,3 +51,25 @@ def hooks_of(module: Any) -> list[Any]:
         for name in ("_forward_pre_hooks", "_forward_hooks")
         for hook in names.attribute(_PACKAGE, module, name).values()
     ]
+
+
+def compile_for_any_size(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function once for all sizes of its tensors.
+
+    `torch.compile(dynamic=True)` takes sizes that are equal in the first call to be equal in all calls, and compiles
+    again when they are not. No public option turns this off.
+    """
+    function = torch.compile(function, dynamic=True)
+    settings = names.module(_PACKAGE, "torch.fx.experimental._config")
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        with settings.patch(use_duck_shape=False):
+            return function(*arguments, **options)
+
+    return run
+
+
+def compilations() -> int:
+    """Return how many graphs this process has compiled so far, those compiled again for other sizes included."""
+    counters = names.attribute(_PACKAGE, names.module(_PACKAGE, "torch._dynamo.utils"), "counters")
+    return int(counters["stats"]["unique_graphs"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from evalkit.models.dynamic import dynamic_modules, forget_lengths
 from evalkit.models.parts import base_of
 from evalkit.scoring.alibi import alibi_by_position
 from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, attending
+from evalkit.scoring.transfer import fetch, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
@@ -144,7 +146,7 @@ class Forward:
     @torch.inference_mode()
     def score_unshared(self, tokens: Ints) -> Scores:
         """Score one sequence, [length], without a tree but with evalkit's output head."""
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         hidden = self._states(input_ids=ids[:, :-1], use_cache=False)
         return Scores.after_first(self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
@@ -152,7 +154,7 @@ class Forward:
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:
         """Score one sequence by the model's own forward pass and head: the reference for all other ways."""
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
         found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
@@ -162,7 +164,7 @@ class Forward:
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
         """Return the final hidden states of one sequence, [length, d_model], by the model's own attention."""
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         return self._states(input_ids=ids, use_cache=False)
 
@@ -176,7 +178,7 @@ class Forward:
     @torch.inference_mode()
     def head_gap(self, tokens: Ints) -> float:
         """Return the mean difference, in nats, of evalkit's and the model's log-probabilities over the vocabulary."""
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
         hidden = self.hidden_alone(tokens)
@@ -202,7 +204,7 @@ class Forward:
             called = True
             return (states[0] * factor, *states[1:])
 
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         hook = self._head.register_forward_pre_hook(scaled)
         try:
@@ -216,7 +218,7 @@ class Forward:
         if not len(tokens):
             empty = torch.zeros(1, self._head.weight.shape[1], device=self._device, dtype=self._dtype)
             return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
-        ids = torch.from_numpy(tokens[None].astype(np.int64)).to(self._device)
+        ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         cache = DynamicCache()
         hidden = self._states(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -227,12 +229,12 @@ class Forward:
     def _hidden(self, tree: Tree, trunk: Trunk) -> torch.Tensor:
         """Return the final hidden states of a tree, [nodes, d_model]."""
         packed = np.stack((tree.tokens, tree.positions)).astype(np.int64)
-        ids, positions = torch.from_numpy(packed).to(self._device)[:, None]
+        ids, positions = to_device(packed, self._device)[:, None]
         inputs = {"input_ids": ids, "position_ids": positions}
         if trunk.layers:
             inputs |= {"past_key_values": _TrunkCache(trunk.layers)}
         if self.kernel == "dense":
-            ends = torch.from_numpy(tree.ends).to(self._device)
+            ends = to_device(tree.ends, self._device)
             inputs |= {"attention_mask": self._tree_mask(ends, len(trunk.tokens))}
             before = torch.arange(len(trunk.tokens), device=self._device)
             with alibi_by_position(self._base, torch.cat((before, positions[0]))):
@@ -248,7 +250,7 @@ class Forward:
 
     def _layout(self, tree: Tree, trunk: int) -> TreeAttention:
         if self.kernel == "flex":
-            return FlexLayout(torch.from_numpy(tree.ends).to(self._device), trunk)
+            return FlexLayout(tree.ends, trunk, self._device)
         heads = self._config.num_attention_heads
         width = (getattr(self._config, "head_dim", None) or self._config.hidden_size // heads) * heads
         return TileLayout(tree.ends, tree.positions - trunk, trunk, width, self._dtype, self._device)
@@ -283,27 +285,41 @@ class Forward:
     def _head_scores(self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]) -> Scores:
         """Score each pair: log p(target | node). The head runs once for each distinct node."""
         distinct, which = np.unique(nodes, return_inverse=True)
-        logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
         most, columns = self._chunk_shape(len(distinct))
-        for start in range(0, len(distinct), most):
-            stop = start + most
-            mine = np.flatnonzero((which >= start) & (which < stop))
-            states = hidden[torch.from_numpy(distinct[start:stop]).to(self._device)]
-            logprobs[mine], greedy[mine] = self._chunk_scores(states, which[mine] - start, targets[mine], columns)
+        # Pairs in the order in which they are scored: by chunk of nodes, then by target
+        order = np.lexsort((targets, which // most))
+        cuts = np.searchsorted(which[order] // most, np.arange(-(-len(distinct) // most) + 1))
+        found = []
+        for chunk, (start, stop) in enumerate(pairwise(cuts.tolist())):
+            states = hidden[to_device(distinct[chunk * most : (chunk + 1) * most], self._device)]
+            pairs = order[start:stop]
+            found.append(self._chunk_scores(states, which[pairs] - chunk * most, targets[pairs], columns))
+        logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
+        if found:
+            # One transfer for all
+            logprobs[order], is_greedy = fetch(torch.cat(found, dim=1))
+            greedy[order] = is_greedy > 0
         return Scores(logprobs, greedy)
 
     def _chunk_scores(
         self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Score pairs with `step` columns of the vocabulary at a time; sums are float32."""
-        order = np.argsort(targets, kind="stable")
-        pair_node = torch.from_numpy(nodes[order]).to(self._device)
-        pair_target = torch.from_numpy(targets[order]).to(self._device)
-        chosen = torch.empty(len(order), device=self._device)
+    ) -> torch.Tensor:
+        """Score pairs with `step` columns of the vocabulary at a time; sums are float32.
+
+        Args:
+            states: [nodes, d_model].
+            nodes, targets: [pairs] of ascending targets.
+            step: columns.
+
+        Returns:
+            [2, pairs] on the device: log-probabilities, and 1 where the target is the argmax.
+        """
+        pair_node, pair_target = to_device(np.stack((nodes, targets)), self._device)
+        chosen = torch.empty(len(targets), device=self._device)
         peak = torch.full((len(states),), -torch.inf, device=self._device)
         argmax = torch.zeros(len(states), dtype=torch.long, device=self._device)
         vocabulary = self._head.weight.shape[0]
-        cuts = np.searchsorted(targets[order], np.arange(0, vocabulary + step, step)).tolist()
+        cuts = np.searchsorted(targets, np.arange(0, vocabulary + step, step)).tolist()
         totals = []
         for number, start in enumerate(range(0, vocabulary, step)):
             logits = self._logits(states, slice(start, min(start + step, vocabulary)))
@@ -315,11 +331,8 @@ class Forward:
                 argmax = torch.where(highest > peak, where + start, argmax)
                 peak = torch.maximum(peak, highest.float())
         found = chosen - torch.stack(totals).logsumexp(0)[pair_node]
-        # One transfer for both
-        both = torch.stack((found, (argmax[pair_node] == pair_target).float())).cpu().numpy()
-        logprobs, greedy = np.empty(len(order), np.float32), np.zeros(len(order), np.bool_)
-        logprobs[order], greedy[order] = both[0], both[1] > 0 if self._greedy else False
-        return logprobs, greedy
+        is_greedy = (argmax[pair_node] == pair_target).float() if self._greedy else torch.zeros_like(found)
+        return torch.stack((found, is_greedy))
 
     def _chunk_shape(self, nodes: int) -> tuple[int, int]:
         """Return how many nodes and how many columns of the vocabulary one call of the head has."""

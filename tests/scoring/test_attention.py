@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.compatibility.torch import compilations, compile_for_any_size
 from evalkit.models.variants.signed import signed_attention
+from evalkit.scoring import attention
 from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, Unsupported, cut_tiles
 from evalkit.scoring.tree import Ints, Tree, build_tree
 from tests.devices import DEVICES
@@ -86,6 +90,58 @@ def test_a_layout_is_attention_under_the_whole_mask(
     assert torch.allclose(found.cpu(), expected, atol=1e-5)
 
 
+@given(trees, st.sampled_from([0, 30, 128, 200]))
+def test_the_block_mask_is_the_mask_of_the_tree(lengths: list[tuple[int, int, int]], trunk: int) -> None:
+    """Blocks without a mask are visible as a whole, and what is in no block is masked as a whole."""
+    tree = tree_of(lengths)
+    nodes = len(tree.tokens)
+    mask = FlexLayout(tree.ends, trunk, torch.device("cpu"))._mask
+    rows, columns = mask.kv_indices.shape[2:]
+    query, key = torch.arange(rows * 128)[:, None], torch.arange(columns * 128)
+    allowed = mask.mask_mod(0, 0, query, key)
+    found = torch.zeros(rows * 128, columns * 128, dtype=torch.bool)
+    for counts, indices, whole in (
+        (mask.kv_num_blocks, mask.kv_indices, False),
+        (mask.full_kv_num_blocks, mask.full_kv_indices, True),
+    ):
+        for row in range(rows):
+            for column in indices[0, 0, row, : counts[0, 0, row]].tolist():
+                place = slice(128 * row, 128 * row + 128), slice(128 * column, 128 * column + 128)
+                assert not found[place].any()
+                found[place] = True if whole else allowed[place]
+                # A block with nothing to see costs as much as any other
+                assert found[place].any()
+    start = columns * 128 - rows * 128
+    assert found[:nodes, :trunk].all()
+    assert not found[:nodes, trunk:start].any()
+    assert np.array_equal(found[:nodes, start : start + nodes].numpy(), visible(tree.ends))
+    assert found.any(dim=1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, with the code that inductor writes for a CPU: the tiles' numbers, from one compilation."""
+    monkeypatch.setattr(attention, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    counts = []
+    before = compilations()
+    for trunk in (0, 30, 0, 128, 200, 0, 64, 0, 17, 500):
+        tree = tree_of([(int(rng.integers(1, 300)), 4, int(rng.integers(2, 40))) for _ in range(rng.integers(1, 9))])
+        query = torch.randn(1, HEADS, len(tree.tokens), SIZE)
+        key, value = torch.randn(2, 1, GROUPS, trunk + len(tree.tokens), SIZE)
+        with torch.inference_mode():
+            found, expected = (
+                _layout(kind, tree, trunk).attend(query, key, value, 0.3, None) for kind in ("flex", "tiles")
+            )
+        # Sums of a few hundred float32 products
+        assert torch.allclose(found, expected, atol=1e-5)
+        counts.append(compilations() - before)
+    print(f"compilations after each of 10 batches: {counts}")
+    assert counts == [1] * 10
+
+
 @pytest.mark.parametrize("trunk", [0, 30])
 def test_another_product_takes_the_place_of_softmax_attention(trunk: int) -> None:
     tree = tree_of([(60, 4, 10)] * 3)
@@ -103,7 +159,7 @@ def test_another_product_takes_the_place_of_softmax_attention(trunk: int) -> Non
 
 def _layout(kind: str, tree: Tree, trunk: int, device: str = "cpu") -> TreeAttention:
     if kind == "flex":
-        return FlexLayout(torch.from_numpy(tree.ends).to(device), trunk)
+        return FlexLayout(tree.ends, trunk, torch.device(device))
     return TileLayout(tree.ends, tree.positions, trunk, HEADS * SIZE, torch.float32, torch.device(device))
 
 
