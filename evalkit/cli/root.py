@@ -6,6 +6,8 @@ Every option can also be given as an environment variable (`--data-dir` as `EVAL
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import signal
 import sys
@@ -88,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     0 done, 1 failed, 2 usage, 3 worse and 4 undecided (compare), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
     """
+    # At the exit, Python would search all objects for cyclic garbage, whose memory is released anyway
+    atexit.register(gc.freeze)
     with _termination_as_interrupt(), shown_activity():
         code = _exit_code(arguments)
     sys.exit(code)

@@ -260,9 +260,9 @@ def _layer_of(name: str) -> tuple[str, int | None]:
 
 def natively_known(config: dict[str, Any]) -> bool:
     """Return whether the model type is known to transformers, including architectures registered with it."""
-    from evalkit.models.registration import register_models
+    from evalkit.models.registration import register_type
 
-    register_models()
+    register_type(config.get("model_type"))
     return config_class(config.get("model_type")) is not None
 
 

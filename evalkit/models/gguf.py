@@ -25,6 +25,7 @@ from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import read_json
 from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.hashes import file_sha256, hash_file
+from evalkit.models.imports import import_modeling
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.models.quiet import quiet
 from evalkit.models.snapshot import LoadedFiles, snapshot
@@ -93,6 +94,8 @@ def opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
             yield found
         return
     with snapshot(_as_folder(checkpoint, folder)) as copies:
+        copies.start()
+        import_modeling()
         found, written = copies.read(), _stored_fingerprint(folder)
         tokenizer = found.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
         if found.fingerprint != replace(written, tokenizer=tokenizer):

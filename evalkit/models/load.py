@@ -30,6 +30,7 @@ from evalkit.models.context import MOST_TOKENS, Extension, configured_window
 from evalkit.models.device_map import NONE
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
+from evalkit.models.imports import import_modeling, quick_imports
 from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import LoadedFiles, snapshot
@@ -79,6 +80,9 @@ class LoadedModel:
     """Device of each layer, if `--device-map` names or spreads them."""
     stock: bool = True
     """Whether the model is unmodified, so that a cached start-up check of its class and config applies."""
+    files: str | None = None
+    """Digest of the files that it was loaded from, if they determine all that it computes; None with code of the
+    checkpoint, quantised weights, several devices, or for a model in memory."""
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, **others: Any) -> LoadedModel:
@@ -154,7 +158,8 @@ def load(
     """
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
-    from evalkit.models.dispatch import check_devices, resolve_device
+    with quick_imports():
+        from evalkit.models.dispatch import check_devices, resolve_device
 
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
     check_devices(device_map)
@@ -177,7 +182,15 @@ def load(
         fingerprint=read.fingerprint,
         generation=generation,
         placement=placement,
+        files=_files_digest(checkpoint, read, model, placement),
     )
+
+
+def _files_digest(checkpoint: Checkpoint, read: LoadedFiles, model: Any, placement: Placement | None) -> str | None:
+    """Return `LoadedModel.files`."""
+    if checkpoint.trust_remote_code or placement is not None or getattr(model, "is_quantized", False):
+        return None
+    return read.fingerprint.combined
 
 
 def _sets_window_only(config: Mapping[str, Any], extension: Extension) -> bool:
@@ -224,6 +237,8 @@ def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
             yield read
         return
     with snapshot(checkpoint) as copies:
+        copies.start()
+        import_modeling()
         config = copies.checkpoint.config()
         check_trust(checkpoint, config)
         check_causal(checkpoint, config)

@@ -1,7 +1,8 @@
 """Register evalkit's model types with transformers on first use, without importing transformers.
 
 `import evalkit` must be fast, and importing transformers takes seconds. The classes cannot be registered while it is
-being imported either, because they need it complete. So the first use of its auto classes, by any code, registers them.
+being imported either, because they need it complete. So the first use of its auto classes, by any code, registers the
+configs, and the first use of such a config the models, which need three backbones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+from evalkit.models.imports import quick_imports
 
 
 def register_when_used() -> None:
@@ -40,31 +43,66 @@ def _install_hooks() -> None:
 
 
 @cache
+def register_configs() -> None:
+    """Register the configs of the model types with AutoConfig, without the models, which need three backbones."""
+    from transformers import AutoConfig
+
+    from evalkit.models.variants.configuration import CONFIGS
+
+    for config in CONFIGS:
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+
+
+@cache
 def register_models() -> None:
     """Register the model types with transformers' auto classes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    register_configs()
+    with quick_imports():
+        from transformers import AutoModelForCausalLM
 
-    from evalkit.models.variants.modeling import CLASSES
+        from evalkit.models.variants.modeling import CLASSES
 
     for model in CLASSES:
-        AutoConfig.register(model.config_class.model_type, model.config_class, exist_ok=True)
         AutoModelForCausalLM.register(model.config_class, model, exist_ok=True)
+
+
+def register_type(kind: Any) -> None:
+    """Register the configs, and the models if `kind`, a config's model_type, is one of evalkit's."""
+    from evalkit.models.variants.configuration import CONFIGS
+
+    register_configs()
+    if any(config.model_type == kind for config in CONFIGS):
+        register_models()
 
 
 def _hook_configs(auto: ModuleType) -> None:
     import wrapt
 
-    wrapt.wrap_function_wrapper(auto, "AutoConfig.from_pretrained", _register_first)
-    wrapt.wrap_function_wrapper(auto, "AutoConfig.for_model", _register_first)
+    wrapt.wrap_function_wrapper(auto, "AutoConfig.from_pretrained", _register_for_result)
+    wrapt.wrap_function_wrapper(auto, "AutoConfig.for_model", _register_for_result)
 
 
 def _hook_models(auto: ModuleType) -> None:
     import wrapt
 
-    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _register_first)
-    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _register_first)
+    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_config", _register_for_config)
+    wrapt.wrap_function_wrapper(auto, "AutoModelForCausalLM.from_pretrained", _register_all)
 
 
-def _register_first(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+def _register_for_result(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    register_configs()
+    found = wrapped(*args, **settings)
+    # With return_unused_kwargs, a tuple
+    register_type(getattr(found[0] if isinstance(found, tuple) else found, "model_type", None))
+    return found
+
+
+def _register_for_config(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+    config = args[0] if args else settings.get("config")
+    register_type(getattr(config, "model_type", None))
+    return wrapped(*args, **settings)
+
+
+def _register_all(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Any:
     register_models()
     return wrapped(*args, **settings)

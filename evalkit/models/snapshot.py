@@ -7,9 +7,11 @@ memory, and the `Fingerprint` of exactly these. Only hashed files are copied, so
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from evalkit.errors import CheckpointError
@@ -21,6 +23,8 @@ from evalkit.models.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import torch
+
+    from evalkit.models.weights import Weights
 
 
 class ChangeDetector:
@@ -89,6 +93,27 @@ class Snapshot:
             raise CheckpointError(f"{error.filename}: cannot be copied ({error.strerror})") from error
         self.checkpoint = replace(checkpoint, folder=copies[0], tokenizer=elsewhere and copies[1])
         """See `LoadedFiles`."""
+        self._reading: Future[Weights] | None = None
+        self._stop = Event()
+
+    def start(self) -> None:
+        """Begin to read the weights in another thread, for which `read` waits.
+
+        Reading and hashing release the interpreter, so other work, such as importing transformers, goes on meanwhile.
+        Pickled weights are left to `read`, since unpickling imports modules.
+        """
+        from evalkit.models.weights import read_weights
+
+        if all(path.suffix == ".safetensors" for path in self._weights):
+            pool = ThreadPoolExecutor(1, "evalkit-weights")
+            self._reading = pool.submit(read_weights, self._weights, self._stop)
+            pool.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Stop the thread, if weights are still being read."""
+        self._stop.set()
+        if self._reading is not None:
+            wait([self._reading])
 
     def read(self) -> LoadedFiles:
         """Read the weights.
@@ -98,7 +123,7 @@ class Snapshot:
         """
         from evalkit.models.weights import read_weights
 
-        weights = read_weights(self._weights)
+        weights = read_weights(self._weights) if self._reading is None else self._reading.result()
         self._changes.check()
         return LoadedFiles(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, hash_file))
 
@@ -127,3 +152,5 @@ def snapshot(checkpoint: Checkpoint, weights: Sequence[Path] | None = None) -> I
             yield copies
         except CheckpointError as error:
             raise CheckpointError(copies.with_original_paths(str(error))) from error
+        finally:
+            copies.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Event
 from typing import Any, BinaryIO
 
 import torch
@@ -64,10 +65,19 @@ class Weights:
     """Name and SHA-256 of each file, in order."""
 
 
-def read_weights(paths: Iterable[Path]) -> Weights:
+class ReadingStopped(Exception):
+    """Nobody needs the weights any more."""
+
+
+def read_weights(paths: Iterable[Path], stop: Event | None = None) -> Weights:
     """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
 
+    Args:
+        paths: of the files.
+        stop: another thread sets it to stop reading.
+
     Raises:
+        ReadingStopped: `stop` was set.
         CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
     """
     hashes = FileHashes()
@@ -76,7 +86,7 @@ def read_weights(paths: Iterable[Path]) -> Weights:
     for path in paths:
         try:
             with path.open("rb", buffering=0) as file:
-                read = _HashingReader(path, file)
+                read = _HashingReader(path, file, stop or Event())
                 found = _reader(path)(read)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -99,10 +109,11 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
 
 
 class _HashingReader:
-    """A file that is read sequentially and hashed at the same time."""
+    """A file that is read sequentially and hashed at the same time, until `stop` is set."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: BinaryIO, stop: Event) -> None:
         self.path = path
+        self._stop = stop
         self._started, self._before = time.time(), state_of(path)
         self.size = os.fstat(file.fileno()).st_size
         self._file = file
@@ -160,6 +171,8 @@ class _HashingReader:
 
     def _read(self, piece: memoryview) -> None:
         done = 0
+        if self._stop.is_set():
+            raise ReadingStopped
         while done < len(piece):
             count = self._file.readinto(piece[done:])  # type: ignore[attr-defined]
             if not count:

@@ -51,6 +51,8 @@ class Engine:
             may work for the model, the fastest first.
         remembers: whether results of `check` are cached for models of the same class and config; False for a model
             that was changed after it was loaded.
+        files: digest of the files that the model was loaded from, under which checks that depend on its weights are
+            cached too; None: they are run.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class Engine:
         greedy: bool = False,
         kernels: tuple[str, ...] | None = None,
         remembers: bool = False,
+        files: str | None = None,
     ) -> None:
         self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say
         self._model = model
         self._check_cache = CheckCache(model) if remembers else None
+        self._files = files
         self._longest = longest_shared(model.config)
         self._asked = budget
         self.budget = self._fitting_budget()
@@ -79,6 +83,8 @@ class Engine:
         """The reason where prefixes are not shared, else empty."""
         self.checked = False
         """Whether `check` has run."""
+        self.stored = False
+        """Whether an earlier run's checks of the same weights were used."""
         self._own_head = True
         self._checked = BatchLengths(0, 0)
         """Lengths up to which sharing has been checked."""
@@ -101,23 +107,8 @@ class Engine:
         Raises:
             CheckpointError: the model does not run, its predictions depend on later tokens, or are not numbers.
         """
-        self._try_one(items[0])
         check = SharingCheck(self._model)
-        length = max(2, min(self._window(), _TRIED))
-        # These results depend on the weights, so they are not cached
-        with _one_line("does not run"):
-            lookahead = check.lookahead(length)
-        if lookahead == NOT_NUMBERS:
-            raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
-        if lookahead:
-            raise CheckpointError(
-                f"the model's predictions change with the tokens that follow ({lookahead}): "
-                "it is not a causal language model, so its log-likelihoods mean nothing"
-            )
-        try:
-            self.why_not = _failure(lambda: check.head(length))
-        except _TooManyTokens:
-            self.why_not = "out of memory in the check of its output head"
+        self.why_not = self._check_weights(check, items[0])
         self._own_head = not self.why_not
         if self._own_head:
             for kernel in self._kernels:
@@ -138,7 +129,7 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Return the results of `check`, for a run's manifest."""
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
-        return found | {"checked": self._checked._asdict()}
+        return found | {"checked": self._checked._asdict(), "stored": self.stored}
 
     def score(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         """Score a batch; return each item with the scores of its sequences, in order.
@@ -175,6 +166,25 @@ class Engine:
     def _first_row(self) -> int:
         """Return the row length of planned batches, with room for a trunk."""
         return max(self.budget + self.budget // 4, _LEAST_ROW)
+
+    def _check_weights(self, check: SharingCheck, item: SequenceSet) -> str:
+        """Run the checks that depend on the weights, unless they were passed before. Return `_head_failure`.
+
+        Raises:
+            CheckpointError: see `check`.
+        """
+        length = max(2, min(self._window(), _TRIED))
+
+        def run() -> str:
+            self._try_one(item)
+            _check_causal(check, length)
+            return _head_failure(check, length)
+
+        if self._check_cache is None or self._files is None:
+            return run()
+        name = f"weights {self._files} length {length}"
+        self.stored = self._check_cache.has_passed(name)
+        return self._check_cache.check(name, run)
 
     def _check_active_kernel(self, check: SharingCheck) -> str:
         """Check sharing under the active kernel; halve the budget while memory runs out. Return the failure, or ""."""
@@ -301,6 +311,27 @@ def _rounded_up(length: int) -> int:
     """Round up to the next of four steps between powers of two."""
     step = max(1, (1 << length.bit_length()) // 8)
     return -(-length // step) * step
+
+
+def _check_causal(check: SharingCheck, length: int) -> None:
+    """Raise a `CheckpointError` if states of a sequence of this length change with later tokens, or are NaN."""
+    with _one_line("does not run"):
+        lookahead = check.lookahead(length)
+    if lookahead == NOT_NUMBERS:
+        raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
+    if lookahead:
+        raise CheckpointError(
+            f"the model's predictions change with the tokens that follow ({lookahead}): "
+            "it is not a causal language model, so its log-likelihoods mean nothing"
+        )
+
+
+def _head_failure(check: SharingCheck, length: int) -> str:
+    """Return why evalkit's output head cannot replace the model's own, or ""."""
+    try:
+        return _failure(lambda: check.head(length))
+    except _TooManyTokens:
+        return "out of memory in the check of its output head"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -136,6 +137,42 @@ def test_a_file_that_changes_meanwhile_is_named(full: Path) -> None:
         with pytest.raises(CheckpointError, match=r"full: tokenizer\.json changed while it was read; run the command"):
             copies.read()
         assert (copies.checkpoint.folder / "tokenizer.json").stat().st_size > 1000
+
+
+def test_weights_that_are_read_by_another_thread(full: Path) -> None:
+    """The same tensors and digests, and the same errors."""
+    with snapshot(locate(str(full))) as first, snapshot(locate(str(full))) as second:
+        second.start()
+        one, two = first.read(), second.read()
+    assert one.fingerprint == two.fingerprint == fingerprint(locate(str(full)))
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
+    weights = locate(str(full)).weights()[-1]
+    with snapshot(locate(str(full))) as copies:
+        weights.write_bytes(weights.read_bytes()[:-5])
+        copies.start()
+        with pytest.raises(CheckpointError, match=rf"{weights.name}: damaged"):
+            copies.read()
+
+
+def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalkit.models import weights
+
+    real, ended = weights.read_weights, []
+
+    def slowly(paths: Any, stop: Event) -> Any:
+        assert stop.wait(60)
+        try:
+            return real(paths, stop)
+        except weights.ReadingStopped:
+            ended.append(True)
+            raise
+
+    monkeypatch.setattr(weights, "read_weights", slowly)
+    with pytest.raises(CheckpointError, match="rejected"), snapshot(locate(str(full))) as copies:
+        copies.start()
+        raise CheckpointError("rejected")
+    assert ended
 
 
 def test_a_file_that_vanishes_meanwhile_is_named(full: Path) -> None:

@@ -18,6 +18,7 @@ from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.precision import in_float32
 from evalkit.scoring.probe import make_probe, mask_first
+from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import build_tree
 
 VOCABULARY = 256
@@ -374,6 +375,43 @@ def test_a_model_changed_by_hand_is_always_compared(comparisons: Callable[[], in
         engine, _ = engine_of(model_of("llama"))
         engine.check(items()[:2])
         assert comparisons()
+
+
+def test_the_checks_of_weights_are_repeated_for_other_weights(
+    comparisons: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    for part in ("lookahead", "head"):
+        real = getattr(SharingCheck, part)
+        monkeypatch.setattr(SharingCheck, part, lambda own, n, real=real, part=part: ran.append(part) or real(own, n))
+
+    def runs(model: Any, files: str | None, remembers: bool = True) -> int:
+        engine, _ = engine_of(model, remembers=remembers, files=files)
+        ran.clear()
+        engine.check(items()[:2])
+        assert engine.shares and engine.describe()["stored"] == (not ran)
+        return len(ran)
+
+    model = model_of("llama")
+    assert [runs(model, files) for files in ("a", "a", "b", "b", "a")] == [2, 0, 2, 0, 0]
+    assert runs(model, None) == runs(model, "a", remembers=False) == 2
+    assert runs(model_of("llama", torch.bfloat16), "a") == runs(model_of("llama", rms_norm_eps=1e-4), "a") == 2
+    assert runs(model, "a") == 0
+
+
+def test_failed_checks_of_weights_are_not_stored(comparisons: Callable[[], int]) -> None:
+    """Weights that are not numbers, predictions that change with later tokens, and a head that is not evalkit's."""
+    nan, ahead, scaled = (model_of("llama") for _ in range(3))
+    nan.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    ahead.model.layers[0].register_forward_hook(lambda _, __, out: out + out.mean(1, keepdim=True))
+    scaled.register_forward_hook(lambda _, __, out: setattr(out, "logits", 2 * out.logits))
+    for _ in range(2):
+        for model, why in ((nan, "NaN"), (ahead, "not a causal language model")):
+            with pytest.raises(CheckpointError, match=why):
+                engine_of(model, remembers=True, files="a")[0].check(items()[:2])
+        engine, _ = engine_of(scaled, remembers=True, files="a")
+        engine.check(items()[:2])
+        assert "output head differs" in engine.why_not and not engine.stored
 
 
 # The check's probes

@@ -59,7 +59,7 @@ class Answering:
     def __init__(self, setup: AnsweringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> None:
         self._say = say
         self._harness = harness = Harness(loaded, token_budget=budget.scored, say=say)
-        harness.remembers = loaded.stock
+        harness.remembers, harness.files = loaded.stock, loaded.files
         # Validated before anything is scored, not at their batch
         texts = [one.request for one in setup.generated]
         harness.check_generation(texts)

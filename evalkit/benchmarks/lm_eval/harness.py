@@ -155,6 +155,8 @@ class Harness(HFLM):  # type: ignore[misc]
         self.batch_size_per_gpu = self._most_texts or 1
         self.remembers = loaded is not pretrained
         """Whether the model is unmodified since loading, so that the start-up check may reuse its stored result."""
+        self.files: str | None = None
+        """See `Engine`; None where other code could change the weights."""
         self.token_budget = _budget(token_budget, loaded.model)
         self.given_budget: int | None = None if token_budget in (None, "auto") else self.token_budget
 
@@ -168,7 +170,12 @@ class Harness(HFLM):  # type: ignore[misc]
             from evalkit.scoring.engine import Engine
 
             self._engine = Engine(
-                self.loaded.model, self.token_budget, self._say, greedy=True, remembers=self.remembers
+                self.loaded.model,
+                self.token_budget,
+                self._say,
+                greedy=True,
+                remembers=self.remembers,
+                files=self.files,
             )
         return self._engine
 

@@ -89,7 +89,9 @@ class Scoring:
         from evalkit.scoring.engine import Engine
 
         self._scored = _scored(setup.template)
-        self._engine = engine = Engine(loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock)
+        self._engine = engine = Engine(
+            loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
+        )
         prompter = Prompter(setup.template, loaded.tokenizer, loaded.window, silent)
         encoded = prompter.encode(setup.candidates, setup.unconditional)
         engine.check([question_item(number, one, self._scored) for number, one in enumerate(encoded)])

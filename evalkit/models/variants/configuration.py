@@ -63,3 +63,7 @@ class EvalkitGPTNeoXConfig(_VariantConfig, GPTNeoXConfig):  # type: ignore[misc]
 
     def _rotary_share(self) -> float:
         return float(self.rope_parameters["partial_rotary_factor"])
+
+
+CONFIGS = (EvalkitLlamaConfig, EvalkitQwen2Config, EvalkitGPTNeoXConfig)
+"""All config classes of this module."""

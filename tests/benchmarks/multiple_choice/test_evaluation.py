@@ -392,7 +392,11 @@ def test_a_token_budget_too_small_for_a_document_says_what_it_needs(small: Evalu
     assert needed > 20
 
 
-def test_the_manifest_says_whether_prefixes_were_shared(small: Evaluate) -> None:
-    sharing = small().manifest["sharing"]
-    assert sharing.pop("checked")["row"] >= 1
-    assert sharing == {"shares": True, "why_not": "", "kernel": "tiles", "dropped": []}
+def test_the_manifest_says_whether_prefixes_were_shared(
+    small: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    for number, stored in enumerate((False, True)):
+        sharing = small(output=tmp_path / str(number)).manifest["sharing"]
+        assert sharing.pop("checked")["row"] >= 1
+        assert sharing == {"shares": True, "why_not": "", "kernel": "tiles", "dropped": [], "stored": stored}

@@ -38,6 +38,17 @@ config = EvalkitLlamaConfig.from_pretrained(folder)
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config)
 assert type(model).__name__ == "EvalkitLlamaForCausalLM", type(model)
 """,
+    "another model": """
+import sys, evalkit, transformers
+config = transformers.AutoConfig.for_model("llama", num_hidden_layers=0, hidden_size=8, num_attention_heads=1)
+transformers.AutoModelForCausalLM.from_config(config)
+assert "transformers.models.llama.modeling_llama" in sys.modules
+found = [name for name in sys.modules if name.endswith(("modeling_gpt_neox", "modeling_qwen2", "variants.modeling"))]
+assert not found, found
+config, unused = transformers.AutoConfig.from_pretrained(folder, return_unused_kwargs=True)
+assert config.variant().name == "differential"
+assert transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__ == "EvalkitLlamaForCausalLM"
+""",
     "not at all": """
 from transformers import AutoConfig
 try:
