@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.placement import computing_devices
-from evalkit.resources import cache_dir, read_cached, write_cached
+from evalkit.resources import cache_dir, read_cached, source_digest, write_cached
 from evalkit.runs.batch_devices import hardware_of
 
 _REMOTE = "transformers_modules"
@@ -80,7 +79,7 @@ def _file_of(model: Any) -> Path:
         "dtype": str(model.dtype),
         "device": [model.device.type, hardware_of("+".join(map(str, computing_devices(model)))), _layout(model)],
         "versions": {name: version(name) for name in ("torch", "transformers")},
-        "code": _code_digest(),
+        "code": source_digest(*_SOURCES),
     }
     text = json.dumps(identity, sort_keys=True, default=str)
     return cache_dir() / "sharing" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
@@ -90,14 +89,3 @@ def _layout(model: Any) -> list[str]:
     """Return the device of each part of a model that is spread over devices, which its masks must follow; else none."""
     places = getattr(model, "hf_device_map", {})
     return [f"{name} {device}" for name, device in places.items()] if len(set(places.values())) > 1 else []
-
-
-@cache
-def _code_digest() -> str:
-    """Return a digest of evalkit's own code, so that another version repeats the checks."""
-    package = Path(__file__).resolve().parents[1]
-    files = sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py"))
-    found = hashlib.sha256()
-    for path in files:
-        found.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()
