@@ -19,7 +19,7 @@ from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_li
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.check_cache import CheckCache
 from evalkit.scoring.forward import Forward, Scores
-from evalkit.scoring.memory import is_out_of_memory, refuse_to_split
+from evalkit.scoring.memory import is_out_of_memory, keep_freed_blocks, refuse_to_split
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
@@ -65,6 +65,7 @@ class Engine:
         remembers: bool = False,
         files: str | None = None,
     ) -> None:
+        keep_freed_blocks()
         self._kernels = kernels or kernels_for(model)
         self._forward = Forward(model, self._kernels[0], greedy)
         self._say = say

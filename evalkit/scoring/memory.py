@@ -1,7 +1,7 @@
 """Memory: out-of-memory errors, and how much of a device's memory a process may use.
 
 Limits of batches follow from a device's whole memory, not from what happens to be free, so that a plan is the same
-everywhere; where memory runs out, batches are split.
+everywhere; where memory runs out, batches are split. On a CPU, memory of freed tensors is kept for the next ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import torch
 
 from evalkit.errors import OutOfMemoryError
 
+_LARGEST_KEPT = 2**25 - 2**16
+"""Bytes of a block just below the largest that glibc's thresholds adapt to, 32 MiB (`DEFAULT_MMAP_THRESHOLD_MAX`)."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Memory limit of a container, in bytes, or "max"."""
 
@@ -52,6 +54,18 @@ def check_room(device: Any, size: int) -> None:
     """Raise `MemoryError` if a CPU lacks free memory for an allocation, which the system would grant and then kill."""
     if torch.device(device).type == "cpu" and size > psutil.virtual_memory().available:
         raise MemoryError(f"not enough memory: {size:,} bytes")
+
+
+def keep_freed_blocks() -> None:
+    """Make the C library keep freed memory for the next tensors, instead of returning it to the system.
+
+    glibc takes large blocks from the system, and each of their pages costs a page fault at its first use. The size from
+    which it does so grows with the largest block of up to 32 MiB that was freed so far, and it keeps twice that size
+    (mallopt(3), `M_MMAP_THRESHOLD`). Freeing one such block brings both to their limits, for this process until it
+    ends: tensors of up to 32 MiB are reused, and up to 64 MiB of free memory are kept at the end of the heap. Scores
+    do not change. With another C library, or with thresholds from its environment variables, nothing changes.
+    """
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8, device="cpu")
 
 
 @contextmanager
