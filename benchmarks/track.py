@@ -233,25 +233,24 @@ def show_help() -> dict[str, float]:
 def planning() -> dict[str, float]:
     """Encode and plan questions, on one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestions
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.rows import question_item
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
-    from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
+    from evalkit.benchmarks.multiple_choice.templates import load_template
     from evalkit.data import Library
     from evalkit.models.load import load
     from evalkit.models.locate import locate
-    from evalkit.scoring.pack import plan
+    from evalkit.scoring.pack import plan_arrays
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
     suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))
     [questions] = load_questions(suite, Library(None), 1000).values()
-    prompter, scored = Prompter(load_template("inst"), tokenizer, 2048), frozenset(range(len(SEGMENTS)))
+    prompter = Prompter(load_template("inst"), tokenizer, 2048)
 
     def ours() -> None:
-        encoded = list(prompter.encode(questions))
-        for batch in plan([question_item(i, one, scored) for i, one in enumerate(encoded)], 2048):
-            _ = batch.tree
+        encoded = EncodedQuestions.of(questions, prompter.encode(questions))
+        plan_arrays(encoded.arrays, [one.subtask for one in questions], 2048)
 
     texts = [tokenizer.decode(one.tokens) for document in prompter.encode(questions) for one in document.sequences]
     return {"planning": beside(ours, lambda: tokenizer.backend_tokenizer.encode_batch(texts))}
