@@ -1,4 +1,4 @@
-"""GGUF files with one checkpoint's weights in several types, and a check that they are the weights of a loaded model.
+"""GGUF files with one checkpoint's weights in several types, and their comparison with those of a loaded model.
 
 In: a GGUF file of a Llama. Out: GGUF files with the same vocabulary and settings. One-dimensional tensors (the norms'
 weights) stay float32, as llama.cpp's own converter leaves them.
@@ -7,10 +7,10 @@ weights) stay float32, as llama.cpp's own converter leaves them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf import get_tensor_name_map as tensor_name_map
@@ -68,20 +68,31 @@ def check_weights(path: Path, model: Any) -> None:
     Raises:
         ValueError: a tensor differs, or the model is not a Llama.
     """
+    for name, parameter, values, kind in _weights(path, model):
+        if not torch.equal(parameter.to(_ROUNDED.get(kind, torch.float32)).float(), values):
+            raise ValueError(f"{path}: its tensor for {name} differs from the model's")
+
+
+def set_weights(path: Path, model: Any) -> None:
+    """Give a model a file's weights, dequantised. Raises `ValueError` if it is not a Llama."""
+    for _, parameter, values, _ in _weights(path, model):
+        parameter.copy_(values)
+
+
+def _weights(path: Path, model: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, GGMLQuantizationType]]:
+    """Yield each parameter's name, its data, the file's values for it in float32, and their type."""
     config = model.config
     if config.model_type != "llama":
-        raise ValueError(f"the model is a {config.model_type}, not a llama, whose rows this check can reorder")
+        raise ValueError(f"the model is a {config.model_type}, not a llama, whose rows can be reordered")
     stored = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     names = tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         tensor = stored[names.get_name(name, (".weight",))]
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-        values = parameter.detach() if heads is None else _rotary_pairs(parameter.detach(), heads)
-        rounded = values.to(_ROUNDED.get(tensor.tensor_type, torch.float32)).float()
-        if not np.array_equal(dequantize(tensor.data, tensor.tensor_type), rounded.numpy()):
-            raise ValueError(f"{path}: {tensor.name} is not the model's {name}")
+        yield name, parameter.detach(), _halves(values, heads) if heads else values, tensor.tensor_type
 
 
-def _rotary_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:
+def _halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorder [heads × size, d_model]: llama.cpp rotates neighbouring rows, transformers rows half a head apart."""
-    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+    return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)

@@ -4,8 +4,9 @@
 
 Prompts are lm-eval's (`plain`). llama-perplexity reads GGUF files with the checkpoint's weights as float32, bfloat16,
 float16, Q4_0 and as stored; each is measured beside evalkit in one dtype, task by task, alternately, and the shortest
-of the rounds counts. The Q4_0 file is quantised again, so its weights are others; those of the rest are verified to
-be evalkit's. llama-perplexity runs at the best of several batch sizes, found for each file on the first task.
+of the rounds counts. The files' weights are verified to be evalkit's, except those of Q4_0, which is quantised again:
+beside it evalkit scores with that file's weights, dequantised (its whole command uses the checkpoint's).
+llama-perplexity runs at the best of several batch sizes, found for each file on the first task.
 
 Scoring excludes loading and tokenising on both sides. Whole commands are `evalkit run` of all tasks with its caches
 filled, and one call of llama-perplexity for each task. Memory is the peak resident memory of a whole command.
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf_files import check_weights, main_type, write_gguf
+from gguf_files import check_weights, main_type, set_weights, write_gguf
 from llama_perplexity import (
     Peer,
     Settings,
@@ -137,6 +138,8 @@ def compare(
     """Measure one file beside one dtype: each task's scoring, then commands; `exact` collects float32 decisions."""
     loaded = load(locate(arguments.model, say=note), dtype=dtype, device="cpu", say=note)
     about["model"] = f"{loaded.name}, {loaded.parameters / 1e6:.0f} M parameters"
+    if label == "Q4_0":
+        set_weights(file, loaded.model)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     members, left_out = choose_members(Prompter(load_template("plain"), loaded.tokenizer, loaded.window), arguments)
     engine.check([question_item(i, one.encoded, SCORED) for i, one in enumerate(next(iter(members.values()))[:2])])
@@ -234,7 +237,7 @@ def compare_decisions(
     row.other_tokens = int(((ours != theirs) & (by_own == theirs)).sum())
     row.rounding = len(members) - row.same - row.other_tokens
     row.margin = float(max(one.max() - one[choice] for one, choice in zip(own, theirs, strict=True)))
-    if row.dtype == "float32":
+    if row.dtype == "float32" and row.file != "Q4_0":
         exact[row.task] = by_own
     elif row.task in exact:
         row.as_float32 = (int((by_own == exact[row.task]).sum()), int((theirs == exact[row.task]).sum()))
