@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("run", help="folder of a finished run, with its journal")
     run = load_run(parser.parse_args().run)
     kind = benchmark(run.manifest["kind"])
-    entries = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row), kind.key).entries
+    entries = FinishedRows(Journal(run.folder / JOURNAL, run.manifest["id"], kind.row, print), kind.key).entries
     by_task: dict[str, list[float]] = {}
     for entry in entries:
         by_task.setdefault(entry.task, []).append(entry.seconds)
