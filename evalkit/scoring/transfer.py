@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Return an array as a tensor on a device, without waiting for a GPU."""
     states = torch.from_numpy(array)
-    return states.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else states.to(device)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return states.pin_memory().to(device, non_blocking=True)
+    return states.to(device)
 
 
 def fetch(states: torch.Tensor) -> NDArray[Any]:
