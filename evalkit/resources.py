@@ -71,22 +71,22 @@ def write_cached(file: Path, content: Any) -> None:
 
 @cache
 def source_digest(*folders: str) -> str:
-    """Return a digest of evalkit's own code in some of its folders, so that a value it computed is not used by another.
+    """Return a digest of evalkit's own code, so that values that it computed are not used by other code.
 
     Args:
-        folders: relative to the package, e.g. "scoring".
+        folders: relative to the package, e.g. "scoring"; none: all of it.
     """
-    return _digest(path for folder in folders for path in (_PACKAGE / folder).rglob("*.py"))
+    return _digest(_PACKAGE, (path for folder in folders or (".",) for path in (_PACKAGE / folder).rglob("*.py")))
 
 
-def content_digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Return a digest of the names and contents of all files in a folder."""
-    return _digest(path for path in folder.rglob("*") if path.is_file())
+    return _digest(folder, (path for path in folder.rglob("*") if path.is_file()))
 
 
-def _digest(files: Iterable[Path]) -> str:
+def _digest(root: Path, files: Iterable[Path]) -> str:
     found = hashlib.sha256()
     for path in sorted(files):
         content = path.read_bytes()
-        found.update(f"{path}\0{len(content)}\0".encode() + content)
+        found.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return found.hexdigest()

@@ -90,6 +90,8 @@ class Planned:
     """The part of `total` that is in the journal."""
     message: str = ""
     """Summary of the remaining work in one line, shown to the user."""
+    stop: Callable[[], None] = lambda: None
+    """Makes another thread that is generating a batch stop; what it generates is not needed any more."""
 
 
 class Budget(NamedTuple):

@@ -170,7 +170,7 @@ def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:
     progress.start(planned.total, planned.done)
     task = None
     with closing(planned.batches) as batches:
-        for batch in prefetched(batches, Batch.warm):
+        for batch in prefetched(batches, Batch.warm, planned.stop):
             if batch.task != task:
                 progress.task(task := batch.task)
             started = time.perf_counter()

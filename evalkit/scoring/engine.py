@@ -109,7 +109,8 @@ class Engine:
             CheckpointError: the model does not run, its predictions depend on later tokens, or are not numbers.
         """
         check = SharingCheck(self._model)
-        self.why_not = self._check_weights(check, items[0])
+        self._try_one(items[0])
+        self.why_not = self._check_weights(check)
         self._own_head = not self.why_not
         if self._own_head:
             for kernel in self._kernels:
@@ -168,7 +169,7 @@ class Engine:
         """Return the row length of planned batches, with room for a trunk."""
         return max(self.budget + self.budget // 4, _LEAST_ROW)
 
-    def _check_weights(self, check: SharingCheck, item: SequenceSet) -> str:
+    def _check_weights(self, check: SharingCheck) -> str:
         """Run the checks that depend on the weights, unless they were passed before. Return `_head_failure`.
 
         Raises:
@@ -177,7 +178,6 @@ class Engine:
         length = max(2, min(self._window(), _TRIED))
 
         def run() -> str:
-            self._try_one(item)
             _check_causal(check, length)
             return _head_failure(check, length)
 

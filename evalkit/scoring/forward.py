@@ -20,7 +20,8 @@ from transformers import DynamicCache
 from evalkit.models.dynamic import dynamic_modules, forget_lengths
 from evalkit.models.parts import base_of
 from evalkit.scoring.alibi import alibi_by_position
-from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, attending
+from evalkit.scoring.attention import TileLayout, TreeAttention, attending
+from evalkit.scoring.flex import FlexLayout
 from evalkit.scoring.transfer import fetch, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 

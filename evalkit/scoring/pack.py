@@ -119,13 +119,22 @@ def plan_arrays(arrays: SequenceArrays, groups: Sequence[str], budget: int) -> l
 
 def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
     """Check that a token budget fits the largest item; see `check_arrays`."""
-    check_arrays(*_arrays_of(items), lambda number: items[number].label, budget)
+    arrays, groups = _arrays_of(items)
+    planned = plan_arrays(arrays, groups, budget)
+    check_arrays(planned, arrays, groups, lambda number: items[number].label, budget)
 
 
-def check_arrays(arrays: SequenceArrays, groups: Sequence[str], label: Callable[[int], str], budget: int) -> None:
+def check_arrays(
+    planned: Sequence[PlannedBatch],
+    arrays: SequenceArrays,
+    groups: Sequence[str],
+    label: Callable[[int], str],
+    budget: int,
+) -> None:
     """Check that a token budget fits the largest item.
 
     Args:
+        planned: the batches under the budget.
         arrays, groups: as of `plan_arrays`.
         label: returns an item's name.
         budget: the token budget.
@@ -134,20 +143,21 @@ def check_arrays(arrays: SequenceArrays, groups: Sequence[str], label: Callable[
         ScoringError: it does not; names the document and a sufficient budget.
     """
 
-    def smallest(budget: int) -> tuple[int, int]:
-        return max((batch.largest for batch in plan_arrays(arrays, groups, budget)), default=(0, 0))
-
-    needed, item = smallest(budget)
+    needed, item = _largest(planned)
     if needed <= budget:
         return
     enough = needed
     # With fewer batches a trunk may no longer save tokens; its tokens then count in the batches
-    while (more := smallest(enough)[0]) > enough:
+    while (more := _largest(plan_arrays(arrays, groups, enough))[0]) > enough:
         enough = more
     raise ScoringError(
         f"--token-budget {budget} is too small: {label(item)} takes {needed} tokens in one batch; "
         f"give at least {enough}, or omit the option"
     )
+
+
+def _largest(planned: Sequence[PlannedBatch]) -> tuple[int, int]:
+    return max((batch.largest for batch in planned), default=(0, 0))
 
 
 def _arrays_of(items: Sequence[SequenceSet]) -> tuple[SequenceArrays, list[str]]:

@@ -12,12 +12,15 @@ from typing import TypeVar
 Prefetched = TypeVar("Prefetched")
 
 
-def prefetched(batches: Iterator[Prefetched], warm: Callable[[Prefetched], None]) -> Iterator[Prefetched]:
+def prefetched(
+    batches: Iterator[Prefetched], warm: Callable[[Prefetched], None], stop: Callable[[], None] = lambda: None
+) -> Iterator[Prefetched]:
     """Yield batches, while a thread takes the next one from the iterator and makes it ready.
 
     Args:
         batches: advanced in the thread only.
         warm: makes a batch ready.
+        stop: makes the iterator raise an exception soon; called where the batches are not needed any more.
     """
 
     def following() -> Prefetched | None:
@@ -27,6 +30,11 @@ def prefetched(batches: Iterator[Prefetched], warm: Callable[[Prefetched], None]
 
     with ThreadPoolExecutor(1, "evalkit-prefetch") as thread:
         future = thread.submit(following)
-        while (batch := future.result()) is not None:
-            future = thread.submit(following)
-            yield batch
+        try:
+            while (batch := future.result()) is not None:
+                future = thread.submit(following)
+                yield batch
+        except BaseException:
+            # Before the thread is waited for
+            stop()
+            raise

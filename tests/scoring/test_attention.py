@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from evalkit.compatibility.torch import compilations, compile_for_any_size
 from evalkit.models.variants.signed import signed_attention
-from evalkit.scoring import attention
-from evalkit.scoring.attention import FlexLayout, TileLayout, TreeAttention, Unsupported, cut_tiles
+from evalkit.scoring import flex
+from evalkit.scoring.attention import TileLayout, TreeAttention, Unsupported, cut_tiles
+from evalkit.scoring.flex import FlexLayout
 from evalkit.scoring.tree import Ints, Tree, build_tree
 from tests.devices import DEVICES
 
@@ -122,7 +123,7 @@ def test_the_block_mask_is_the_mask_of_the_tree(lengths: list[tuple[int, int, in
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_batches_of_all_sizes_run_one_compiled_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with the code that inductor writes for a CPU: the tiles' numbers, from one compilation."""
-    monkeypatch.setattr(attention, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
+    monkeypatch.setattr(flex, "_compiled", cache(lambda function, _: compile_for_any_size(function)))
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
     counts = []

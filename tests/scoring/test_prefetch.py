@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -59,3 +60,18 @@ def test_a_failure_comes_after_the_batches_before_it() -> None:
         for one in prefetched(broken(), Made.warm):
             found.append(one.number)
     assert found == [0]
+
+
+def test_a_batch_that_takes_long_is_stopped_before_it_is_waited_for() -> None:
+    stopped = threading.Event()
+
+    def endless() -> Iterator[Made]:
+        yield Made(0)
+        stopped.wait(30)
+        yield Made(1)
+
+    run = prefetched(endless(), Made.warm, stopped.set)
+    next(run)
+    started = time.perf_counter()
+    run.close()
+    assert time.perf_counter() - started < 10

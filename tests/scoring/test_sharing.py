@@ -12,14 +12,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.errors import CheckpointError, ScoringError
-from evalkit.scoring import attention
+from evalkit.scoring import attention, flex
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.precision import in_float32
 from evalkit.scoring.probe import make_probe, mask_first
 from evalkit.scoring.sharing import SharingCheck
-from evalkit.scoring.tree import build_tree
+from evalkit.scoring.tree import Ints, build_tree
 
 VOCABULARY = 256
 BUDGET = 1100
@@ -128,20 +128,17 @@ def by_rows(monkeypatch: pytest.MonkeyPatch, kernel: str, window: int, with_trun
 
         monkeypatch.setattr(Forward, "_tree_mask", tree_mask)
     else:
-        from torch.nn.attention import flex_attention
+        real_ranges = flex.query_ranges
 
-        real_block = flex_attention.create_block_mask
+        def query_ranges(ends: Ints, trunk: int, gap: int, padded: int) -> tuple[Ints, Ints]:
+            first, last = real_ranges(ends, trunk, gap, padded)
+            if applies(trunk):
+                # The trunk's keys are filled up to whole blocks
+                places = np.arange(len(last))
+                last = np.minimum(last, np.where(places < trunk, places, places - gap) - trunk + window)
+            return first, last.astype(np.int32)
 
-        def block_mask(sees: Any, batch: Any, heads: Any, queries: int, keys: int, **settings: Any) -> Any:
-            # Queries follow the trunk, which is filled up to whole blocks
-            before = keys - queries
-
-            def near(b: Any, h: Any, query: Any, key: Any) -> Any:
-                return sees(b, h, query, key) & (query + before - key < window)
-
-            return real_block(near if applies(before) else sees, batch, heads, queries, keys, **settings)
-
-        monkeypatch.setattr(flex_attention, "create_block_mask", block_mask)
+        monkeypatch.setattr(flex, "query_ranges", query_ranges)
 
 
 SLOW_ON_A_CPU = pytest.param("flex", marks=pytest.mark.slow)

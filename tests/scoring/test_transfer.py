@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evalkit.scoring import attention, forward
+from evalkit.scoring import flex, forward
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, TreeBatch, plan
 from evalkit.scoring.transfer import fetch, to_device
@@ -69,10 +69,10 @@ def test_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, prefix: int, kernel
         return to_device(array, device)
 
     monkeypatch.setattr(forward, "fetch", fetch_nothing)
-    for module in (forward, attention):
+    for module in (forward, flex):
         monkeypatch.setattr(module, "to_device", send)
     # Compiled code cannot run without numbers
-    monkeypatch.setattr(attention, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
+    monkeypatch.setattr(flex, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
     scorer = Forward(meta_model(), kernel, greedy)
     first, second = batches(prefix)[:2]
     assert (len(first.trunk) > 0) == (prefix > 0)

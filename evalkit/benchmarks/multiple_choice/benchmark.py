@@ -128,11 +128,9 @@ class MultipleChoice(Benchmark):
         from evalkit.benchmarks.multiple_choice.scoring import batches_of, key_of, work_of
 
         work = {key_of(question): work_of(question) for question in chain(*plan.questions.values())}
-        return Planned(
-            batches_of(plan, facts, tokenizer, finished, say),
-            sum(work.values()),
-            sum(size for key, size in work.items() if key in finished),
-        )
+        batches, stop = batches_of(plan, facts, tokenizer, finished, say)
+        done = sum(size for key, size in work.items() if key in finished)
+        return Planned(batches, sum(work.values()), done, stop=stop)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score table, lm-eval's files and the results under every rule."""

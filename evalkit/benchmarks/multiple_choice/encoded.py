@@ -95,7 +95,7 @@ class EncodedQuestions(Sequence[EncodedQuestion]):
     @classmethod
     def of(cls, questions: Sequence[Question], encoded: Iterable[EncodedQuestion]) -> EncodedQuestions:
         """Join the sequences of questions, which are in the same order."""
-        parts = list(map(_joined, _in_parts(encoded)))
+        parts = list(map(_joined, _in_parts(encoded))) or [_NOTHING]
         tokens, segments, lengths, counts, cuts = (np.concatenate(part) for part in zip(*parts, strict=True))
         return cls(questions, SequenceArrays(tokens, offsets(lengths), offsets(counts)), segments, cuts)
 
@@ -105,6 +105,7 @@ class EncodedQuestions(Sequence[EncodedQuestion]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
         question, first = self.questions[index], self.arrays.first
         sequences = [self._sequence(number) for number in range(int(first[index]), int(first[index + 1]))]
         count = len(question.contexts)
@@ -120,6 +121,16 @@ def _in_parts(encoded: Iterable[EncodedQuestion]) -> Iterator[list[EncodedQuesti
     rest = iter(encoded)
     while part := list(islice(rest, _JOINED)):
         yield part
+
+
+_NOTHING: tuple[NDArray[Any], ...] = (
+    np.empty(0, np.int32),
+    np.empty(0, np.int8),
+    np.empty(0, np.int64),
+    np.empty(0, np.int64),
+    np.empty((0, 2), np.int32),
+)
+"""What `_joined` returns for no question."""
 
 
 def _joined(part: Sequence[EncodedQuestion]) -> tuple[NDArray[Any], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Any
@@ -72,12 +73,17 @@ class Prompter:
         self._bos = self._opening(template, say)
         self._eos = self._closing(template, say)
 
+    @cached_property
     def identity(self) -> str | None:
-        """Return what sequences depend on beside the questions; None if it is more than data, such as other code."""
+        """What sequences depend on beside the questions; None if it is more than data, such as other code."""
         tokenizer = self._tokenizer
         if not type(tokenizer).__module__.startswith("transformers."):
             return None
-        whole = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+        try:
+            content = tokenizer.backend_tokenizer.to_str()
+        except Exception:  # what tokenizers raises for parts that are code, such as a word splitter for Chinese
+            return None
+        whole = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
         ends = [self._bos, self._eos, tokenizer.bos_token_id, tokenizer.eos_token_id]
         parts = [[part.segment, part.text] for part in self._parts]
         return repr((parts, self._system, ends, self._window, tokenizer.split_special_tokens, whole))

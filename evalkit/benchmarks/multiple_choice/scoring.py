@@ -6,8 +6,9 @@ the tasks, in order, while the model scores the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Batches, Say
@@ -16,7 +17,7 @@ from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQ
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.stored_tokens import encoded_questions
-from evalkit.benchmarks.remembered import remembered
+from evalkit.benchmarks.remembered import is_awaited, remembered
 from evalkit.models.locate import silent
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scores.table import SEGMENTS, ScoreRow
@@ -142,8 +143,10 @@ class _PlannedTask:
         )
 
 
-def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
-    """Yield the batches that have documents without scores, task by task."""
+def batches_of(
+    plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
+) -> tuple[Batches, Callable[[], None]]:
+    """Return the batches that have documents without scores, task by task, and `Planned.stop`."""
     prompter, scored = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan.template)
     specification = plan.manifest["specification"]
     tokenized = (plan.documents_key, specification["checkpoint"]["tokenizer"], specification["template"], facts)
@@ -152,27 +155,37 @@ def batches_of(plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: 
     def planned(task: str, pace: Pace) -> _PlannedTask:
         """Encode and plan a task; within `remembering`, that of an earlier run with the same tokens."""
 
+        key, questions = (tokenized, task), plan.questions[task]
+        groups = [question.subtask for question in questions]
+
         def make() -> _PlannedTask:
-            encoded = encoded_questions(prompter, plan.questions[task], plan.unconditional, pace)
-            groups = [question.subtask for question in encoded.questions]
+            # Another run that waits for these tokens is not kept waiting by this run's pace
+            own = partial(pace, count=len(questions), is_awaited=lambda: is_awaited("batches", key))
+            encoded = encoded_questions(prompter, questions, plan.unconditional, own)
             return _PlannedTask(task, encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget))
 
-        found = remembered("batches", (tokenized, task), make, most=_TASKS_KEPT)
+        found = remembered("batches", key, make, most=_TASKS_KEPT)
         if facts.shares and given == facts.token_budget:
-            questions = found.encoded.questions
-            groups = [question.subtask for question in questions]
-            pack.check_arrays(found.encoded.arrays, groups, lambda item: questions[item].label, given)
+            label = lambda item: questions[item].label  # noqa: E731
+            pack.check_arrays(found.batches, found.encoded.arrays, groups, label, given)
         return found
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
-    with BackgroundPlanner(planned, tasks) as planner:
-        if given is not None:
-            # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
-            planner.wait()
-        for task in tasks:
-            for batch in planner.take(task).missing(finished, scored):
-                yield batch
-                planner.raise_failure()
+    planner = BackgroundPlanner(planned, tasks)
+
+    def batches() -> Batches:
+        with planner:
+            if given is not None:
+                # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
+                planner.wait()
+            for task in tasks:
+                found = planner.take(task)
+                for batch in found.missing(finished, scored):
+                    yield batch
+                    planner.scored(task, (batch.number + 1) / len(found.batches))
+                    planner.raise_failure()
+
+    return batches(), planner.stop
 
 
 def key_of(question: Question) -> Key:

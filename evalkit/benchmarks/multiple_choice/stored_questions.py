@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
 from evalkit.models.hashes import hash_file
-from evalkit.resources import content_digest, resource, source_digest
+from evalkit.resources import folder_digest, resource, source_digest
 from evalkit.stored_tables import read_table, write_table
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from evalkit.data import Library
 
 _KIND = "questions"
-_SOURCES = ("benchmarks/lm_eval", "benchmarks/multiple_choice", "compatibility", "data")
-"""Parts of evalkit that questions depend on."""
 
 
 def pinned_questions(suite: Suite, library: Library, limit: int | None) -> dict[str, list[Question]]:
@@ -74,7 +72,7 @@ def _identity(library: Library, name: str) -> list[str]:
 
 @cache
 def _code() -> list[str]:
-    return [source_digest(*_SOURCES), content_digest(resource(*TASK_DIR))]
+    return [source_digest(), folder_digest(resource(*TASK_DIR))]
 
 
 def _table(questions: Sequence[Question]) -> pa.Table | None:

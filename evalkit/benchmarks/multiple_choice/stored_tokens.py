@@ -2,19 +2,18 @@
 
 In: questions and a `Prompter`. Out: `EncodedQuestions`. Checkpoints of one training share a tokenizer, so each but the
 first is spared half a minute of tokenising. A stored task belongs to the texts of its questions, the prompter and the
-whole content of its tokenizer, library versions, and evalkit's own code.
+whole content of its tokenizer, library versions, and evalkit's own code. Tasks of few tokens are not stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from evalkit.benchmarks.multiple_choice.background import Pace
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestions
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.resources import source_digest
@@ -25,15 +24,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KIND = "tokens"
-_LEAST = 2**18
-"""Tokens of a task from which they are stored; fewer take less than half a second."""
-_SOURCES = ("benchmarks/multiple_choice", "inputs", "models", "scoring")
-"""Parts of evalkit that tokens depend on."""
+_LEAST = 2**14
+"""Tokens of a task from which they are stored; fewer take about 30 ms."""
 _ARRAYS = ("tokens", "starts", "first", "segments", "cuts")
 
 
 def encoded_questions(
-    prompter: Prompter, questions: Sequence[Question], unconditional: bool, pace: Pace
+    prompter: Prompter,
+    questions: Sequence[Question],
+    unconditional: bool,
+    pace: Callable[[Iterable[EncodedQuestion]], Iterable[EncodedQuestion]] = iter,
 ) -> EncodedQuestions:
     """Encode the questions of a task.
 
@@ -41,7 +41,7 @@ def encoded_questions(
         prompter: renders and tokenises.
         questions: of one task.
         unconditional: whether choices are encoded without their context too.
-        pace: see `BackgroundPlanner`.
+        pace: passes the encoded questions on, as slowly as it likes.
 
     Raises:
         ScoringError: as `Prompter.encode`.
@@ -57,7 +57,7 @@ def encoded_questions(
 
 def _key(prompter: Prompter, questions: Sequence[Question], unconditional: bool) -> str | None:
     """Return what the tokens depend on; None if that is not known."""
-    identity = prompter.identity()
+    identity = prompter.identity
     if identity is None:
         return None
     texts = hashlib.sha256()
@@ -65,7 +65,7 @@ def _key(prompter: Prompter, questions: Sequence[Question], unconditional: bool)
         parts = (one.contexts, one.continuations, one.delimiter, one.gaps)
         texts.update(repr(parts).encode("utf-8", "surrogatepass"))
     versions = {name: version(name) for name in ("tokenizers", "transformers")}
-    return json.dumps([identity, texts.hexdigest(), unconditional, versions, source_digest(*_SOURCES)], sort_keys=True)
+    return json.dumps([identity, texts.hexdigest(), unconditional, versions, source_digest()], sort_keys=True)
 
 
 def _table(found: EncodedQuestions) -> pa.Table:

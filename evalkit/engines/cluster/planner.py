@@ -81,7 +81,7 @@ class Planner:
         assert tracked.run is not None
         facts = tracked.run.start(prepared.prepared)
         planned = tracked.run.batches(facts, prepared.prepared.tokenizer)
-        tracked.total, tracked.done = planned.total, planned.done
+        tracked.total, tracked.done, tracked.stop = planned.total, planned.done, planned.stop
         tracked.batches = tracked.stack.enter_context(closing(planned.batches))
 
     def fill(self, tracked: TrackedJob, count: int) -> list[Batch]:
@@ -111,6 +111,7 @@ class Planner:
     def end(self, tracked: list[TrackedJob], error: BaseException) -> None:
         """Close all folders, and the thread."""
         for one in tracked:
+            one.stop()
             self._thread.submit(self.abandon, one, error)
         self._thread.shutdown(wait=True, cancel_futures=False)
 

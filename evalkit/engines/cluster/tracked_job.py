@@ -7,7 +7,7 @@ goes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
@@ -64,6 +64,8 @@ class TrackedJob:
     recipe: Recipe | None = None
     batches: Iterator[Batch] | None = None
     """Batches that are not planned yet; None before planning and after the last one."""
+    stop: Callable[[], None] = lambda: None
+    """See `Planned.stop`."""
     filling: bool = False
     """Whether the planner is asked for batches."""
     ready: deque[Flight] = field(default_factory=deque)

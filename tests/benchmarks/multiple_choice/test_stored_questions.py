@@ -74,6 +74,19 @@ def test_other_documents_are_built_anew(documents: Path, tmp_path: Path, counted
     assert len(counted) == 3
 
 
+@pytest.mark.parametrize("part", ["version", "source_digest", "folder_digest"])
+def test_other_libraries_code_and_task_files_build_anew(
+    documents: Path, counted: list[Any], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = choose_tasks(SUITE, ("piqa",))
+    pinned_questions(suite, library(documents), None)
+    monkeypatch.setattr(stored_questions, part, lambda *_: "another")
+    stored_questions._code.cache_clear()
+    pinned_questions(suite, library(documents), None)
+    stored_questions._code.cache_clear()
+    assert len(counted) == 2
+
+
 def test_examples_belong_to_the_questions(documents: Path, tmp_path: Path, counted: list[Any]) -> None:
     suite = choose_tasks(SUITE, ("mmlu",))
     try:

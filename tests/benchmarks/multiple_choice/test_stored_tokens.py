@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from evalkit.benchmarks.multiple_choice import stored_tokens
-from evalkit.benchmarks.multiple_choice.background import Pace
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.stored_tokens import encoded_questions
@@ -62,12 +62,13 @@ def test_what_is_read_is_what_was_encoded(
     asked = [QUESTIONS[1], QUESTIONS[2]] if window == 30 else QUESTIONS
     encoder = prompter(tokenizer, "plain", window)
     expected = lists(list(encoder.encode(asked, unconditional)))
-    first = encoded_questions(encoder, asked, unconditional, Pace())
+    first = encoded_questions(encoder, asked, unconditional)
     assert files(cache) == 1
     monkeypatch.setattr(Prompter, "encode", None)
-    second = encoded_questions(encoder, asked, unconditional, Pace())
+    second = encoded_questions(encoder, asked, unconditional)
     assert lists(list(first)) == lists(list(second)) == expected
     assert lists(second[1:]) == expected[2:]
+    assert lists([second[-1]]) == expected[-2:]
 
 
 def test_each_difference_has_a_file_of_its_own(tokenizer: Any, cache: Path, tmp_path: Path) -> None:
@@ -86,17 +87,65 @@ def test_each_difference_has_a_file_of_its_own(tokenizer: Any, cache: Path, tmp_
         (prompter(added), QUESTIONS, False),
     ]
     for encoder, asked, unconditional in made:
-        encoded_questions(encoder, asked, unconditional, Pace())
+        encoded_questions(encoder, asked, unconditional)
     assert files(cache) == len(made)
 
 
+@pytest.mark.parametrize("part", ["bos", "eos", "system", "never"])
+def test_templates_that_differ_in_one_setting(tokenizer: Any, cache: Path, part: str) -> None:
+    inst = load_template("inst")
+    changes = {"eos": {"eos": False}, "system": {"system": "Be brief."}, "never": {"bos": "never"}}
+    if part == "bos":  # the text of BOS is the same, its id another
+        tokenizer.add_special_tokens({"bos_token": "<begin>"})
+        other = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend_tokenizer, bos_token="</s>", eos_token="</s>"
+        )
+        made = [Prompter(inst, one, 1000) for one in (tokenizer, other)]
+    else:
+        made = [Prompter(one, tokenizer, 1000) for one in (inst, replace(inst, **changes[part]))]
+    found = [encoded_questions(one, QUESTIONS, False) for one in made]
+    assert files(cache) == 2
+    assert not np.array_equal(found[0].arrays.tokens, found[1].arrays.tokens)
+    for one, expected in zip(made, found, strict=True):
+        assert lists(list(encoded_questions(one, QUESTIONS, False))) == lists(list(expected))
+
+
+@pytest.mark.parametrize("part", ["version", "source_digest"])
+def test_other_libraries_and_other_code_encode_anew(
+    tokenizer: Any, cache: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded_questions(prompter(tokenizer), QUESTIONS, False)
+    monkeypatch.setattr(stored_tokens, part, lambda *_: "another")
+    encoded_questions(prompter(tokenizer), QUESTIONS, False)
+    assert files(cache) == 2
+
+
+def test_a_tokenizer_with_a_part_in_python_is_not_stored(tokenizer: Any, cache: Path) -> None:
+    class Whole:
+        """Splits nothing."""
+
+        def pre_tokenize(self, text: Any) -> None:
+            text.split(lambda _, words: [words])
+
+    before = lists(list(prompter(tokenizer).encode(QUESTIONS[:1])))
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [PreTokenizer.custom(Whole()), ByteLevel(add_prefix_space=False)]
+    )
+    assert lists(list(encoded_questions(prompter(tokenizer), QUESTIONS[:1], False))) == before
+    assert not (cache / "tokens").exists()
+
+
+def test_no_questions() -> None:
+    assert len(EncodedQuestions.of([], [])) == 0
+
+
 def test_a_damaged_file_is_encoded_again(tokenizer: Any, cache: Path) -> None:
-    expected = encoded_questions(prompter(tokenizer), QUESTIONS, False, Pace())
+    expected = encoded_questions(prompter(tokenizer), QUESTIONS, False)
     [file] = (cache / "tokens").iterdir()
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    found = encoded_questions(prompter(tokenizer), QUESTIONS, False, Pace())
+    found = encoded_questions(prompter(tokenizer), QUESTIONS, False)
     assert np.array_equal(found.arrays.tokens, expected.arrays.tokens)
 
 
@@ -105,12 +154,12 @@ def test_tokenizers_with_code_of_their_own_are_not_stored(tokenizer: Any, cache:
         pass
 
     own = Own(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>")
-    encoded_questions(prompter(own), QUESTIONS, False, Pace())
+    encoded_questions(prompter(own), QUESTIONS, False)
     assert not (cache / "tokens").exists()
 
 
 def test_few_tokens_are_not_stored(tokenizer: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = EncodedQuestions.of(QUESTIONS, prompter(tokenizer).encode(QUESTIONS))
     monkeypatch.setattr(stored_tokens, "_LEAST", len(found.segments) + 1)
-    encoded_questions(prompter(tokenizer), QUESTIONS, False, Pace())
+    encoded_questions(prompter(tokenizer), QUESTIONS, False)
     assert not (cache / "tokens").exists()
