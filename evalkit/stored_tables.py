@@ -35,7 +35,9 @@ def read_table(kind: str, key: str) -> pa.Table | None:
             return None
         with suppress(OSError):
             os.utime(file)  # the time of its last use
-        return pa.ipc.open_file(pa.py_buffer(content).slice(_DIGEST)).read_all()
+        # Unlike Arrow's default one, the system's pool gives unpacked data back
+        pool = pa.system_memory_pool()
+        return pa.ipc.open_file(pa.py_buffer(content).slice(_DIGEST), memory_pool=pool).read_all()
     except (OSError, pa.ArrowException):
         return None
 

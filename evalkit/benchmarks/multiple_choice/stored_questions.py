@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _KIND = "questions"
 
+_PART = 256
+"""Questions read at a time."""
+
 
 def pinned_questions(suite: Suite, library: Library, limit: int | None) -> dict[str, list[Question]]:
     """Return task → its questions, in the suite's order.
@@ -116,23 +119,24 @@ def _questions(table: pa.Table) -> list[Question]:
     metadata = table.schema.metadata
     task, leaves = metadata[b"task"].decode(), json.loads(metadata[b"leaves"])
     about = {subtask: LeafTask(**leaf) for subtask, leaf in leaves.items()}
-    columns = (table[name].to_pylist() for name in table.column_names)
-    return [
-        Question(
-            task=task,
-            subtask=subtask,
-            doc_id=doc_id,
-            contexts=tuple(contexts) if len(contexts) > 1 else tuple(contexts) * len(continuations),
-            continuations=tuple(continuations),
-            delimiter=delimiter,
-            gaps=tuple(gaps),
-            choices=tuple(continuations if choices is None else choices),
-            gold=gold,
-            cluster=cluster,
-            doc=json.loads(doc),
-            leaf=about[subtask],
-        )
-        for subtask, doc_id, contexts, continuations, delimiter, gaps, choices, gold, cluster, doc in zip(
-            *columns, strict=True
-        )
-    ]
+    # In parts, so that few values are in memory twice
+    parts = table.to_batches(max_chunksize=_PART)
+    return [_question(task, about, row) for part in parts for row in part.to_pylist()]
+
+
+def _question(task: str, about: dict[str, LeafTask], row: dict[str, Any]) -> Question:
+    contexts, continuations = tuple(row["contexts"]), tuple(row["continuations"])
+    return Question(
+        task=task,
+        subtask=row["subtask"],
+        doc_id=row["doc_id"],
+        contexts=contexts if len(contexts) > 1 else contexts * len(continuations),
+        continuations=continuations,
+        delimiter=row["delimiter"],
+        gaps=tuple(row["gaps"]),
+        choices=continuations if row["choices"] is None else tuple(row["choices"]),
+        gold=row["gold"],
+        cluster=row["cluster"],
+        doc=json.loads(row["doc"]),
+        leaf=about[row["subtask"]],
+    )
