@@ -72,6 +72,8 @@ class Prompter:
         self._renderer = Renderer(parts, template.system)
         self._bos = self._opening(template, say)
         self._eos = self._closing(template, say)
+        known = (self._bos, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        self._first = next((int(token_id) for token_id in known if token_id is not None), None)
 
     @cached_property
     def identity(self) -> str | None:
@@ -131,7 +133,7 @@ class Prompter:
     ) -> TokenSequence:
         if not ids:
             raise _nothing_to_score(question)
-        codes = np.array([code for code, _ in pieces], dtype=np.int8)
+        codes = np.array([code for code, _ in pieces], np.int8)
         ends = list(accumulate(len(text) for _, text in pieces))
         piece, straddles = pieces_of_tokens(encoding, len(ids), ends)
         segments = codes[piece]
@@ -173,13 +175,12 @@ class Prompter:
 
     def _first_id(self, question: Question) -> int:
         """Return BOS, or else EOS, from which a continuation without context is predicted (as in lm-eval)."""
-        for token_id in (self._bos, self._tokenizer.bos_token_id, self._tokenizer.eos_token_id):
-            if token_id is not None:
-                return int(token_id)
-        raise ScoringError(
-            f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
-            "use another --tokenizer"
-        )
+        if self._first is None:
+            raise ScoringError(
+                f"{question.label}: the context is empty and the tokenizer has neither BOS nor EOS to replace it; "
+                "use another --tokenizer"
+            )
+        return self._first
 
     def _opening(self, template: Template, say: Callable[[str], None]) -> int | None:
         bos: int | None = self._tokenizer.bos_token_id
