@@ -41,11 +41,15 @@ def test_it_interrupts_a_run_before_anything_is_scored(
     checkpoint: Path, documents: Path, tmp_path: Path, patch: str
 ) -> None:
     options = ["run", "--model", str(checkpoint), "--data-dir", str(documents), "--allow-unofficial-data",
-               "--tasks", "mmlu", "--output", str(tmp_path)]  # fmt: skip
+               "--tasks", "mmlu", "--output", str(tmp_path / "runs")]  # fmt: skip
     script = f"import threading, time\n{patch}\n"
     script += f"from evalkit.cli import main\nmain({options!r})"
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EVALKIT_CACHE": str(tmp_path / "cache")},  # without stored tokens
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "reached\n"
@@ -54,7 +58,7 @@ def test_it_interrupts_a_run_before_anything_is_scored(
     assert process.returncode == 143, err
     assert err.splitlines()[-1] == INTERRUPTED
     assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []  # nothing was scored
+    assert not list((tmp_path / "runs").glob("*"))  # nothing was scored
 
 
 def _code(arguments: list[str]) -> int:
