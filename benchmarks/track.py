@@ -31,7 +31,6 @@ KEPT = 20
 MOVED = 0.1
 """Relative difference from the median that is marked."""
 EVALKIT = [sys.executable, "-m", "evalkit"]
-IMPORTS = "import torch, lm_eval, transformers.models.llama.modeling_llama"
 
 
 @dataclass(frozen=True)
@@ -219,9 +218,11 @@ def scoring() -> dict[str, float]:
 
 def one_document() -> dict[str, float]:
     """Start a run of one document."""
+    from startup import BARE
+
     with tempfile.TemporaryDirectory() as folder:
         return {
-            "one_document": beside(lambda: run_documents(folder, 1), lambda: run_command(sys.executable, "-c", IMPORTS))
+            "one_document": beside(lambda: run_documents(folder, 1), lambda: run_command(sys.executable, "-c", BARE))
         }
 
 

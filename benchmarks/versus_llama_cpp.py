@@ -96,7 +96,7 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--llama-perplexity", type=Path, required=True, help="the program (docs/measurements/performance.md)"
+        "--llama-perplexity", type=Path, required=True, help="the program (docs/measurements/llama_cpp.md)"
     )
     parser.add_argument("--model", default="demo", help="demo, or a GGUF file of a Llama")
     parser.add_argument("--limit", type=int, default=100, help="documents of each task")

@@ -7,19 +7,19 @@ causal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.errors import CheckpointError, EvalkitError, ScoringError, first_line
+from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.check_cache import CheckCache
+from evalkit.scoring.failures import TooManyTokens, failure_of, memory_for, one_line
 from evalkit.scoring.forward import Forward, Scores
-from evalkit.scoring.memory import is_out_of_memory, keep_freed_blocks, refuse_to_split
+from evalkit.scoring.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
 
@@ -194,7 +194,7 @@ class Engine:
             lengths = BatchLengths(self._first_row(), self._reach())
             try:
                 failure = self._compare(check, lengths)
-            except _TooManyTokens:
+            except TooManyTokens:
                 if self.budget <= _LEAST_ROW:
                     return f"out of memory at rows of {lengths.row} tokens"
                 self.budget = self._asked = self.budget // 2
@@ -207,7 +207,7 @@ class Engine:
         """Return why prefixes cannot be shared under the active kernel, or ""; cached for the architecture."""
 
         def run() -> str:
-            return _failure(lambda: check.sharing(self.kernel, lengths))
+            return failure_of(lambda: check.sharing(self.kernel, lengths))
 
         if self._check_cache is None:
             return run()
@@ -237,7 +237,7 @@ class Engine:
         if rounded not in self._failures:
             try:
                 self._failures[rounded] = self._compare(SharingCheck(self._model), rounded)
-            except _TooManyTokens:
+            except TooManyTokens:
                 refuse_to_split(f"the check of {rounded.row} tokens a batch")
                 self._failures[rounded] = "out of memory in the check at that length"
         if failure := self._failures[rounded]:
@@ -260,10 +260,10 @@ class Engine:
     def _shared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
         tree, single = batch.tree, len(batch.items) == 1
         try:
-            with _memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
+            with memory_for(batch.items[0], len(batch.trunk) + len(tree.tokens), at_most=single):
                 trunk = self._forward.trunk(batch.trunk)
                 pairs = self._forward.score(tree, trunk)
-        except _TooManyTokens:
+        except TooManyTokens:
             pass
         else:
             paths = iter(tree.paths)
@@ -285,20 +285,16 @@ class Engine:
 
     def _alone(self, item: SequenceSet, tokens: NDArray[np.int32], own: bool) -> Scores:
         """Score one sequence unshared; with evalkit's output head, which needs less memory, if `own`."""
-        with _memory_for(item, len(tokens)):
+        with memory_for(item, len(tokens)):
             return self._forward.score_unshared(tokens) if own else self._forward.score_alone(tokens)
 
     def _try_one(self, item: SequenceSet) -> None:
         """Run a document unshared; raise a `CheckpointError` where the model fails or returns NaN."""
         longest = max(item.sequences, key=len)
-        with _one_line("does not run"):
+        with one_line("does not run", _TRIED):
             found = self._alone(item, longest, own=False).logprobs[1:]
         if np.isnan(found).any():
             raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {item.label}; {_DAMAGED}")
-
-
-class _TooManyTokens(Exception):
-    """Memory ran out on several items, which can still be split."""
 
 
 def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
@@ -316,7 +312,7 @@ def _rounded_up(length: int) -> int:
 
 def _check_causal(check: SharingCheck, length: int) -> None:
     """Raise a `CheckpointError` if states of a sequence of this length change with later tokens, or are NaN."""
-    with _one_line("does not run"):
+    with one_line("does not run", _TRIED):
         lookahead = check.lookahead(length)
     if lookahead == NOT_NUMBERS:
         raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
@@ -330,50 +326,6 @@ def _check_causal(check: SharingCheck, length: int) -> None:
 def _head_failure(check: SharingCheck, length: int) -> str:
     """Return why evalkit's output head cannot replace the model's own, or ""."""
     try:
-        return _failure(lambda: check.head(length))
-    except _TooManyTokens:
+        return failure_of(lambda: check.head(length))
+    except TooManyTokens:
         return "out of memory in the check of its output head"
-
-
-@contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Convert any exception of the model's code into a one-line error with its message."""
-    try:
-        yield
-    except EvalkitError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise ScoringError(f"out of memory on {_TRIED} tokens; free some memory, or use a smaller dtype") from error
-        raise CheckpointError(f"the model {what} ({type(error).__name__}: {first_line(error)[:200]})") from error
-
-
-def _failure(check: Callable[[], str]) -> str:
-    """Return a check's result, or its exception as a failure, since an architecture may raise anything.
-    Raises:
-        _TooManyTokens: memory ran out, so the check has no result.
-    """
-    try:
-        return check()
-    except ScoringError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise _TooManyTokens from None
-        return f"it fails ({type(error).__name__}: {first_line(error)[:120]})"
-
-
-@contextmanager
-def _memory_for(item: SequenceSet, tokens: int, at_most: bool = True) -> Iterator[None]:
-    """Convert out-of-memory errors: name the document, or raise `_TooManyTokens` if a batch can be split."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if not at_most:
-            raise _TooManyTokens from None
-        refuse_to_split(f"{item.label}, {tokens} tokens")
-        raise ScoringError(
-            f"{item.label}: out of memory on {tokens} tokens; free some memory, or use a smaller dtype"
-        ) from error

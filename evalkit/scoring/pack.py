@@ -9,7 +9,7 @@ sentence, a subject's preamble). A batch is a contiguous part of that order, com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -121,14 +121,14 @@ def check_budget(items: Sequence[SequenceSet], budget: int) -> None:
     """Check that a token budget fits the largest item; see `check_arrays`."""
     arrays, groups = _arrays_of(items)
     planned = plan_arrays(arrays, groups, budget)
-    check_arrays(planned, arrays, groups, lambda number: items[number].label, budget)
+    check_arrays(planned, arrays, groups, [item.label for item in items], budget)
 
 
 def check_arrays(
     planned: Sequence[PlannedBatch],
     arrays: SequenceArrays,
     groups: Sequence[str],
-    label: Callable[[int], str],
+    labels: Sequence[str],
     budget: int,
 ) -> None:
     """Check that a token budget fits the largest item.
@@ -136,7 +136,7 @@ def check_arrays(
     Args:
         planned: the batches under the budget.
         arrays, groups: as of `plan_arrays`.
-        label: returns an item's name.
+        labels: [items] their names in messages.
         budget: the token budget.
 
     Raises:
@@ -151,7 +151,7 @@ def check_arrays(
     while (more := _largest(plan_arrays(arrays, groups, enough))[0]) > enough:
         enough = more
     raise ScoringError(
-        f"--token-budget {budget} is too small: {label(item)} takes {needed} tokens in one batch; "
+        f"--token-budget {budget} is too small: {labels[item]} takes {needed} tokens in one batch; "
         f"give at least {enough}, or omit the option"
     )
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from evalkit.scoring.tree import Ints, common_prefix, sort_key, trunk_length
+from evalkit.scoring.sequences import SequenceArrays
+from evalkit.scoring.tree import Ints, trunk_length
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,7 @@ def estimated_tokens(groups: Sequence[SampledGroup]) -> tuple[float, float]:
 
 def distinct_tokens(sequences: Sequence[Ints]) -> int:
     """Return the nodes of the prefix tree of sequences."""
-    nodes, before = 0, np.empty(0, np.int32)
-    for sequence in sorted(sequences, key=sort_key):
-        inputs = sequence[:-1]
-        nodes += len(inputs) - common_prefix(before, inputs)
-        before = inputs
-    return nodes
+    return int(SequenceArrays.of([tuple(sequences)]).nodes()[0]) if sequences else 0
 
 
 def _shared(sequences: Sequence[Ints]) -> int:

@@ -166,8 +166,8 @@ def batches_of(
 
         found = remembered("batches", key, make, most=_TASKS_KEPT)
         if facts.shares and given == facts.token_budget:
-            label = lambda item: questions[item].label  # noqa: E731
-            pack.check_arrays(found.batches, found.encoded.arrays, groups, label, given)
+            labels = [question.label for question in questions]
+            pack.check_arrays(found.batches, found.encoded.arrays, groups, labels, given)
         return found
 
     tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]

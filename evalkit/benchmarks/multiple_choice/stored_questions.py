@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
 from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
+from evalkit.benchmarks.stored_tables import read_table, write_table
 from evalkit.models.hashes import hash_file
 from evalkit.resources import folder_digest, resource, source_digest
-from evalkit.stored_tables import read_table, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question
+from evalkit.benchmarks.stored_tables import read_table, write_table
 from evalkit.resources import source_digest
 from evalkit.scoring.sequences import SequenceArrays
-from evalkit.stored_tables import read_table, write_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from evalkit import stored_tables
-from evalkit.stored_tables import read_table, write_table
+from evalkit.benchmarks import stored_tables
+from evalkit.benchmarks.stored_tables import read_table, write_table
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [["x"], [], ["y", "z"]]}).replace_schema_metadata({"task": "夜"})
 
