@@ -53,19 +53,19 @@ class DocumentRequest(Request):
     """Maximum number of documents of each task, the first ones; None: all."""
     sample: int | None = None
     """Number of random documents of each task, stratified over its subjects; None: no sample."""
-    seed: int = field(default=0, metadata={LEAST: 0})
-    """Seed of the sample; with the same seed a larger sample contains the smaller one."""
+    seed: int | None = field(default=None, metadata={LEAST: 0})
+    """Seed of the sample; with the same seed a larger sample contains the smaller one; None: 0."""
 
     def __post_init__(self) -> None:
         if self.sample is not None and self.limit is not None:
             raise UsageError("--limit takes the first documents of each task, --sample random ones; give one of them")
-        if self.sample is None and self.seed:
+        if self.sample is None and self.seed is not None:
             raise UsageError(f"--seed {self.seed} is the seed of a --sample; give its size too, or omit the seed")
 
     @property
     def selection(self) -> DocumentSelection:
         """Which documents of each task are read."""
-        return FirstDocuments(self.limit) if self.sample is None else DocumentSample(self.sample, self.seed)
+        return FirstDocuments(self.limit) if self.sample is None else DocumentSample(self.sample, self.seed or 0)
 
 
 RequestType = TypeVar("RequestType", bound=Request)

@@ -106,6 +106,11 @@ OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_fold
 
 
 STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
+OUTCOME = option(
+    "--outcome",
+    metavar="NAME",
+    help="accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).  [default: accuracy]",
+)
 BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import outcome_of
 
 _SUMMARY = (
     "limit",
@@ -68,7 +69,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
         found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
-        found.append(_trait("rule", rule or str(run.manifest["rule"])))
+        found.append(_rule(rule or str(run.manifest["rule"])))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
@@ -152,6 +153,11 @@ def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
 
 def _trait(name: str, value: str, refused: bool = True) -> Trait:
     return Trait(name, value, f"{name} {value}", refused)
+
+
+def _rule(name: str) -> Trait:
+    """Return the rule, or the continuous outcome that documents are read by."""
+    return Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True)
 
 
 def _limit(specification: Mapping[str, Any]) -> Trait:
