@@ -13,14 +13,15 @@ from evalkit.cli.options import (
     CONFIG,
     CONTEXT,
     DATA_DIR,
+    DRY_RUN,
     ORIGIN,
     OUTPUT,
     TRUST,
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option
-from evalkit.cli.printing import PRINTING, print_run
-from evalkit.cli.running import run_and_print
+from evalkit.cli.printing import PRINTING, print_report, print_run
+from evalkit.cli.running import dry_run, run_and_print
 from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 @OUTPUT
 @COMPUTING
 @TRUST
+@DRY_RUN
 @WORKERS
 @PRINTING
 def attention(
@@ -60,6 +62,7 @@ def attention(
     /,
     checkpoint: str | None,
     model: str | None,
+    without_computing: bool,
     form: Format,
     standalone: bool,
     **options: Any,
@@ -84,4 +87,8 @@ def attention(
 
         print_run(run, attention_report(run), form, standalone)
 
-    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, runner if has_workers(workers) else None, output)
+    named = checkpoint_of(ctx, checkpoint, model)
+    if without_computing:
+        print_report(dry_run([named], asked), form, standalone)
+        return
+    run_and_print(named, asked, runner if has_workers(workers) else None, output)

@@ -15,6 +15,7 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     DATA_DIR,
+    DRY_RUN,
     ORIGIN,
     OUTPUT,
     PLOT,
@@ -28,7 +29,7 @@ from evalkit.cli.options import (
 )
 from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import run_and_print
+from evalkit.cli.running import dry_run, run_and_print
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
 
@@ -87,6 +88,7 @@ def longbench() -> None:
 @COMPUTING
 @TOKEN_BUDGET
 @TRUST
+@DRY_RUN
 @EDIT_SIMILARITY
 @PLOT
 @PRINTING
@@ -95,6 +97,7 @@ def run(
     /,
     checkpoint: str | None,
     model: str | None,
+    without_computing: bool,
     edit_similarity: EditVariant,
     plot: Path | None,
     form: Format,
@@ -113,6 +116,9 @@ def run(
     evalkit longbench score PREDICTIONS                                  of the official code
     """
     named = checkpoint_of(ctx, checkpoint, model)
+    if without_computing:
+        print_report(dry_run([named], options), form, standalone)
+        return
     run_and_print(named, options, None, lambda found, _: _print(found, edit_similarity, plot, form, standalone))
 
 

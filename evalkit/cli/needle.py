@@ -12,6 +12,7 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     CONTEXT,
+    DRY_RUN,
     ORIGIN,
     OUTPUT,
     TOKEN_BUDGET,
@@ -19,8 +20,8 @@ from evalkit.cli.options import (
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option
-from evalkit.cli.printing import PRINTING, print_run
-from evalkit.cli.running import run_and_print
+from evalkit.cli.printing import PRINTING, print_report, print_run
+from evalkit.cli.running import dry_run, run_and_print
 
 if TYPE_CHECKING:
     from evalkit.reporting.formats import Format
@@ -44,12 +45,14 @@ if TYPE_CHECKING:
 @COMPUTING
 @TOKEN_BUDGET
 @TRUST
+@DRY_RUN
 @PRINTING
 def needle(
     ctx: click.Context,
     /,
     checkpoint: str | None,
     model: str | None,
+    without_computing: bool,
     form: Format,
     standalone: bool,
     **options: Any,
@@ -69,4 +72,8 @@ def needle(
 
         print_run(run, needle_report(run), form, standalone)
 
-    run_and_print(checkpoint_of(ctx, checkpoint, model), asked, None, output)
+    named = checkpoint_of(ctx, checkpoint, model)
+    if without_computing:
+        print_report(dry_run([named], asked), form, standalone)
+        return
+    run_and_print(named, asked, None, output)

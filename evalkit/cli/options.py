@@ -183,6 +183,12 @@ SELECTION = option_group(
 )  # fmt: skip
 CONTEXT = context_options("the trained context window")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
+DRY_RUN = typed_option(
+    "--dry-run",
+    "without_computing",
+    is_flag=True,
+    help="Compute nothing; print documents, tokens, time, memory and disk.",
+)
 TOKEN_BUDGET = option(
     "--token-budget", metavar="TOKENS|auto", help="Maximum tokens of a batch, limited by memory.  [default: auto]"
 )

@@ -44,6 +44,26 @@ def run_and_print(
         raise DataError(f"left out: {'; '.join(left_out)}")
 
 
+def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
+    """Return what runs will take: documents, tokens, time, memory and disk. Nothing is computed.
+
+    Args:
+        models: see `evalkit.evaluate`.
+        options: see `evalkit.evaluate`.
+
+    Raises:
+        EvalkitError: a run cannot be planned.
+    """
+    from evalkit.benchmarks.run import planned
+    from evalkit.progress import Progress
+    from evalkit.studies.dry_run import plans_report
+
+    with Progress() as progress:
+        with doing("planning the run"):
+            plans = [(model, planned(model, options, progress.say)) for model in models]
+        return plans_report(plans, progress.say)
+
+
 def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Run:
     """Have a run computed; raise a `RunError` if it is not finished."""
     from evalkit.engines.base import Job

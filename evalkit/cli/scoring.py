@@ -17,6 +17,7 @@ from evalkit.cli.options import (
     CONTEXT,
     DATA_DIR,
     DETAIL,
+    DRY_RUN,
     ORIGIN,
     OUTPUT,
     RUN,
@@ -28,7 +29,7 @@ from evalkit.cli.options import (
 )
 from evalkit.cli.parameters import FOLDER, SUITE, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import run_and_print, run_several
+from evalkit.cli.running import dry_run, run_and_print, run_several
 from evalkit.cli.watching import WATCH, watch, watched
 from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 from evalkit.errors import UsageError
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
               "such as max_prompt_tokens=3500 of longbench; again for each.")  # fmt: skip
 @WATCH
 @WORKERS
+@DRY_RUN
 @DETAIL
 @PRINTING
 def run(
@@ -75,6 +77,7 @@ def run(
     checkpoints: tuple[str, ...],
     model: str | None,
     show_prompts: int,
+    without_computing: bool,
     settings: tuple[str, ...],
     detail: bool,
     form: Format,
@@ -96,6 +99,7 @@ def run(
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
+    evalkit run CKPT --dry-run                                      how many tokens, how long, how much memory and disk
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
     evalkit run --watch TRAINING --limit 200 --plot curve.png       each checkpoint of a training, as it appears
     """
@@ -104,10 +108,17 @@ def run(
     if (watching := watched(ctx, options)) is not None:
         if has_workers(workers):
             raise UsageError("--watch evaluates in this process; leave out --workers and --ray")
+        if without_computing:
+            raise UsageError("--watch evaluates checkpoints that do not exist yet; leave it out, or --dry-run")
         watch(watching, _request_options(ctx, options, settings))
         return
     with doing("planning the run"):
         named, asked = checkpoints_of(ctx, checkpoints, model), _request_options(ctx, options, settings)
+    if without_computing:
+        if show_prompts:
+            raise UsageError("--dry-run and --show-prompts both compute nothing; give one of them")
+        print_report(dry_run(named, asked), form, standalone)
+        return
     if len(named) > 1:
         if show_prompts or detail:
             option = "--show-prompts" if show_prompts else "--detail"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from evalkit.benchmarks.base import Plan, Say
 from evalkit.benchmarks.registry import benchmark_of
@@ -53,6 +53,28 @@ class RunState:
     reason: str = ""
     """Why it failed, or cannot be planned."""
     parameters: int | None = None
+
+
+class RunProgress(NamedTuple):
+    """How far a planned run is, from its folder alone."""
+
+    finished: bool
+    share: float
+    """Finished share, from 0 to 1, as far as it is known."""
+
+
+def progress_of(plan: Plan) -> RunProgress:
+    """Return how far a planned run is; a damaged folder counts as not begun."""
+    folder = plan.folder
+    try:
+        run = load_run(folder) if folder.is_dir() else None
+        if run is not None and run.complete and run.manifest["id"] == plan.manifest["id"]:
+            return RunProgress(True, 1.0)
+    except EvalkitError:
+        return RunProgress(False, 0.0)
+    owner = read_owner(folder)
+    begun = owner is not None and (folder / JOURNAL).is_file()
+    return RunProgress(False, (owner.done or 0.0) if owner and begun else 0.0)
 
 
 def states_of(study: Study, say: Say) -> list[RunState]:

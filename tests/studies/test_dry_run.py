@@ -12,13 +12,14 @@ import torch
 
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.run import planned
+from evalkit.benchmarks.session import run_plan
 from evalkit.benchmarks.task_tokens import spread
 from evalkit.engines.here import run_here
 from evalkit.models.locate import silent
 from evalkit.models.parameter_count import parameter_count
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.runs.folder import Run, load_run
-from evalkit.studies.dry_run import dry_run_report
+from evalkit.studies.dry_run import dry_run_report, plans_report
 from evalkit.studies.records import record_of
 from evalkit.studies.running import run_study
 from evalkit.studies.study_file import read_study
@@ -172,6 +173,33 @@ def test_a_device_that_is_elsewhere(folder: Path) -> None:
     text = printed(dry_run_report(read_study(nowhere), silent))
     assert "matrix product" not in text
     assert "disk: journals and tables" in text
+
+
+def test_a_single_run_is_counted_by_task(folder: Path) -> None:
+    """All documents are sampled here, so the tokens are those of the run that follows, which then takes no time."""
+    options = CHOICES | {"data_dir": folder / "documents", "output": folder / "alone"}
+    plan = planned(folder / "vanilla", options, silent)
+    report = plans_report([("vanilla", plan)], silent)
+    assert not plan.folder.exists()
+    rows = {record["task"]: record for record in report.content["groups"]}
+    total = report.content["total"]
+    assert list(rows) == list(plan.manifest["documents"])
+    for name in ("documents", "tokens", "distinct_tokens"):
+        assert total[name] == sum(row[name] for row in rows.values())
+    assert total["seconds"] > 0 and total["distinct_tokens"] < total["tokens"]
+    run = run_plan(plan, Told())
+    assert total["tokens"] == counted(run)
+    after = plans_report([("vanilla", plan)], silent)
+    assert after.content["total"]["seconds"] == 0 and after.content["finished"]
+    assert "0:00 of computing left" in printed(after)
+
+
+def test_several_checkpoints_have_a_line_each(folder: Path) -> None:
+    options = CHOICES | {"data_dir": folder / "documents", "output": folder / "several"}
+    names = sorted(path.name for path in folder.glob("intg-*"))
+    report = plans_report([(name, planned(folder / name, options, silent)) for name in names], silent)
+    assert [record["checkpoint"] for record in report.content["groups"]] == names
+    assert report.content["total"]["runs"] == len(names)
 
 
 def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path: Path, folder: Path) -> None:
