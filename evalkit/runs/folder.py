@@ -163,13 +163,13 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task.
+        """Seconds spent on each task, where known.
 
         Raises:
             RunError: results.json does not store them.
         """
         self.require_form(TimedResults)
-        return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
+        return {task["task"]: task["seconds"] for task in self.stored["tasks"] if task["seconds"] is not None}
 
     @property
     def stored(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.brief import counted
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
 
@@ -42,6 +43,24 @@ class Trait:
     """Name and value as one text: "dtype bfloat16"."""
     refused: bool
     """Whether runs that differ in it cannot share a table; otherwise the difference is noted."""
+
+
+def is_imported(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a run was imported from another program's log."""
+    return "imported" in manifest
+
+
+def origin(manifest: Mapping[str, Any]) -> str:
+    """Return what evaluated a run: "evalkit", or the imported log."""
+    return str(manifest["imported"]["origin"]) if is_imported(manifest) else "evalkit"
+
+
+def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a note about an imported run; none for evalkit's own."""
+    if not is_imported(manifest):
+        return []
+    files = counted(len(manifest["imported"]["files"]), "file")
+    return [f"imported from {origin(manifest)} ({files}); evalkit did not compute its scores"]
 
 
 def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
@@ -74,7 +93,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     found += [
         _trait("dtype", str(specification.get("dtype"))),
         _extension(specification.get("context_extension")),
-        _trait("scoring version", str(specification.get("scoring"))),
+        _trait("origin", origin(run.manifest), refused=False),
+        *([] if is_imported(run.manifest) else [_trait("scoring version", str(specification.get("scoring")))]),
         *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
         # The implementation that was loaded; the requested one may be "auto"
         _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
@@ -150,6 +170,8 @@ def _limit(specification: Mapping[str, Any]) -> Trait:
     if size := specification.get("sample"):
         seed = f"(seed {specification['seed']})"
         return Trait("limit", f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}", True)
+    if chosen := specification.get("selection"):
+        return Trait("limit", f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})", True)
     limit = specification.get("limit")
     first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
     return Trait("limit", str(limit or "none"), first or "all documents", True)

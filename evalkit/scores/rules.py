@@ -42,6 +42,8 @@ class Rule:
     """Score table → [rows] scores, higher is better."""
     segments: tuple[str, ...] = ("continuation",)
     """Required log-likelihoods: segments, or "unconditional"."""
+    per_token: bool = False
+    """Whether it reads token counts, which imported logs do not have."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -67,12 +69,14 @@ RULES: dict[str, Rule] = {
             "exp(-sum_s L(s) / sum_s n(s)), lowest",
             lambda t: _per(_ll(t, *SEGMENTS), _n(t, *SEGMENTS)),
             SEGMENTS,
+            per_token=True,
         ),
         Rule(
             "ppl_continuation",
             "lowest perplexity of the continuation",
             "exp(-L(c) / n(c)), lowest",
             lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
         ),
         Rule(
             "ppl_continuation_end",
@@ -80,6 +84,7 @@ RULES: dict[str, Rule] = {
             "exp(-(L(c) + L(e)) / (n(c) + n(e))), lowest",
             lambda t: _per(_ll(t, "continuation", "end"), _n(t, "continuation", "end")),
             ("continuation", "end"),
+            per_token=True,
         ),
         Rule(
             "acc",
@@ -104,6 +109,7 @@ RULES: dict[str, Rule] = {
             "highest log-likelihood of the continuation per token; chooses as ppl_continuation does",
             "L(c) / n(c), highest",
             lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
         ),
         Rule(
             "pmi",
@@ -162,6 +168,8 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     try:
         if rule.name not in RULES:
             choose(table, rule)
+        elif message := _why_uncounted(rule, table):
+            return message
         elif missing := missing_segments(rule, table):
             return _missing_message(rule, missing)
     except UsageError as error:
@@ -191,7 +199,18 @@ def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
 
 def _needed(segment: str, table: pd.DataFrame) -> bool:
     """Return whether a segment occurs in any sequence; one that does not (such as no end token) is not missing."""
-    return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
+    # A count that is not known may be any number
+    return segment == "unconditional" or not bool((table[f"n_{segment}"] <= 0).all())
+
+
+def _why_uncounted(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule that reads token counts cannot be applied: an imported log has none; None if it can."""
+    if not rule.per_token or not table["n_continuation"].isna().any():
+        return None
+    return (
+        f"rule {rule.name} needs token counts, which the imported log does not have; evaluate the checkpoint with "
+        "evalkit, or use acc, acc_norm or acc_bytes"
+    )
 
 
 class RuleChoices(NamedTuple):
@@ -220,6 +239,8 @@ def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     Raises:
         UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
     """
+    if message := _why_uncounted(rule, table):
+        raise UsageError(message)
     if missing := missing_segments(rule, table):
         raise UsageError(_missing_message(rule, missing))
     scores = _scores(rule, table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))

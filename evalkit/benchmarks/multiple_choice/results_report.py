@@ -20,7 +20,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import unofficial
+from evalkit.runs.traits import origin_notes, unofficial
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
 from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
 
@@ -57,13 +57,13 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
             mark = "*" if name in marked else ""
-            rows.append([label(name, manifest.get("labels")) + mark, *_cells(by_name[name], seconds.get(name, 0.0))])
+            rows.append([label(name, manifest.get("labels")) + mark, *_cells(by_name[name], seconds.get(name))])
         if len(members) > 1:
             rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
     ruled = set()
     if len(groups) > 1:
         ruled = {len(rows)}
-        total = fixed(sum(seconds.values()), 1)
+        total = fixed(sum(seconds.values()), 1) if seconds else ""
         rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # Empty columns (no ties, no truncated documents) are dropped to save width
@@ -97,9 +97,15 @@ def subtask_table(results: Results, task: str) -> Table:
     return simple_table(task, [label(task), "n", "acc. %", "± SE"], rows)
 
 
-def _cells(task: TaskResult, seconds: float) -> list[str]:
+def _cells(task: TaskResult, seconds: float | None) -> list[str]:
     accuracy = [percent(task.accuracy), _plus_minus(task.stderr), percent(task.chance)]
-    return [f"{task.n:,}", *accuracy, f"{task.ties or ''}", f"{task.truncated or ''}", fixed(seconds, 1)]
+    return [
+        f"{task.n:,}",
+        *accuracy,
+        f"{task.ties or ''}",
+        f"{task.truncated or ''}",
+        "" if seconds is None else fixed(seconds, 1),
+    ]
 
 
 def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Iterator[str]:
@@ -108,7 +114,7 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
         yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
     if extension := manifest["specification"].get("context_extension"):
         yield Extension(**extension).describe()
-    yield from mixture(manifest)
+    yield from (*origin_notes(manifest), *mixture(manifest))
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):
