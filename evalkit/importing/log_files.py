@@ -122,7 +122,7 @@ class LoggedTask:
 
 
 def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
-    """Read sample files, and the results file beside each.
+    """Read sample files, and the results file beside each; sort them by task.
 
     Raises:
         UsageError: a file's name has no task, or two files are of one task.
@@ -146,7 +146,7 @@ def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
         if beside not in summaries:
             summaries[beside] = _summary(beside)
         found[task] = _read(path, task, time, summaries[beside])
-    return list(found.values())
+    return [found[task] for task in sorted(found)]
 
 
 def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:

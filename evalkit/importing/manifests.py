@@ -75,7 +75,6 @@ def manifest_of(
         "imported": {log.task: _digests(log) for log in logs},
         "checkpoint": {"model's name in the log": model},
         "dtype": dtype_of(logs),
-        "attention": UNKNOWN,
         "context_extension": None,
         "versions": known,
         **specification,

@@ -76,8 +76,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         run: any run.
         rule: scoring rule of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
-    specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
-    shots = specification.get("num_fewshot") or 0
+    specification = run.manifest["specification"]
     found = [
         _limit(specification),
         _trait("template", run.template),
@@ -86,7 +85,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if most := max_prompt_tokens(specification):
         found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
-        found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
+        found.append(_examples(run.manifest))
         found.append(_trait("rule", rule or str(run.manifest["rule"])))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
@@ -96,8 +95,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         _trait("origin", origin(run.manifest), refused=False),
         *([] if is_imported(run.manifest) else [_trait("scoring version", str(specification.get("scoring")))]),
         *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
-        # The implementation that was loaded; the requested one may be "auto"
-        _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
+        *([] if is_imported(run.manifest) else [_attention(run.manifest)]),
     ]
     if device := " and ".join(kinds(run.manifest)):
         found.append(_trait("device", device, refused=False))
@@ -163,6 +161,19 @@ def caveats(manifest: Mapping[str, Any], task: str) -> list[str]:
 
 def _trait(name: str, value: str, refused: bool = True) -> Trait:
     return Trait(name, value, f"{name} {value}", refused)
+
+
+def _examples(manifest: Mapping[str, Any]) -> Trait:
+    shots = manifest["specification"].get("num_fewshot")
+    if shots is None and is_imported(manifest):
+        return Trait("solved examples", "unknown", "an unknown number of solved examples", True)
+    return Trait("solved examples", str(shots or 0), f"{shots or 0}-shot", True)
+
+
+def _attention(manifest: Mapping[str, Any]) -> Trait:
+    """Return the implementation that was loaded; the requested one may be "auto"."""
+    loaded = (manifest.get("loaded") or {}).get("attention")
+    return _trait("attention", str(loaded or manifest["specification"].get("attention")), refused=False)
 
 
 def _limit(specification: Mapping[str, Any]) -> Trait:

@@ -257,7 +257,7 @@ def _notes(
         differing = differences(flat[0][1], run, rule)
         if not mixed:
             _check_protocol(*flat[0], model, run, differing)
-        remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
+        remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         benchmark = benchmark_of(run)
         _, stands_for = benchmark.fills(run)
         if layout.suite != run.suite:

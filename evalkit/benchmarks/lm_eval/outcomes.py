@@ -89,12 +89,9 @@ class TaskMetrics(Comparable):
 
     @cached_property
     def _table(self) -> pd.DataFrame:
-        import pandas as pd
-
         table = self.run.table(DOCUMENTS, DocumentScore._fields)
         chosen = table["metric"] + "," + table["filter"] == table["task"].map(self._metrics)
-        order = pd.Categorical(table["task"], list(self._metrics))
-        return table[chosen].assign(order=order).sort_values("order", kind="stable").reset_index(drop=True)
+        return table[chosen].reset_index(drop=True)
 
     @cached_property
     def documents(self) -> pd.DataFrame:
