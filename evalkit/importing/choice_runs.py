@@ -7,6 +7,7 @@ are NaN, and rules that need them are not available.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -54,7 +55,7 @@ def import_choices(matched: Sequence[MatchedTask], request: Import, library: Lib
         }
         scores = uncounted(score_table(rows, clusters))
         writer.save_table(SCORES, scores)
-        save_logs(writer, [(one.log, _numbers(one)) for one in matched])
+        save_logs(writer, [(one.log, _names(one)) for one in matched])
         found = summarise_all(scores, manifest)
         content = found[_RULE].to_json()
         for task in content["tasks"]:
@@ -71,9 +72,9 @@ def _template_name(manifest: dict[str, Any]) -> str:
     return template if isinstance(template, str) else str(template["name"])
 
 
-def _numbers(one: MatchedTask) -> dict[int, int]:
-    """Return number of each document in the log → its number in the task."""
-    return {sample.doc_id: question.doc_id for sample, question in one.documents}
+def _names(one: MatchedTask) -> dict[int, tuple[str, int]]:
+    """Return number of each document in the log → its subtask, and its number there."""
+    return {sample.doc_id: (question.subtask, question.doc_id) for sample, question in one.documents}
 
 
 def _manifest(matched: Sequence[MatchedTask], model: str, library: Library) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _manifest(matched: Sequence[MatchedTask], model: str, library: Library) -> d
         "group_sizes": {group: suite.sizes[group] for group in suite.groups},
         "documents": {
             task: {
-                "source": f"log, matched by content with {found.source}",
+                "source": found.source,
                 "official": found.official,
                 "count": len(found.records),
             }
@@ -145,7 +146,9 @@ def _selection(matched: Sequence[MatchedTask], counts: dict[str, int]) -> dict[s
 
 def _are_first(members: Sequence[MatchedTask]) -> bool:
     """Return whether the documents of a task are its first ones, of several subjects in turn."""
-    found = {one.log.task: [question.doc_id for _, question in one.documents] for one in members}
+    found: dict[str, list[int]] = defaultdict(list)
+    for _, question in (pair for one in members for pair in one.documents):
+        found[question.subtask].append(question.doc_id)
     shares = share_limit(dict(members[0].sizes), sum(map(len, found.values())))
     return found == {leaf: list(range(count)) for leaf, count in shares.items() if count}
 

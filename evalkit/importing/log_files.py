@@ -27,8 +27,8 @@ _LONGEST_MODEL = 500
 
 
 class _LogConfig(Stored):
-    dtype: str | None = Field(None, alias="model_dtype")
-    parameters: Any = Field(None, alias="model_num_parameters")
+    model_dtype: str | None = None
+    model_num_parameters: Any = None
 
 
 class _EvalkitEntry(Stored):
@@ -41,21 +41,21 @@ class _SampleCounts(Stored):
 
 
 class ResultsFile(Stored):
-    """Keys of lm-eval's results file that are read."""
+    """Keys of lm-eval's results file that are read, with _ for -."""
 
     results: dict[str, dict[str, Any]]
-    config: _LogConfig = Field(default_factory=lambda: _LogConfig.model_validate({}))
+    config: _LogConfig = Field(default_factory=_LogConfig)
     configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     versions: dict[str, Any] = Field(default_factory=dict)
-    shots: dict[str, Any] = Field(default_factory=dict, alias="n-shot")
-    better: dict[str, dict[str, bool | None]] = Field(default_factory=dict, alias="higher_is_better")
-    counts: dict[str, _SampleCounts] = Field(default_factory=dict, alias="n-samples")
+    n_shot: dict[str, Any] = Field(default_factory=dict)
+    higher_is_better: dict[str, dict[str, bool | None]] = Field(default_factory=dict)
+    n_samples: dict[str, _SampleCounts] = Field(default_factory=dict)
     task_hashes: dict[str, str] = Field(default_factory=dict)
     lm_eval_version: str | None = None
     transformers_version: str | None = None
-    model: str | None = Field(None, alias="model_name")
+    model_name: str | None = None
     date: float | None = None
-    window: Any = Field(None, alias="max_length")
+    max_length: Any = None
     evalkit: _EvalkitEntry | None = None
     """Only in evalkit's exports."""
 
@@ -99,7 +99,7 @@ class LoggedTask:
     @property
     def shots(self) -> int | None:
         """Number of solved examples before each question; None if it is unknown."""
-        found = None if self.results is None else self.results.shots.get(self.task)
+        found = None if self.results is None else self.results.n_shot.get(self.task)
         return found if isinstance(found, int) else None
 
     @property
@@ -161,7 +161,7 @@ def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
     """
     logged: dict[str | None, LoggedTask] = {}
     for one in logs:
-        logged.setdefault(None if one.results is None else one.results.model, one)
+        logged.setdefault(None if one.results is None else one.results.model_name, one)
     named = [(name, one) for name, one in logged.items() if name]
     if len(named) > 1:
         (first, one), (second, other) = named[:2]
@@ -232,7 +232,7 @@ def _check_summary(log: LoggedTask) -> None:
         return
     results, beside = log.summary.content, log.summary.path
     remedy = f"move {beside.name} away, or restore the file"
-    if (counts := results.counts.get(log.task)) and counts.effective != len(log.documents):
+    if (counts := results.n_samples.get(log.task)) and counts.effective != len(log.documents):
         raise DataError(
             f"{log.path} has {len(log.documents):,} documents, but {beside} says {counts.effective:,}; {remedy}"
         )
@@ -245,5 +245,8 @@ def _check_summary(log: LoggedTask) -> None:
 def _summary(path: Path) -> LogSummary | None:
     if not path.is_file():
         return None
-    content = validated(read_json(path, DataError, "results file"), ResultsFile, DataError, f"results file {path}")
+    content = read_json(path, DataError, "results file")
+    if isinstance(content, dict):
+        content = {key.replace("-", "_"): value for key, value in content.items()}
+    content = validated(content, ResultsFile, DataError, f"results file {path}")
     return LogSummary(path, hashlib.sha256(path.read_bytes()).hexdigest(), content)

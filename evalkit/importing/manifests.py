@@ -49,7 +49,7 @@ def shared_result(logs: Sequence[LoggedTask], what: str, read: Callable[[Results
 
 def dtype_of(logs: Sequence[LoggedTask]) -> str:
     """Return the dtype of the evaluated model, as far as the log says."""
-    found = shared_result(logs, "dtype", lambda found: found.config.dtype)
+    found = shared_result(logs, "dtype", lambda found: found.config.model_dtype)
     return UNKNOWN if found is None else printable(found).removeprefix("torch.")[:20]
 
 
@@ -79,7 +79,7 @@ def manifest_of(
         "versions": known,
         **specification,
     }
-    parameters = shared_result(logs, "parameters", lambda found: _count(found.config.parameters))
+    parameters = shared_result(logs, "parameters", lambda found: _count(found.config.model_num_parameters))
     return {
         "id": specification_id(whole),
         "kind": kind,
@@ -95,7 +95,7 @@ def manifest_of(
         "loaded": {
             "dtype": dtype_of(logs),
             **({"parameters": parameters} if parameters else {}),
-            "window": shared_result(logs, "context window", lambda found: _count(found.window)),
+            "window": shared_result(logs, "context window", lambda found: _count(found.max_length)),
         },
     }
 

@@ -53,7 +53,7 @@ def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> Run
         scores = {log.task: list(_document_scores(log)) for log in logs}
         write_scores(writer, [row for log in logs for row in choice_rows(log)], {}, counted=False)
         write_document_scores(writer, [one for members in scores.values() for one in members])
-        save_logs(writer, [(log, {one.doc_id: one.doc_id for one in log.samples}) for log in logs])
+        save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
         tasks = [_entry(log, scores[log.task]) for log in logs]
         writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
 
@@ -91,7 +91,7 @@ def _about(log: LoggedTask) -> dict[str, Any]:
 
 
 def _source(log: LoggedTask) -> dict[str, Any]:
-    counts = None if log.results is None else log.results.counts.get(log.task)
+    counts = None if log.results is None else log.results.n_samples.get(log.task)
     count = len(log.documents) if counts is None else counts.original
     return {"source": "log", "official": None, "count": max(count, len(log.documents))}
 
@@ -108,7 +108,7 @@ def _entry(log: LoggedTask, scores: Sequence[DocumentScore]) -> dict[str, Any]:
     """Return a task's entry in results.json: lm-eval's results if their file is there, else means over documents."""
     results = log.results
     found = {} if results is None else results.results.get(log.task, {})
-    better: dict[str, bool | None] = {} if results is None else results.better.get(log.task, {})
+    better: dict[str, bool | None] = {} if results is None else results.higher_is_better.get(log.task, {})
     metrics = list(_logged_metrics(found, better) if found else _means(scores, better))
     return {
         "task": log.task,

@@ -27,6 +27,8 @@ from evalkit.importing.log_files import LoggedTask
 from evalkit.importing.log_lines import LoggedSample
 from evalkit.reporting.escape import printable
 
+_POOLED = "mmlu_pooled"
+"""evalkit's leaf task with the documents of all subjects."""
 _SHOWN = 60
 """Most characters of a document in a message."""
 
@@ -52,7 +54,8 @@ def suite_task(name: str) -> str | None:
     """Return the task of the default suite that has a leaf task of lm-eval, by its name; None if there is none."""
     if name in load_suite(DEFAULT_SUITE).tasks:
         return name
-    return "mmlu" if name.startswith("mmlu_") and name.removeprefix("mmlu_") in subjects() else None
+    of_mmlu = name == _POOLED or (name.startswith("mmlu_") and name.removeprefix("mmlu_") in subjects())
+    return "mmlu" if of_mmlu else None
 
 
 def match(logs: Sequence[LoggedTask], library: Library, say: Say) -> tuple[list[MatchedTask], list[LoggedTask]]:
@@ -160,7 +163,7 @@ class _Questions:
         return place
 
     def _names(self, log: LoggedTask, place: int) -> bool:
-        return self._all[place].subtask == log.task
+        return log.task in (self._all[place].subtask, _POOLED)
 
     def _essence(self, doc: dict[str, Any]) -> list[Any] | None:
         try:

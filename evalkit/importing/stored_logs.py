@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,27 +56,32 @@ def written_once(
     return load_run(request.output / name)
 
 
-def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, int]]]) -> None:
+def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
     """Copy sample files, and the results files beside them, into the run folder's `lm_eval/`.
 
     Args:
         writer: the run folder.
-        logs: each file, and number of a document in it → number in the run. Lines of other numbers are written anew.
+        logs: each file, and number of a document in it → its leaf task and number in the run. Lines of other numbers
+            are written anew.
 
     Raises:
         DataError: a file was changed since it was read.
     """
-    for log, numbers in logs:
-        writer.save_bytes(f"lm_eval/samples_{log.task}_{log.time}.jsonl", b"".join(_lines(log, numbers)))
+    for log, names in logs:
+        lines: dict[str, list[bytes]] = defaultdict(list)
+        for task, line in _lines(log, names):
+            lines[task].append(line)
+        for task, members in lines.items():
+            writer.save_bytes(f"lm_eval/samples_{task}_{log.time}.jsonl", b"".join(members))
     for time, summary in {log.time: log.summary for log, _ in logs}.items():
         if summary is not None:
             writer.save_bytes(f"lm_eval/results_{time}.json", summary.path.read_bytes())
 
 
-def _lines(log: LoggedTask, numbers: Mapping[int, int]) -> Iterator[bytes]:
+def _lines(log: LoggedTask, names: Mapping[int, tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
     for sample, data in lines_of(log):
-        number = numbers[sample.doc_id]
+        task, number = names[sample.doc_id]
         if number == sample.doc_id:
-            yield data if data.endswith(b"\n") else data + b"\n"
+            yield task, data if data.endswith(b"\n") else data + b"\n"
         else:
-            yield json_bytes(parse_json(data) | {"doc_id": number}) + b"\n"
+            yield task, json_bytes(parse_json(data) | {"doc_id": number}) + b"\n"

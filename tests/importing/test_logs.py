@@ -260,6 +260,18 @@ def test_tasks_that_are_not_pinned(
     assert [same(run, shuffled, rule) for rule in rules] == [sum(expected[name] for name in names)] * len(rules)
 
 
+def test_the_task_with_all_of_mmlus_subjects(
+    checkpoint: Path, ours: Run, library: Library, imported: Importer, tmp_path: Path
+) -> None:
+    [path] = lm_eval_log(checkpoint, tmp_path / "log", ("mmlu_pooled",), 5, **own_tasks(library))
+    [run] = imported([path])
+    assert list(run.manifest["documents"]) == ["mmlu"] and run.manifest["specification"]["limit"] == 5
+    assert len(set(run.scores["subtask"])) == 5
+    assert same(ours, run, "acc") == 5
+    [view] = benchmark_of(run).views(run, (), silent)
+    assert len(view.texts) == 5 and not view.problem
+
+
 def test_a_task_with_a_pinned_name_and_other_documents(
     checkpoint: Path, tasks: Path, imported: Importer, tmp_path: Path
 ) -> None:
@@ -283,3 +295,17 @@ def test_other_prompts_are_not_plain(log: list[Path], ours: Run, imported: Impor
     [view] = benchmark_of(run).views(run, (), silent)
     assert view.texts["arc_easy", 0].common[0].text.startswith("Answer the question.\n")
     assert same(ours, run, "acc") == 5
+
+
+def test_a_document_that_differs_is_counted(checkpoint: Path, tasks: Path, imported: Importer, tmp_path: Path) -> None:
+    [path] = lm_eval_log(checkpoint, tmp_path / "log", ("made_answers",), include_path=str(tasks))
+    [run] = imported([path])
+    content = lines(path)
+    for line in content:
+        if line["doc_id"] == 2:
+            line["exact_match"] = 1.0 - line["exact_match"]
+    rewrite(copy := tmp_path / path.name, content)
+    [changed] = imported([copy], "model")
+    [found] = compare_sides([Side("a", (run,)), Side("b", (changed,))])
+    assert [(task.name, task.n, task.won + task.lost) for task in found.tasks] == [("made_answers", 6, 1)]
+    assert "exact_match,whole" in found.measure.words
