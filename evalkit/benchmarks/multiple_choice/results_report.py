@@ -20,7 +20,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import origin_notes, unofficial
+from evalkit.runs.traits import is_imported, origin_notes, unofficial
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
 from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
 
@@ -37,19 +37,20 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         UsageError: there is no such rule, or the run lacks the scores that it needs.
     """
     results, manifest = run.results(rule), run.manifest
+    seconds = None if is_imported(manifest) else run.seconds
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
-    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": seconds}
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     content = about | {"specification": manifest["specification"]} | sources | results.to_json()
     return Report(
-        (accuracy_table(results, manifest, run.seconds), *details, rules_table(run.scores, manifest, results.rule)),
+        (accuracy_table(results, manifest, seconds), *details, rules_table(run.scores, manifest, results.rule)),
         content=content,
         records=list(_records(results, manifest, detail)),
     )
 
 
-def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> Table:
-    """Return the accuracies of all tasks and the averages under one rule."""
+def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
+    """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
     marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     rows: list[list[str]] = []
     groups: dict[str, list[str]] = manifest["groups"]
@@ -57,13 +58,18 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
             mark = "*" if name in marked else ""
-            rows.append([label(name, manifest.get("labels")) + mark, *_cells(by_name[name], seconds.get(name))])
+            rows.append(
+                [
+                    label(name, manifest.get("labels")) + mark,
+                    *_cells(by_name[name], None if seconds is None else seconds.get(name, 0.0)),
+                ]
+            )
         if len(members) > 1:
             rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
     ruled = set()
     if len(groups) > 1:
         ruled = {len(rows)}
-        total = fixed(sum(seconds.values()), 1) if seconds else ""
+        total = "" if seconds is None else fixed(sum(seconds.values()), 1)
         rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # Empty columns (no ties, no truncated documents) are dropped to save width
