@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -129,8 +130,6 @@ def test_a_changed_line(name: str, log: Path, rejected: Callable[..., str]) -> N
     rewrite(path, content)
     found = rejected(path)
     assert found.startswith(f"{path}, line 4: ")
-    import re
-
     assert re.search(message, found), found
 
 

@@ -184,15 +184,32 @@ def test_documents_are_found_by_content_not_by_number(
     assert questions == {line["doc_id"]: line["doc"]["question"] for line in lines(path)}
 
 
+def test_logs_of_other_versions(log: list[Path], imported: Importer, tmp_path: Path) -> None:
+    """The hub's rows have more fields; earlier versions wrote no hashes, numbers as numbers, and requests as lists."""
+    [path] = (path for path in log if "hellaswag" in path.name)
+    content = lines(path)
+    for line in content:
+        line["doc"] |= {"ind": 24, "source_id": "activitynet~v_-JhWjGDPHMY", "split": "val"}
+        line["arguments"] = [list(pair.values()) for pair in line["arguments"].values()]
+        line["filtered_resps"] = [[float(value), greedy == "True"] for value, greedy in line["filtered_resps"]]
+        for key in ("doc_hash", "prompt_hash", "target_hash", "filter", "metrics"):
+            del line[key]
+    rewrite(copy := tmp_path / path.name, content)
+    [run] = imported([copy], "model")
+    [straight] = imported([path])
+    pd.testing.assert_frame_equal(run.scores, straight.scores)
+    assert run.manifest["template"]["name"] == "plain" and run.manifest["specification"]["dtype"] == "unknown"
+
+
 def test_a_selection_of_documents_is_no_limit(log: list[Path], imported: Importer, tmp_path: Path) -> None:
     [path] = (path for path in log if "arc_easy" in path.name)
     content = lines(path)
-    rewrite(first := tmp_path / "a" / path.name, content[:2]) if (tmp_path / "a").mkdir() is None else None
-    (tmp_path / "b").mkdir()
-    rewrite(others := tmp_path / "b" / path.name, content[1:3])
-    [run] = imported([first], "model")
+    for folder, part in (("first", content[:2]), ("others", content[1:3])):
+        (tmp_path / folder).mkdir()
+        rewrite(tmp_path / folder / path.name, part)
+    [run] = imported([tmp_path / "first" / path.name], "model")
     assert run.manifest["specification"]["limit"] == 2
-    [run] = imported([others], "model")
+    [run] = imported([tmp_path / "others" / path.name], "model")
     assert run.manifest["specification"]["limit"] is None and run.manifest["specification"]["selection"]
     views = list(benchmark_of(run).views(run, (), silent))
     assert all(content[1]["doc"]["question"] in view.texts["arc_easy", 1].common[0].text for view in views)
