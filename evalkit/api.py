@@ -18,6 +18,7 @@ from evalkit.inputs import values
 from evalkit.resources import RUNS
 from evalkit.runs.finding import find_any_run
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import outcome_key
 
 GivenRun: TypeAlias = Run | str | Path
 
@@ -41,6 +42,7 @@ def compare(
     *runs: GivenRun,
     groups: Mapping[str, Sequence[GivenRun]] | None = None,
     rule: str | None = None,
+    outcome: str | None = None,
     root: str | Path = RUNS,
 ) -> list[Comparison]:
     """Compare finished runs on the same documents, as `evalkit compare` does.
@@ -51,10 +53,13 @@ def compare(
         *runs: runs, each a side of the comparison.
         groups: name → the runs of one side: several seeds, or checkpoints of one model.
         rule: scoring rule; None: the runs' own.
+        outcome: "accuracy", "bits_per_byte", "log_loss", "brier" or "margin"; None: accuracy. A margin is that of the
+            rule, the others depend on none.
         root: folder of run folders, in which names are looked up.
 
     Returns:
-        A comparison for each side but the first, in their order. Differences are B less A, of fractions.
+        A comparison for each side but the first, in their order. Differences are B less A, of fractions, or in
+            the unit of the outcome.
 
     Raises:
         EvalkitError: a run is not found or not finished, a side is named twice, or two sides cannot be paired.
@@ -66,7 +71,7 @@ def compare(
         [_finished(run, root) for run in runs],
         [(name, [_finished(run, root) for run in members]) for name, members in (groups or {}).items()],
     )
-    return compare_sides(sides, rule)
+    return compare_sides(sides, outcome_key(outcome, rule))
 
 
 def _finished(given: GivenRun, root: str | Path) -> Run:

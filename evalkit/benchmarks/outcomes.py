@@ -126,6 +126,11 @@ class Comparable(ABC):
     def rules(self) -> Sequence[str]:
         """The rules that the run has scores for."""
 
+    @property
+    def continuous(self) -> str | None:
+        """The continuous outcome that is reported beside accuracy, a further key of `by_rule`; None without one."""
+        return None
+
     @abstractmethod
     def by_rule(self, rule: str) -> Floats:
         """Return scores, [documents] or [documents, layers]. Raises `UsageError` if the run has none for the rule."""

@@ -36,6 +36,8 @@ def evaluate(
     template: str | Path | None = None,
     rule: str | None = None,
     limit: int | None = None,
+    sample: int | None = None,
+    seed: int | None = None,
     num_fewshot: int | None = None,
     data_dir: str | Path | None = None,
     log_samples: bool = False,
@@ -71,7 +73,10 @@ def evaluate(
             prompts for suite lm_eval.
         rule: how an answer is chosen (`evalkit ls rules`); None: "ppl" if the template scores whole sequences, else
             "acc".
-        limit: maximum number of documents of each task; None: all.
+        limit: maximum number of documents of each task, the first ones; None: all.
+        sample: number of random documents of each task, stratified over its subjects and the same for every model; a
+            larger sample contains the smaller one; None: no sample.
+        seed: seed of the sample; None: 0.
         num_fewshot: solved examples before each question; None: 0, or an lm-eval task's default.
         data_dir: folder of <task>.jsonl files, searched before all other sources of documents.
         log_samples: whether to write lm-eval's per-document sample files.
@@ -112,6 +117,8 @@ def evaluate(
         "template": template,
         "rule": rule,
         "limit": limit,
+        "sample": sample,
+        "seed": seed,
         "num_fewshot": num_fewshot,
         "data_dir": data_dir,
         "log_samples": log_samples,

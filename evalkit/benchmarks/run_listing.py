@@ -19,7 +19,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.traits import is_imported, origin_notes, unofficial_notes
+from evalkit.runs.traits import documents_read, is_imported, origin_notes, unofficial_notes
 
 _ID_SHOWN = 7
 
@@ -45,7 +45,8 @@ class ListedRun:
     dtype: str = ""
     context: str = ""
     """Tokens and method of a context extension; empty without one."""
-    limit: int | None = None
+    documents: str = ""
+    """Which documents of each task are read; empty: all."""
     rule: str = ""
     score: float | None = None
     """Sort key of a finished run: its last average, a fraction; for lm-eval's tasks the first metric."""
@@ -72,10 +73,10 @@ class ListedRun:
 
     @property
     def settings(self) -> str:
-        """Settings that are not the default: examples, limit, context, origin."""
+        """Settings that are not the default: examples, documents, context, origin."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
-        limit, origin = f"limit {self.limit:,}" if self.limit else "", "imported" if self.imported else ""
-        return ", ".join(filter(None, (shots, limit, self.context, origin)))
+        origin = "imported" if self.imported else ""
+        return ", ".join(filter(None, (shots, self.documents, self.context, origin)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -158,7 +159,7 @@ def _listed(run: Run) -> ListedRun:
         "num_fewshot": specification.get("num_fewshot"),
         "dtype": specification["dtype"],
         "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
-        "limit": specification["limit"],
+        "documents": documents_read(specification),
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),

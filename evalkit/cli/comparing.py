@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, GROUP, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
+from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
 from evalkit.cli.parameters import MARGIN, argument, is_typed, option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     "--rule",
     help="How the answer is chosen (evalkit ls rules); of attention a measure, as rank@-1.  [default: the runs' own]",
 )
-@option("--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): accuracy by step.")
+@OUTCOME
+@option(
+    "--curve", is_flag=True, help="The runs are checkpoints of one training (of one each group): the outcome by step."
+)
 @PRINTING
 @PLOT
 @option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
@@ -44,6 +47,7 @@ def compare(
     study: Path | None,
     benchmark: str | None,
     rule: str | None,
+    outcome: str | None,
     curve: bool,
     form: Format,
     standalone: bool,
@@ -61,6 +65,7 @@ def compare(
     \b
     evalkit compare RUN_A RUN_B
     evalkit compare RUN_A RUN_B RUN_C --rule acc_norm --plot forest.pdf
+    evalkit compare RUN_A RUN_B --outcome bits_per_byte                finer than right or wrong
     evalkit compare --group old=RUN,RUN,RUN --group new=RUN,RUN,RUN     several seeds: the claim is about architectures
     evalkit compare RUN_A RUN_B --fail-if-worse --margin 1             in continuous integration
     evalkit compare --curve RUN RUN RUN --plot curve.png               checkpoints of one training
@@ -69,13 +74,16 @@ def compare(
     """
     _check(curve, fail_if_worse, margin)
     _check_study(study, benchmark, groups, is_typed(ctx, "output"))
+    from evalkit.scores.outcomes import outcome_key
+
+    key = outcome_key(outcome, rule)
     notes: tuple[str, ...] = ()
     if curve:
         with doing("reading runs"):
             if study is None:
-                curves = _curves(runs, groups, rule, output)
+                curves = _curves(runs, groups, key, output)
             else:
-                curves, notes = _curves_of_study(study, runs, benchmark, rule)
+                curves, notes = _curves_of_study(study, runs, benchmark, key)
         _print_curves(curves, notes, form, standalone, plot)
         return 0
     with doing("reading and comparing runs"):
@@ -88,8 +96,8 @@ def compare(
         if study is None:
             sides = find_sides(runs, groups, output)
         else:
-            sides, notes, rule = _sides_of_study(study, runs, benchmark, rule)
-        found = compare_sides(sides, rule)
+            sides, notes, key = _sides_of_study(study, runs, benchmark, key)
+        found = compare_sides(sides, key)
         report = comparison_report(found).with_notes(notes)
     print_report(report, form, standalone)
     if plot:
@@ -102,16 +110,17 @@ def compare(
 
 
 def _sides_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, rule: str | None
+    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
-    """Return sides, notes, and the rule: by default the benchmark's."""
+    """Return sides, notes, and the key of the outcome, under the benchmark's rule by default."""
+    from evalkit.scores.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_sides
 
     results = read_results(path)
     chosen = results.study.benchmark(benchmark)
     found = study_sides(results, names, chosen)
-    return found.sides, found.notes, rule or chosen.rule
+    return found.sides, found.notes, with_default_rule(key, chosen.rule)
 
 
 def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, output: Path) -> list[Curve]:
@@ -122,18 +131,18 @@ def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, ou
 
 
 def _curves_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, rule: str | None
+    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
 ) -> tuple[list[Curve], tuple[str, ...]]:
     from evalkit.comparison.curves import curve
+    from evalkit.scores.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_trainings
 
     results = read_results(path)
     chosen = results.study.benchmark(benchmark)
     found = study_trainings(results, names, chosen)
-    return [curve(one.side, rule or chosen.rule, one.steps) for one in found], tuple(
-        note for one in found for note in one.notes
-    )
+    key = with_default_rule(key, chosen.rule)
+    return [curve(one.side, key, one.steps) for one in found], tuple(note for one in found for note in one.notes)
 
 
 def _print_curves(

@@ -21,6 +21,12 @@ def _suites() -> Iterable[str]:
             yield from benchmark(kind).suites()
 
 
+def _outcomes() -> Iterable[str]:
+    from evalkit.scores.outcomes import ACCURACY, OUTCOMES
+
+    return ACCURACY, *OUTCOMES
+
+
 def _rules() -> Iterable[str]:
     from evalkit.scores.rules import all_rules
 
@@ -86,6 +92,7 @@ def _of_study(ctx: click.Context, parameter: str) -> Iterable[str] | None:
 _NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "--suite": _suites,
     "--rule": _rules,
+    "--outcome": _outcomes,
     "--template": _templates,
     "--task": _tasks,
     "--tasks": _tasks,

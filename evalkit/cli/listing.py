@@ -1,4 +1,4 @@
-"""Lists of suites, tasks, templates, rules, tables and documents, as reports."""
+"""Lists of suites, tasks, templates, rules, outcomes, tables and documents, as reports."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from evalkit.plugins import added
 from evalkit.reporting.markup import plain
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
+from evalkit.scores.outcomes import ACCURACY, OUTCOMES
 from evalkit.scores.rules import all_rules, invalid_rules
 from evalkit.tables.layout import layout_names, load_layout
 
@@ -51,6 +52,18 @@ def rules() -> Report:
     rows = [[rule.name, rule.formula, rule.description] for rule in all_rules()]
     table = simple_table("rules", ["rule", "formula", "what it chooses"], rows, texts=3)
     return Report((table,), notes=tuple(invalid_rules()))
+
+
+def outcomes() -> Report:
+    """Return the outcomes of documents that can be compared, with their formulas."""
+    rows = [[ACCURACY, "[argmax_k s(k) = g]", "whether the rule chooses the gold answer; higher is better"]]
+    for one in OUTCOMES.values():
+        rows.append(
+            [one.name, one.formula, f"{one.description}; {'higher' if one.higher_is_better else 'lower'} is better"]
+        )
+    table = simple_table("outcomes", ["outcome", "formula", "what it is of a document"], rows, texts=3)
+    legend = "g: gold answer; k: choices; L: log-likelihood; p: softmax of L over the choices; s: the rule's score"
+    return Report((table,), notes=(legend,))
 
 
 def tables() -> Report:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from evalkit.reporting.report import Report
 
 _SORTS = ("date", "name", "model", "score")
-_LISTS = ("suites", "tasks", "templates", "rules", "tables", "exports", "runs")
+_LISTS = ("suites", "tasks", "templates", "rules", "outcomes", "tables", "exports", "runs")
 
 
 @click.command(name="ls")
-@argument("what", required=False, metavar="[suites|tasks|templates|rules|tables|exports|runs]")
+@argument("what", required=False, metavar="[suites|tasks|templates|rules|outcomes|tables|exports|runs]")
 @OUTPUT
 @typed_option("--sort", type=click.Choice(_SORTS), help="Of runs: the newest last, by name, by checkpoint, or the best "
               "first.  [default: date]")  # fmt: skip
@@ -31,7 +31,7 @@ _LISTS = ("suites", "tasks", "templates", "rules", "tables", "exports", "runs")
               "has each of these words.")  # fmt: skip
 @PRINTING
 def list_(what: str | None, output: Path, sort: str | None, text: str | None, form: Format, standalone: bool) -> None:
-    """List suites, tasks, templates, rules, tables and runs.
+    """List suites, tasks, templates, rules, outcomes, tables and runs.
 
     Commands that take a run accept the names listed here: the beginning of its id, or its checkpoint.
 

@@ -106,6 +106,11 @@ OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_fold
 
 
 STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
+OUTCOME = option(
+    "--outcome",
+    metavar="NAME",
+    help="accuracy, bits_per_byte, log_loss, brier or margin (evalkit ls outcomes).  [default: accuracy]",
+)
 BENCHMARK = typed_option("--benchmark", help="Benchmark of the study.  [default: the only one that fits]")
 
 
@@ -170,6 +175,12 @@ def context_options(default: str) -> Callable[[Command], Command]:
     )
 
 
+SELECTION = option_group(
+    option("--sample", type=int, metavar="N", help="Random documents of each task, the same for every checkpoint; a "
+           "larger sample contains the smaller one.  [default: all]"),
+    option("--seed", type=int, metavar="N", help="Seed of the sample.  [default: 0]"),
+    option("--limit", "-L", type=int, metavar="N", help="Only the first documents of each task, as in lm-eval."),
+)  # fmt: skip
 CONTEXT = context_options("the trained context window")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 TOKEN_BUDGET = option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import GROUP, STUDY, check_benchmark, check_groups, named_run
+from evalkit.cli.options import GROUP, OUTCOME, STUDY, check_benchmark, check_groups, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @STUDY
 @typed_option("--benchmark", help="Benchmark of the study.  [default: all]")
 @option("--rule", help="How answers are chosen in comparisons (evalkit ls rules).  [default: the runs' own]")
+@OUTCOME
 @typed_option("--names", callback=comma_separated, help="Names of RUNS in the page, separated by commas.  [default: "
               "their models]")  # fmt: skip
 @typed_option("--title", help="Title of the page.  [default: the names of the runs]")
@@ -38,6 +39,7 @@ def report(
     study: Path | None,
     benchmark: str | None,
     rule: str | None,
+    outcome: str | None,
     names: tuple[str, ...] | None,
     title: str | None,
     without_documents: bool,
@@ -60,13 +62,15 @@ def report(
     """
     _check(study, benchmark, groups, names, without_documents, sample, output)
     with doing("reading runs"):
-        contents = _contents(runs, groups, study, benchmark, rule, names)
+        from evalkit.scores.outcomes import outcome_key
+
+        contents = _contents(runs, groups, study, benchmark, outcome_key(outcome, rule), names)
     for note in contents.notes:
         click.echo(printable(note), err=True)
+    from evalkit.data.sampling import DocumentSample
     from evalkit.pages.report import PageRequest, write_report
-    from evalkit.pages.union import Sample
 
-    chosen = None if sample is None else Sample(sample, seed)
+    chosen = None if sample is None else DocumentSample(sample, seed)
     request = PageRequest(title, not without_documents, chosen)
     size = write_report(contents, request, output, lambda text: click.echo(printable(text), err=True))
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))

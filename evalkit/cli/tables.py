@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from evalkit.activity import doing
-from evalkit.cli.options import BENCHMARK, RUN, STUDY, check_benchmark, named_run
+from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report
 from evalkit.errors import UsageError
@@ -36,6 +36,7 @@ _FILE = typed_option("--output", "-o", type=FOLDER, help="File to write.  [defau
 @STUDY
 @BENCHMARK
 @option("--rule", help="How the runs' answers are chosen (evalkit ls rules).  [default: the runs' own]")
+@OUTCOME
 @option("--stderr", "spreads", is_flag=True, help="Print ±: standard error of a run, deviation over several.")
 @option(
     "--significance",
@@ -75,6 +76,7 @@ def table(
     evalkit table main_res --source both --runs my_runs.yaml --stderr
     evalkit table my_table.yaml --source runs --runs my_runs.yaml --format markdown
     evalkit table main_res --study study.yaml --drop-empty
+    evalkit table main_res --study study.yaml --outcome bits_per_byte
     evalkit table --all --study study.yaml --format latex -o tables/
     evalkit table --audit
     """

@@ -26,13 +26,16 @@ from evalkit.comparison.differences import (
     WORSE,
     AverageDifference,
     Comparison,
+    ContinuousEvidence,
     RuleVerdict,
     TaskDifference,
 )
+from evalkit.comparison.efficiency import efficiency
 from evalkit.comparison.line import ScoredLine, by_layer, by_task, line_label, line_name, nan_to_none
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
+from evalkit.scores.outcomes import ACCURACY, MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
@@ -45,12 +48,14 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
 
     Args:
         pairing: the sides.
-        rule: a rule's name; None: the rule of all runs.
+        rule: a rule's name, or a continuous outcome (`scores.outcomes.outcome_key`); None: the rule of all runs.
 
     Raises:
         UsageError: no rule is given and the runs have different ones, or a run does not support it.
     """
     rule = rule or _own_rule(pairing)
+    if rule == MARGIN:
+        rule = f"{MARGIN}@{_own_rule(pairing)}"
     measure = pairing.measure(rule)
     tasks, averages = _differences(pairing, rule, True)
     others = [
@@ -77,6 +82,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
+        continuous=_continuous(pairing, rule) if measure.name == ACCURACY else None,
     )
 
 
@@ -125,6 +131,23 @@ def _own_rule(pairing: Pairing) -> str:
             f"the runs have different rules ({', '.join(rules)}); name one with --rule: all runs support {common}"
         )
     return str(rules[0])
+
+
+def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
+    """Return what the continuous outcome of the runs shows on the same documents; None if a run has none."""
+    outcomes = {one.continuous for one in pairing.graded}
+    outcome = outcomes.pop()
+    if outcome is None or outcomes:
+        return None
+    measure, lines = pairing.measure(outcome), by_task(pairing, outcome)
+    found = efficiency(by_task(pairing, rule), lines)
+    times, low, high = (None, None, None) if found is None else (nan_to_none(one) for one in found)
+    return ContinuousEvidence(
+        outcome,
+        measure,
+        _average("Average", lines, measure),
+        *(None if one is not None and math.isinf(one) else one for one in (times, low, high)),
+    )
 
 
 def _differences(

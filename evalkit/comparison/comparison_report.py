@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from evalkit.comparison.continuous_report import continuous_sentence
+from evalkit.comparison.difference_texts import difference_text, interval_text, p_text
 from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
 from evalkit.comparison.units import Unit, unit_of
@@ -27,7 +29,7 @@ def headline(found: Comparison) -> str:
     unit = page_unit(found)
     if not (better or worse) and count > 1 and average.verdict != UNDECIDED:
         alone = f"none of {tasks} shows it alone after Holm's correction"
-        return f"{found.b} is {average.verdict} than {found.a} on average, {_in_words(average, unit)}; {alone}."
+        return f"{found.b} is {average.verdict} than {found.a} on average, {difference_text(average, unit)}; {alone}."
     if better and worse:
         said = f"{found.b} is {up} than {found.a} on {better} of {tasks} and {down} on {worse}"
     elif better or worse:
@@ -37,8 +39,8 @@ def headline(found: Comparison) -> str:
         said = f"No difference between {found.b} and {found.a} is shown on {on}"
     corrected = " after Holm's correction" if count > 1 else ""
     if count == 1:
-        return f"{said}: {_in_words(found.tasks[0], unit)}."
-    return f"{said}{corrected}; average {_in_words(average, unit)}: {average.verdict}."
+        return f"{said}: {difference_text(found.tasks[0], unit)}."
+    return f"{said}{corrected}; average {difference_text(average, unit)}: {average.verdict}."
 
 
 def page_unit(found: Comparison) -> Unit:
@@ -76,7 +78,7 @@ def _one(found: Comparison, a: str, b: str) -> Report:
         tables.append(_spreads(found, a, b))
     if len(found.rules) > 1:
         tables.append(_rules(found, a, b))
-    verdict = (headline(found), found.claim.sentence)
+    verdict = tuple(filter(None, (headline(found), continuous_sentence(found), found.claim.sentence)))
     return Report(tuple(tables), verdict, tuple(facts), tuple(_notes(found, a, b)))
 
 
@@ -99,24 +101,6 @@ def _records(found: Comparison) -> Iterator[dict[str, Any]]:
 
 _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "difference", "low", "high", "stderr",
             "freedom", "test", "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
-
-
-def p_text(p: float | None) -> str:
-    """Format a p value with three decimals."""
-    if p is None:
-        return "–"
-    return "<0.001" if p < 0.0005 else fixed(p, 3)
-
-
-def _in_words(one: Difference, unit: Unit) -> str:
-    sign = "" if one.p is not None and one.p < 0.0005 else "= "
-    difference = f"{unit.difference(one.difference)}{unit.points}"
-    return f"{difference} (95 % interval {interval_text(one, unit)}), p {sign}{p_text(one.p)}"
-
-
-def interval_text(one: Difference, unit: Unit) -> str:
-    """Format the interval of a difference."""
-    return f"{unit.difference(one.low)} to {unit.difference(one.high)}"
 
 
 def _differences(found: Comparison, a: str, b: str) -> Table:

@@ -1,4 +1,4 @@
-"""Training curves: accuracy by step.
+"""Training curves: accuracy, or another outcome, by step.
 
 In: runs of one training, with steps from their revisions, checkpoints or names. Out: a `Curve` with a confidence
 interval for every point.
@@ -21,6 +21,7 @@ from evalkit.comparison.sides import Side
 from evalkit.comparison.steps import step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import ACCURACY, MARGIN, with_default_rule
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
@@ -61,7 +62,7 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
 
     Args:
         side: the training.
-        rule: scoring rule; None: the runs' own.
+        rule: scoring rule, or a continuous outcome (`scores.outcomes.outcome_key`); None: the runs' own rule.
         steps_of_runs: step of each run; None: as `step_of` finds it.
 
     Raises:
@@ -88,14 +89,14 @@ def curve(side: Side, rule: str | None = None, steps_of_runs: Sequence[int] | No
     pairing = pair(Side(side.name, (first,)), Side(side.name, tuple(later)), graded)
     check_uniform(side, may_differ=("limit",))  # only documents that all runs have count
     rules = {run.manifest["rule"] for run in by_step.values()}
-    if rule is None and len(rules) > 1:
+    if rule in (None, MARGIN) and len(rules) > 1:
         raise UsageError(
             f"the runs have different rules ({', '.join(sorted(rules))}); name one with --rule: "
             f"all runs support {', '.join(pairing.rules)}"
         )
-    chosen = rule or str(rules.pop())
+    chosen = with_default_rule(rule, str(rules.pop())) or ""
     measure, documents, chance = pairing.measure(chosen), pairing.graded[0].documents, {}
-    if "choices" in documents:
+    if "choices" in documents and measure.name == ACCURACY:
         guess = 1 / documents["choices"].to_numpy(float)
         chance = {task.task: float(guess[task.rows[0]].mean()) for task in pairing.tasks}
         chance["Average"] = sum(chance.values()) / len(chance)

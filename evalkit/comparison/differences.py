@@ -89,6 +89,22 @@ class RuleVerdict:
 
 
 @dataclass(frozen=True)
+class ContinuousEvidence:
+    """What a continuous outcome shows beside accuracy."""
+
+    outcome: str
+    measure: Measure
+    average: AverageDifference
+    """Over the same tasks and documents; not corrected for being a second look."""
+    times: float | None
+    """How many times fewer documents it needs than accuracy for the same power; None if that is not known."""
+    times_low: float | None
+    """The 95 % interval."""
+    times_high: float | None
+    """None also where it has no upper end."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of two sides under a rule."""
 
@@ -109,6 +125,8 @@ class Comparison:
     """Task that is not compared → reason."""
     labels: Mapping[str, Label]
     """Line, or task that is not compared → printed label."""
+    continuous: ContinuousEvidence | None = None
+    """None if the comparison is not about accuracy, or a run has no continuous outcome."""
 
     def __repr__(self) -> str:
         average = f"average {self.average.difference:+.4g}: {self.average.verdict}"

@@ -7,6 +7,7 @@ appropriate test.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 
@@ -48,16 +49,25 @@ class ScoredLine:
             self.adjusted = with_one_won_and_one_lost(self.documents, paired.sources, self.size)
         self.of_documents = self.adjusted
         self.estimate = self.documents
+        if self.spread is not None:
+            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
         self.won, self.lost = int((self.differences > 0).sum()), int((self.differences < 0).sum())
         if self.spread is not None:
-            self.test, p = SEEDS, crossed_p_value(self.adjusted, self.spread)
-            self.estimate, self.adjusted = (crossed(one, self.spread) for one in (self.documents, self.adjusted))
+            self.test = SEEDS
         elif measure.is_share and paired.sources == paired.n and np.isin(self.differences, (-1, 0, 1)).all():
-            self.test, p = MCNEMAR, mcnemar(self.won, self.lost)
+            self.test = MCNEMAR
         else:
-            # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
-            self.test, p = SIGN_FLIP, max(sign_flip(self.sums).p, t_test(self.adjusted))
-        self.p = nan_to_none(p)
+            self.test = SIGN_FLIP
+
+    @cached_property
+    def p(self) -> float | None:
+        """The p value; None if it is unknown."""
+        if self.spread is not None:
+            return nan_to_none(crossed_p_value(self.of_documents, self.spread))
+        if self.test == MCNEMAR:
+            return mcnemar(self.won, self.lost)
+        # Under the null, sources of unequal sizes need not be symmetric about zero, so the t test is used too
+        return nan_to_none(max(sign_flip(self.sums).p, t_test(self.adjusted)))
 
     def detectable(self) -> float | None:
         """Return the smallest true difference that these documents detect with 80 % power; None if there is none."""

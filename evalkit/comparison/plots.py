@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.comparison.comparison_report import headline, label, p_text, page_unit
+from evalkit.comparison.comparison_report import headline, label, page_unit
 from evalkit.comparison.curve_report import curve_unit
 from evalkit.comparison.curves import Curve, Point
+from evalkit.comparison.difference_texts import p_text
 from evalkit.comparison.differences import (
     BETTER,
     HIGHER,

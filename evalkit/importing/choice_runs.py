@@ -7,7 +7,6 @@ are NaN, and rules that need them are not available.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -15,10 +14,11 @@ from typing import Any
 
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.tasks import Question, share_limit
+from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.importing.log_lines import LoggedSample
 from evalkit.importing.manifests import manifest_of, shared_result, shared_value
 from evalkit.importing.pinned import MatchedTask
@@ -146,11 +146,8 @@ def _selection(matched: Sequence[MatchedTask], counts: dict[str, int]) -> dict[s
 
 def _are_first(members: Sequence[MatchedTask]) -> bool:
     """Return whether the documents of a task are its first ones, of several subjects in turn."""
-    found: dict[str, list[int]] = defaultdict(list)
-    for _, question in (pair for one in members for pair in one.documents):
-        found[question.subtask].append(question.doc_id)
-    shares = share_limit(dict(members[0].sizes), sum(map(len, found.values())))
-    return found == {leaf: list(range(count)) for leaf, count in shares.items() if count}
+    places = sorted(place for one in members for place in one.places)
+    return places == FirstDocuments(len(places)).places(members[0].task, members[0].strata)
 
 
 def _rows(one: MatchedTask) -> Iterator[ScoreRow]:

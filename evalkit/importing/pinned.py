@@ -8,7 +8,7 @@ that were scored are the suite's.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from evalkit.benchmarks.multiple_choice.suites import Suite, load_suite, suite_o
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE
 from evalkit.data import TASKS, Library, subjects
+from evalkit.data.sampling import ALL_DOCUMENTS
 from evalkit.data.schema import TaskData
 from evalkit.errors import DataError
 from evalkit.importing.log_files import LoggedTask
@@ -44,8 +45,8 @@ class MatchedTask:
     """In the order of the questions."""
     places: tuple[int, ...]
     """Place of each question in the task, from 0."""
-    sizes: Mapping[str, int]
-    """Leaf task of the task → number of its pinned questions, in order."""
+    strata: Sequence[str]
+    """Leaf task of each pinned question of the task."""
     plain: bool
     """Whether the requests are those of template `plain`, with as many solved examples as the log says."""
 
@@ -100,11 +101,11 @@ class _Questions:
     def __init__(self, task: str, library: Library) -> None:
         self._task, self._library = task, library
         self._suite = suite_of("documents", [task])
-        self._all = pinned_questions(self._suite, library, None)[task]
+        self._all = pinned_questions(self._suite, library, ALL_DOCUMENTS)[task]
         self._data: TaskData = TASKS[self._suite.documents.get(task, task)]
         self._places: dict[str, list[int]] = defaultdict(list)
         self._golds: dict[str, Any] = {}
-        self._sizes = Counter(question.subtask for question in self._all)
+        self._strata = [question.subtask for question in self._all]
         for place, question in enumerate(self._all):
             essence = self._essence(question.doc)
             assert essence is not None
@@ -135,7 +136,7 @@ class _Questions:
         for sample, question in pairs:
             _check(log, sample, question)
         plain = self._is_plain(log, [(sample, place) for place, sample in placed])
-        return MatchedTask(self._task, log, pairs, tuple(place for place, _ in placed), self._sizes, plain)
+        return MatchedTask(self._task, log, pairs, tuple(place for place, _ in placed), self._strata, plain)
 
     def _place(self, log: LoggedTask, sample: LoggedSample, free: Mapping[str, list[int]]) -> int | None:
         """Return the place of a document's question, and remove it from `free`; None if it is not pinned.
@@ -176,7 +177,7 @@ class _Questions:
         if log.shots:
             if (suite := _with_examples(self._suite, log.shots)) is None:
                 return False
-            questions = pinned_questions(suite, self._library, None)[self._task]
+            questions = pinned_questions(suite, self._library, ALL_DOCUMENTS)[self._task]
         return all(sample.requests == _requests(questions[place]) for sample, place in placed)
 
 

@@ -8,9 +8,10 @@ from functools import partial
 from evalkit.benchmarks.outcomes import Comparable
 from evalkit.comparison.agreement import agreements
 from evalkit.comparison.comparison import compare
-from evalkit.comparison.comparison_report import comparison_report, headline, interval_text, p_text
+from evalkit.comparison.comparison_report import comparison_report, headline
 from evalkit.comparison.curve_report import curve_report
 from evalkit.comparison.curves import Curve
+from evalkit.comparison.difference_texts import interval_text, p_text
 from evalkit.comparison.differences import UNDECIDED, Comparison, TaskDifference
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side

@@ -14,6 +14,7 @@ from evalkit.brief import counted
 from evalkit.comparison.sides import Side, check_unique, named_sides, names
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import with_default_rule
 from evalkit.studies.results import StudyResults
 from evalkit.studies.selection import Selected, select, trainings
 from evalkit.studies.sides import StudyTraining
@@ -181,7 +182,9 @@ def _of_benchmark(
     comparisons = []
     curves = _trainings(results, models, benchmark)
     if len(sides) > 1 or curves:
-        comparisons.append(PageComparison(benchmark.name, tuple(sides), rule or benchmark.rule, tuple(curves)))
+        comparisons.append(
+            PageComparison(benchmark.name, tuple(sides), with_default_rule(rule, benchmark.rule), tuple(curves))
+        )
     return PageContents(tuple(runs), tuple(shown), tuple(comparisons), tuple(notes))
 
 

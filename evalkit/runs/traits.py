@@ -17,6 +17,7 @@ from typing import Any
 from evalkit.brief import counted
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import outcome_of
 
 _SUMMARY = (
     "limit",
@@ -86,7 +87,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
         found.append(_examples(run.manifest))
-        found.append(_trait("rule", rule or str(run.manifest["rule"])))
+        found.append(_rule(rule or str(run.manifest["rule"])))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
@@ -104,6 +105,20 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         for name, text in specification.get("versions", {}).items()
     ]
     return {trait.name: trait for trait in found}
+
+
+def documents_read(specification: Mapping[str, Any]) -> str:
+    """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
+
+    Of an imported log with any other documents it is "selection" with the beginning of a hash.
+    """
+    if (size := specification.get("sample")) is not None:
+        seed = specification["seed"]
+        return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
+    if chosen := specification.get("selection"):
+        return f"selection {chosen[:7]}"
+    limit = specification.get("limit")
+    return f"limit {limit:,}" if limit else ""
 
 
 def model_differences(a: Run, b: Run) -> list[str]:
@@ -174,6 +189,11 @@ def _attention(manifest: Mapping[str, Any]) -> Trait:
     """Return the implementation that was loaded; the requested one may be "auto"."""
     loaded = (manifest.get("loaded") or {}).get("attention")
     return _trait("attention", str(loaded or manifest["specification"].get("attention")), refused=False)
+
+
+def _rule(name: str) -> Trait:
+    """Return the rule, or the continuous outcome that documents are read by."""
+    return Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True)
 
 
 def _limit(specification: Mapping[str, Any]) -> Trait:

@@ -12,6 +12,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UsageError
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import ACCURACY, MARGIN
 from evalkit.studies.results import StudyResults
 from evalkit.studies.study import Study, StudyBenchmark, StudyTable
 from evalkit.studies.table_rows import assign, with_baselines
@@ -66,7 +67,8 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     if not rows.runs.keys() & rows_by_key(layout).keys():
         why = "; ".join([*(text.rstrip(".") for text in rows.remarks), *rows.without_row])
         return UnfilledTable(layout.name, f"no row has a finished run on {chosen.name} ({why})")
-    request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or chosen.rule)
+    default = chosen.rule if request.outcome in (None, ACCURACY, MARGIN) else None
+    request = replace(request, drop_empty=request.drop_empty or given.drop_empty, rule=request.rule or default)
     made = made_of_runs(layout, RunMapping(None, rows.runs), request, rows.remarks)
     return FilledTable(made, rows.without_row)
 

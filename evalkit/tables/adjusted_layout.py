@@ -1,6 +1,6 @@
-"""Layouts adjusted to a paper: without empty rows, with another caption, with other titles of sections.
+"""Layouts adjusted to a paper: another outcome, no empty rows, another caption, other titles of sections.
 
-In: a layout, and what is to be changed. Out: a layout. Marks, averages and numbers do not depend on it.
+In: a layout, and what is to be changed. Out: a layout. Averages and numbers do not depend on it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from evalkit.errors import UnknownNameError
-from evalkit.reporting.markup import Text, parse, plain
+from evalkit.errors import UnknownNameError, UsageError
+from evalkit.reporting.markup import Text, literal, parse, plain
+from evalkit.scores.outcomes import ACCURACY, OUTCOMES
 from evalkit.tables.layout import Group, LayoutItem, TableLayout
+
+_DECIMALS = 3
+"""Of continuous outcomes."""
 
 
 def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str], where: str) -> TableLayout:
@@ -40,6 +44,28 @@ def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str]
         rows=renamed(layout.rows),
         columns=renamed(layout.columns),
     )
+
+
+def of_outcome(layout: TableLayout, name: str) -> TableLayout:
+    """Return a layout for the means of a continuous outcome: with its name, direction and decimals.
+
+    Raises:
+        UnknownNameError: there is no such outcome.
+        UsageError: the layout does not show means.
+    """
+    if name not in OUTCOMES:
+        raise UnknownNameError("outcome", name, (ACCURACY, *OUTCOMES))
+    if layout.pairs:
+        raise UsageError(f"table {layout.name} shows shares of documents, not means; omit --outcome {name}")
+    outcome = OUTCOMES[name]
+    words = f" Numbers: {outcome.title}, {'higher' if outcome.higher_is_better else 'lower'} is better."
+    turned = {"highest": "lowest", "lowest": "highest"}
+    marks = (
+        layout.marks
+        if outcome.higher_is_better
+        else {kind: replace(mark, extreme=turned[mark.extreme]) for kind, mark in layout.marks.items()}
+    )
+    return replace(layout, caption=(*layout.caption, *literal(words)), decimals=_DECIMALS, unit="", marks=marks)
 
 
 def without_empty(layout: TableLayout, filled: Collection[str]) -> TableLayout:

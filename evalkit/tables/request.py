@@ -13,7 +13,8 @@ from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Table
 from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
-from evalkit.tables.adjusted_layout import without_empty
+from evalkit.scores.outcomes import ACCURACY, outcome_key
+from evalkit.tables.adjusted_layout import of_outcome, without_empty
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
 from evalkit.tables.layout import TableLayout, layout_names, load_layout
@@ -36,6 +37,8 @@ class TableRequest:
     drop_empty: bool = False
     """Leave out rows without a run, and sections without rows."""
     rule: str | None = None
+    outcome: str | None = None
+    """Continuous outcome in place of accuracy (`scores.outcomes`)."""
     as_printed: bool = False
     """Print the paper's own averages and marks."""
     spreads: bool = False
@@ -73,7 +76,11 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
     Raises:
         EvalkitError: as `make`; or all rows are empty and none are to be printed.
     """
-    found = measure(layout, mapping, request.rule, request.mixed)
+    key = request.rule
+    if request.outcome not in (None, ACCURACY):
+        key = outcome_key(request.outcome, request.rule or mapping.rule)
+        layout = of_outcome(layout, request.outcome)
+    found = measure(layout, mapping, key, request.mixed)
     published = published_numbers(layout) if request.source == "both" else None
     if request.drop_empty:
         layout = without_empty(layout, found.numbers)
@@ -169,9 +176,12 @@ def check_options(request: TableRequest) -> None:
     if request.as_printed and not published:
         raise UsageError("--as-printed shows the paper's own marks; use it with --source published only")
     runs_only = {"--stderr": request.spreads, "--significance": request.significance, "--rule": bool(request.rule),
+                 "--outcome": request.outcome not in (None, ACCURACY),
                  "--allow-mixed": request.mixed, "--drop-empty": request.drop_empty}  # fmt: skip
     if published and (asked := [name for name, on in runs_only.items() if on]):
         raise UsageError(f"{asked[0]} is for numbers of runs, not for published ones; add --source runs")
+    if request.source == "both" and request.outcome not in (None, ACCURACY):
+        raise UsageError(f"the published numbers are accuracies; use --outcome {request.outcome} with --source runs")
 
 
 def _legend(request: TableRequest, found: Measured) -> list[str]:

@@ -70,9 +70,10 @@ def test_the_first_line_says_the_verdict(compare: Compare, make: Make) -> None:
     lines = outcome.out.splitlines()
     assert lines[0].startswith("large is better than small on 3 of 3 tasks after Holm's correction; average +")
     assert lines[0].endswith(", p <0.001: better.")
-    assert "about these two checkpoints" in lines[1]
-    assert lines[3:5] == [f"A: small (runs/{a.name})", f"B: large (runs/{b.name})"]
-    rows = {line.split()[0]: line.split() for line in lines[6:] if line}
+    assert lines[1].startswith("Bits per byte: ") and "lower is better" in lines[1]
+    assert "about these two checkpoints" in lines[2]
+    assert lines[4:6] == [f"A: small (runs/{a.name})", f"B: large (runs/{b.name})"]
+    rows = {line.split()[0]: line.split() for line in lines[7:] if line}
     assert rows["ARC-Easy"][1] == "60"
     assert rows["ARC-Easy"][-1] == "better"
     assert "BoolQ†" in rows

@@ -16,7 +16,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
 from evalkit.errors import UsageError
 from evalkit.runs.folder import LM_EVAL, Run
-from evalkit.runs.traits import is_imported
+from evalkit.runs.traits import documents_read, is_imported
 from evalkit.scores.table import CLUSTER
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def task_outcomes(run: Run) -> Comparable:
 
 
 def _must_agree(run: Run, task: str) -> dict[str, str]:
-    """See `Comparable`. The documents' hash covers those up to the limit; the config has the few-shot examples.
+    """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples.
 
     Documents of an imported run are paired by content, so that their order and number may differ.
     """
@@ -44,7 +44,7 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
         known = {"number of examples": "" if shots is None else str(shots)}
         return {"limit": "", **known, "documents": "", "task's definition": ""}
     return {
-        "limit": str(specification["limit"] or "none"),
+        "limit": documents_read(specification) or "none",
         "number of examples": str(shots),
         "documents": str(about["documents"]),
         "task's definition": str(about["config"]),

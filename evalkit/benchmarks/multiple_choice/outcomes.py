@@ -1,4 +1,4 @@
-"""Results of a finished multiple-choice run: its score table and results.json → metrics, and right or wrong answers."""
+"""Results of a finished multiple-choice run: its score table and results.json → metrics, and documents' outcomes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
+from evalkit.scores.outcomes import ACCURACY, MARGIN, outcome_of
 from evalkit.scores.table import CLUSTER
 
 if TYPE_CHECKING:
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     from evalkit.stats.estimates import Floats
 
 
+_DIRECTION = {True: "higher is better", False: "lower is better"}
+
+
 class ComparableChoices(Comparable):
-    """Documents of a multiple-choice run and, by rule, which of them are right."""
+    """Documents of a multiple-choice run and, by rule, which of them are right; and their continuous outcomes."""
 
     checked = ("gold", "choices")
 
@@ -42,20 +46,45 @@ class ComparableChoices(Comparable):
 
         return available_rules(self.run.scores)
 
+    @property
+    def continuous(self) -> str:
+        """Bits per byte, which tokenizers do not change."""
+        return "bits_per_byte"
+
     def by_rule(self, rule: str) -> Floats:
-        """Return [documents] 1 where the rule predicts the gold choice, else 0."""
+        """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
+
+        Args:
+            rule: a rule, or a key of an outcome (`scores.outcomes.outcome_of`).
+        """
         return self._graded(rule)
 
     def measure(self, rule: str) -> Measure:
-        """Return accuracy under the rule."""
+        """Return accuracy under the rule, or the measure of an outcome."""
         from evalkit.scores.rules import find_rule
 
-        return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, "accuracy")
+        if (found := outcome_of(rule)) is None:
+            return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, ACCURACY)
+        outcome, of = found
+        about = f", rule {self._rule_of(of)}" if outcome.name == MARGIN else ""
+        return Measure(
+            f"{outcome.title}{about}: {outcome.description}; {_DIRECTION[outcome.higher_is_better]}",
+            True,
+            f"{outcome.title}{about}",
+            outcome.bounds,
+            outcome.higher_is_better,
+        )
+
+    def _rule_of(self, given: str | None) -> str:
+        return given or str(self.run.manifest["rule"])
 
     def _grade(self, rule: str) -> Floats:
+        from evalkit.scores.outcome_values import document_outcomes
         from evalkit.scores.rules import choose, find_rule
 
         try:
+            if (found := outcome_of(rule)) is not None:
+                return document_outcomes(self.run.scores, found[0], find_rule(self._rule_of(found[1])))
             chosen = choose(self.run.scores, find_rule(rule)).prediction
         except UsageError as error:
             raise UsageError(f"run {self.run.folder.name}: {error}") from error
@@ -64,7 +93,12 @@ class ComparableChoices(Comparable):
 
 
 def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
-    """Return the accuracies of the tasks. Arguments and errors: see `stored_results`."""
+    """Return the accuracies of the tasks, or the means of a continuous outcome (`scores.outcomes.outcome_of`).
+
+    Arguments and errors: see `stored_results`.
+    """
+    if rule is not None and outcome_of(rule) is not None:
+        return _outcome_metrics(run, rule)
     return [_metric(run, task) for task in stored_results(run, rule)["tasks"]]
 
 
@@ -85,6 +119,29 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
     if name not in available_rules(run.scores):
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)
     return run.results(name).to_json()
+
+
+def _outcome_metrics(run: Run, key: str) -> list[Metric]:
+    from evalkit.stats.estimates import error_of_mean
+
+    comparable = ComparableChoices(run)
+    measure, values, tasks = comparable.measure(key), comparable.by_rule(key), comparable.documents["task"].to_numpy()
+    found = []
+    for task in (task for members in run.manifest["groups"].values() for task in members):
+        own = values[tasks == task]
+        found.append(
+            Metric(
+                task=task,
+                name=measure.name,
+                n=len(own),
+                value=float(own.mean()),
+                stderr=error_of_mean(own),
+                higher_is_better=measure.higher_is_better,
+                bounds=measure.bounds,
+                official=run.manifest["documents"][task]["official"],
+            )
+        )
+    return found
 
 
 def _metric(run: Run, found: dict[str, Any]) -> Metric:

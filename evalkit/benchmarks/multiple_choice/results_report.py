@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.benchmarks.multiple_choice.outcomes import stored_metrics
 from evalkit.benchmarks.multiple_choice.suites import label, short_label
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed, percent
@@ -21,8 +22,12 @@ from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import is_imported, origin_notes, unofficial
+from evalkit.scores.outcomes import MARGIN, OUTCOMES
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
 from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
+
+_PLACES = 3
+"""Decimals of continuous outcomes."""
 
 
 def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
@@ -43,7 +48,12 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     content = about | {"specification": manifest["specification"]} | sources | results.to_json()
     return Report(
-        (accuracy_table(results, manifest, seconds), *details, rules_table(run.scores, manifest, results.rule)),
+        (
+            accuracy_table(results, manifest, seconds),
+            *details,
+            rules_table(run.scores, manifest, results.rule),
+            outcomes_table(run, results.rule),
+        ),
         content=content,
         records=list(_records(results, manifest, detail)),
     )
@@ -92,6 +102,19 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
     table = simple_table("rules", ["rule", *names, "Avg.", "moves by"], rows, title=title)
     unusable = [why_unusable(one, scores) for one in all_rules() if one.name not in by_rule]
     return table._replace(notes=tuple(map(literal, filter(None, (*unusable, *invalid_rules())))))
+
+
+def outcomes_table(run: Run, rule: str) -> Table:
+    """Return the mean of every continuous outcome on each task, and the unweighted means over the tasks."""
+    rows, tasks = [], [task for members in run.manifest["groups"].values() for task in members]
+    for outcome in OUTCOMES.values():
+        found = stored_metrics(run, f"{MARGIN}@{rule}" if outcome.name == MARGIN else outcome.name)
+        values = [one.value for one in found if one.value is not None]
+        cells = [fixed(one.value, _PLACES) for one in found]
+        rows.append([outcome.title, *cells, fixed(sum(values) / len(values), _PLACES)])
+    names = [short_label(task, run.manifest.get("short"), run.manifest.get("labels")) for task in tasks]
+    title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
+    return simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
 
 
 def subtask_table(results: Results, task: str) -> Table:
