@@ -38,10 +38,10 @@ def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Tr
 
 
 def document_difference(a: Run, b: Run, task: str) -> tuple[str, str, str] | None:
-    """Return (what, A's value, B's value) of the first difference between a task's documents; None if they agree."""
+    """Return (what, A's value, B's value) of the first known difference between a task's documents; None if none."""
     mine, theirs = (benchmark_of(run).comparable(run).must_agree(task) for run in (a, b))
     pairs = ((_HASHES.get(what, what), one, theirs[what]) for what, one in mine.items())
-    return next((found for found in pairs if found[1] != found[2]), None)
+    return next((found for found in pairs if "" != found[1] != found[2] != ""), None)
 
 
 def _contents(run: Run) -> dict[str, dict[str, str]]:

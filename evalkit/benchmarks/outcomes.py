@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from evalkit.stats.estimates import Floats
 
 
+CONTENT = "content"
+"""Column of documents with the hash of their content, where runs of other programs number them in their own way."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """One number of one task."""

@@ -19,7 +19,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.traits import documents_read, unofficial_notes
+from evalkit.runs.traits import documents_read, is_imported, origin_notes, unofficial_notes
 
 _ID_SHOWN = 7
 
@@ -54,6 +54,8 @@ class ListedRun:
     """Printed form of the score, with its standard error."""
     devices: tuple[str, ...] = ()
     """Kinds of devices that computed a finished run."""
+    imported: bool = False
+    """Whether it was imported from another program's log, which has no journal."""
     journal: bool = True
     """Whether the journal exists; no table can be recomputed without it."""
     notes: tuple[str, ...] = ()
@@ -71,9 +73,10 @@ class ListedRun:
 
     @property
     def settings(self) -> str:
-        """Settings that are not the default: examples, documents, context."""
+        """Settings that are not the default: examples, documents, context, origin."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
-        return ", ".join(filter(None, (shots, self.documents, self.context)))
+        origin = "imported" if self.imported else ""
+        return ", ".join(filter(None, (shots, self.documents, self.context, origin)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -125,7 +128,7 @@ def runs_report(runs: Sequence[ListedRun], root: Path, text: str = "") -> Report
     kept_headers, kept_rows = [headers[c] for c in keep], [[row[c] for c in keep] for row in rows]
     none = f"none in {root}" + (f" with {text}" if text.strip() else "")
     notes = [f"{run.id[:_ID_SHOWN] or Path(run.folder).name}: {note}" for run in runs for note in run.notes]
-    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not run.journal]:
+    if kept := [run.id[:_ID_SHOWN] for run in runs if run.state == "finished" and not (run.journal or run.imported)]:
         notes.append(f"stored without a journal, so their tables cannot be recomputed: {', '.join(kept)}")
     content = [asdict(run) for run in runs]
     return Report(
@@ -159,7 +162,8 @@ def _listed(run: Run) -> ListedRun:
         "documents": documents_read(specification),
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
-        "notes": tuple(unofficial_notes(manifest)),
+        "imported": is_imported(manifest),
+        "notes": (*origin_notes(manifest), *unofficial_notes(manifest)),
     }
     if not run.complete:
         return ListedRun(state="interrupted" if about["journal"] else "begun", **about)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evalkit.benchmarks.alike import document_difference
-from evalkit.benchmarks.outcomes import Comparable, Label, Measure
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, Label, Measure
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import unofficial
+from evalkit.runs.traits import is_imported, unofficial
 from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
 
@@ -163,7 +163,7 @@ def _check_documents(task: str, runs: tuple[Run, ...]) -> None:
 def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[PairedTask]:
     for task in tasks:
         tables = [_of_task(one.documents, task) for one in graded]
-        places, dropped = _places(tables)
+        places, dropped = _places(tables, _identity(task, tables, graded))
         if not len(places[0]):
             raise UsageError(f"task {task}: the runs have no document in common; run both on the same documents")
         chosen = [table.iloc[place] for table, place in zip(tables, places, strict=True)]
@@ -178,9 +178,21 @@ def _paired(graded: tuple[Comparable, ...], tasks: list[str]) -> Iterator[Paired
         )
 
 
-def _places(tables: list[pd.DataFrame]) -> tuple[list[Codes], int]:
+def _identity(task: str, tables: list[pd.DataFrame], graded: tuple[Comparable, ...]) -> str:
+    """Return the column that identifies a document: its content where all runs have it, else its number."""
+    having = [CONTENT in table for table in tables]
+    if any(having) and not all(having) and any(is_imported(one.run.manifest) for one in graded):
+        without = graded[having.index(False)].run.folder.name
+        raise UsageError(
+            f"task {task}: run {without} has no hashes of its documents' content, by which an imported run is paired: "
+            "an earlier version made it; run its command again with a new --output"
+        )
+    return CONTENT if all(having) else "doc_id"
+
+
+def _places(tables: list[pd.DataFrame], identity: str) -> tuple[list[Codes], int]:
     """Return the indices of the common documents in each table, in the first one's order, and the number of others."""
-    names = ["subtask", "doc_id"]
+    names = ["subtask", identity]
     first, *others = ([table[name].to_numpy() for name in names] for table in tables)
     if all(map(np.array_equal, first * len(others), chain(*others))):
         return [np.arange(len(table)) for table in tables], 0

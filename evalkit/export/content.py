@@ -9,7 +9,7 @@ from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data import HubSplit
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import caveats, traits
+from evalkit.runs.traits import caveats, is_imported, origin, traits
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def content_of(run: Run, rule: str | None) -> Content:
         "dtype": own["dtype"].value,
         "context_extension": own["context extension"].value,
         "suite": run.suite,
+        **({"origin": origin(run.manifest)} if is_imported(run.manifest) else {}),
     }
     metrics = benchmark.metrics(run, rule)
     first = {metric.task: metric for metric in reversed(metrics)}

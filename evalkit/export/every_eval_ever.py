@@ -53,7 +53,7 @@ def _model(content: Content) -> dict[str, Any]:
     details = {
         "deployment_type": "self_deployed",
         "model_availability": "unknown",
-        "weights_sha256": manifest["specification"]["checkpoint"]["weights"],
+        "weights_sha256": manifest["specification"]["checkpoint"].get("weights"),
         "revision": manifest["revision"],
         "dtype": content.protocol["dtype"],
         "parameters": loaded.get("parameters"),

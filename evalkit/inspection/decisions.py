@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.document_views import ChoiceView
-from evalkit.scores.rules import Floats, best_choices, find_rule, row_scores
+from evalkit.scores.predictions import Floats, best_choices
+from evalkit.scores.rules import find_rule, row_scores
 
 Flags = NDArray[np.bool_]
 Places = NDArray[np.int64]

@@ -110,7 +110,11 @@ def _choices_table(found: TaskOutcomes, place: int, title: str) -> Table:
 
 
 def _numbers(scores: dict[str, float | None]) -> list[str]:
-    return [fixed(scores["log_likelihood"], 3), f"{scores['tokens']:,}", fixed(scores["perplexity"], 2)]
+    return [
+        fixed(scores["log_likelihood"], 3),
+        "–" if (tokens := scores["tokens"]) is None else f"{tokens:,}",
+        fixed(scores["perplexity"], 2),
+    ]
 
 
 def _rules_table(found: TaskOutcomes, place: int, by_rule: Sequence[dict[str, Any]], title: str) -> Table:

@@ -17,7 +17,7 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import UsageError
 from evalkit.inspection.decisions import Decisions, Flags, decisions
 from evalkit.runs.folder import Run
-from evalkit.scores.rules import Floats
+from evalkit.scores.predictions import Floats
 
 BEST = 1.0
 """Best score of an answer."""

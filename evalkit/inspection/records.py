@@ -61,16 +61,18 @@ def _choice(row: Mapping[Any, Any]) -> dict[str, dict[str, float | None]]:
 
 
 def _segments(row: Mapping[Any, Any]) -> list[str]:
-    present = [segment for segment in SEGMENTS if row[f"n_{segment}"]]
+    # Token counts of an imported log are not known
+    counted = [segment for segment in SEGMENTS if row[f"n_{segment}"] > 0]
+    present = counted or [segment for segment in SEGMENTS if not np.isnan(row[f"ll_{segment}"])]
     return [*present, *(["unconditional"] if not np.isnan(row["ll_unconditional"]) else [])]
 
 
 def _segment(row: Mapping[Any, Any], segment: str) -> dict[str, float | None]:
-    tokens = int(row["n_continuation" if segment == "unconditional" else f"n_{segment}"])
-    return _numbers(float(row[f"ll_{segment}"]), tokens)
+    tokens = row["n_continuation" if segment == "unconditional" else f"n_{segment}"]
+    return _numbers(float(row[f"ll_{segment}"]), None if np.isnan(tokens) else int(tokens))
 
 
-def _numbers(likelihood: float, tokens: int) -> dict[str, float | None]:
+def _numbers(likelihood: float, tokens: int | None) -> dict[str, float | None]:
     if np.isnan(likelihood) or not tokens:
         return {"log_likelihood": None if np.isnan(likelihood) else likelihood, "tokens": tokens, "perplexity": None}
     with np.errstate(over="ignore"):

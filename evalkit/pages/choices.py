@@ -19,6 +19,8 @@ from evalkit.scores.table import SEGMENTS
 
 ABSENT = 65535
 """Prediction of a run that does not have the document."""
+UNKNOWN = -1
+"""Number of tokens in a run that does not know it, as one imported from a log."""
 _Arrays = dict[str, tuple[str, NDArray[Any]]]
 
 
@@ -106,9 +108,9 @@ def _scores(name: str, table: _Documents, places: NDArray[np.int64], choices: ND
     total, width = int(choices.sum()), len(SEGMENTS)
     likelihoods, tokens = np.full((total, width), np.nan), np.zeros((total, width), np.int64)
     likelihoods[rows] = _columns(table.scores, "ll", kept)
-    tokens[rows] = _columns(table.scores, "n", kept)
+    tokens[rows] = np.nan_to_num(_columns(table.scores, "n", kept), nan=UNKNOWN)
     truncated = np.zeros(total, np.int64)
-    truncated[rows] = table.scores["truncated"].to_numpy()[kept]
+    truncated[rows] = np.nan_to_num(table.scores["truncated"].to_numpy()[kept])
     return {
         f"{name}/ll": ("f4", likelihoods),
         f"{name}/n": ("i4", tokens),

@@ -16,7 +16,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import caveats, traits, unofficial_notes
+from evalkit.runs.traits import caveats, is_imported, origin_notes, traits, unofficial_notes
 
 
 def provenance_panel(run: Run, name: str) -> Panel:
@@ -27,7 +27,8 @@ def provenance_panel(run: Run, name: str) -> Panel:
         name: the panel's anchor.
     """
     settings = simple_table("settings", ["setting", "value"], list(_settings(run)), texts=2)
-    notes = (*(f"*: {note}" for note in unofficial_notes(run.manifest)), *mixture(run.manifest))
+    marked = (f"*: {note}" for note in unofficial_notes(run.manifest))
+    notes = (*origin_notes(run.manifest), *marked, *mixture(run.manifest))
     report = Report((settings, _documents_table(run)), notes=notes)
     return Panel(name, "How it was made", (report,), prompts=(*_template(run.manifest), *_example(run)))
 
@@ -56,7 +57,9 @@ def _settings(run: Run) -> Iterator[tuple[str, str]]:
     if revision := manifest["revision"]:
         yield "revision", str(revision)
     for part, fingerprint in manifest["specification"]["checkpoint"].items():
-        yield f"fingerprint of its {part}", str(fingerprint)
+        yield part if is_imported(manifest) else f"fingerprint of its {part}", str(fingerprint)
+    for name, digest in manifest.get("imported", {}).get("files", {}).items():
+        yield "imported file", f"{name}, SHA-256 {digest}"
     if architecture := loaded.get("architecture"):
         yield "architecture", str(architecture)
     if parameters := loaded.get("parameters"):

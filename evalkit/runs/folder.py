@@ -134,6 +134,8 @@ class Run:
 
     def require_choices(self) -> None:
         """Raise `UsageError` if the run has no choices that a rule could decide between."""
+        if self.kind == LM_EVAL and self.complete and not self.manifest["groups"]:
+            raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         if self.rule is None:
             raise UsageError(
                 f"run {self.folder} has no choices that a rule could decide between: benchmark {self.kind} has its own "
@@ -150,8 +152,6 @@ class Run:
         from evalkit.scores.table import CLUSTER, ScoreRow
 
         self.require_choices()
-        if self.complete and not self.manifest["groups"]:
-            raise UsageError(f"run {self.folder} has no multiple-choice task with one gold answer, so no rule applies")
         columns = [*ScoreRow._fields, CLUSTER]
         return self.table(SCORES, columns)[columns]
 
@@ -163,13 +163,13 @@ class Run:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds spent on each task.
+        """Seconds spent on each task, where known.
 
         Raises:
             RunError: results.json does not store them.
         """
         self.require_form(TimedResults)
-        return {task["task"]: task["seconds"] for task in self.stored["tasks"]}
+        return {task["task"]: task["seconds"] for task in self.stored["tasks"] if task["seconds"] is not None}
 
     @property
     def stored(self) -> dict[str, Any]:

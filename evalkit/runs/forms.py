@@ -36,7 +36,8 @@ class StoredResults(Stored):
 
 
 class _TimedTask(StoredTask):
-    seconds: float
+    seconds: float | None
+    """None for an imported log."""
 
 
 class TimedResults(Stored):
@@ -93,6 +94,13 @@ class _Device(Stored):
     batches: dict[str, str]
 
 
+class _Imported(Stored):
+    """Origin of an imported run."""
+
+    origin: str
+    files: dict[str, str]
+
+
 def _date(text: str) -> str:
     try:
         datetime.fromisoformat(text)
@@ -120,6 +128,7 @@ class StoredManifest(Stored):
     versions: dict[str, str]
     loaded: _Loaded = Field(default_factory=_Loaded)
     devices: list[_Device] = Field(default_factory=list)
+    imported: _Imported | None = None
 
     @model_validator(mode="after")
     def _groups_have_sizes(self) -> Self:

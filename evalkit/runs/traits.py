@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalkit.brief import counted
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
 from evalkit.scores.outcomes import outcome_of
@@ -45,6 +46,24 @@ class Trait:
     """Whether runs that differ in it cannot share a table; otherwise the difference is noted."""
 
 
+def is_imported(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a run was imported from another program's log."""
+    return "imported" in manifest
+
+
+def origin(manifest: Mapping[str, Any]) -> str:
+    """Return what evaluated a run: "evalkit", or the imported log."""
+    return str(manifest["imported"]["origin"]) if is_imported(manifest) else "evalkit"
+
+
+def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a note about an imported run; none for evalkit's own."""
+    if not is_imported(manifest):
+        return []
+    files = counted(len(manifest["imported"]["files"]), "file")
+    return [f"imported from {origin(manifest)} ({files}); evalkit did not compute its scores"]
+
+
 def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
     """Return the length in tokens above which prompts lose their middle; earlier manifests name it "window"."""
     found: int | None = specification.get("max_prompt_tokens", specification.get("window"))
@@ -58,8 +77,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         run: any run.
         rule: scoring rule of its numbers; None: the run's own. Not used for runs whose answers no rule chooses.
     """
-    specification, loaded = run.manifest["specification"], run.manifest.get("loaded") or {}
-    shots = specification.get("num_fewshot") or 0
+    specification = run.manifest["specification"]
     found = [
         _limit(specification),
         _trait("template", run.template),
@@ -68,17 +86,17 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if most := max_prompt_tokens(specification):
         found.append(Trait("prompt tokens", f"at most {most:,}", f"prompts of at most {most:,} tokens", True))
     if run.rule is not None:
-        found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
+        found.append(_examples(run.manifest))
         found.append(_rule(rule or str(run.manifest["rule"])))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
         _trait("dtype", str(specification.get("dtype"))),
         _extension(specification.get("context_extension")),
-        _trait("scoring version", str(specification.get("scoring"))),
+        _trait("origin", origin(run.manifest), refused=False),
+        *([] if is_imported(run.manifest) else [_trait("scoring version", str(specification.get("scoring")))]),
         *([_trait("benchmark version", str(specification["version"]))] if "version" in specification else []),
-        # The implementation that was loaded; the requested one may be "auto"
-        _trait("attention", str(loaded.get("attention") or specification.get("attention")), refused=False),
+        *([] if is_imported(run.manifest) else [_attention(run.manifest)]),
     ]
     if device := " and ".join(kinds(run.manifest)):
         found.append(_trait("device", device, refused=False))
@@ -90,10 +108,15 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
 
 
 def documents_read(specification: Mapping[str, Any]) -> str:
-    """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all."""
+    """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
+
+    Of an imported log with any other documents it is "selection" with the beginning of a hash.
+    """
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]
         return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
+    if chosen := specification.get("selection"):
+        return f"selection {chosen[:7]}"
     limit = specification.get("limit")
     return f"limit {limit:,}" if limit else ""
 
@@ -155,6 +178,19 @@ def _trait(name: str, value: str, refused: bool = True) -> Trait:
     return Trait(name, value, f"{name} {value}", refused)
 
 
+def _examples(manifest: Mapping[str, Any]) -> Trait:
+    shots = manifest["specification"].get("num_fewshot")
+    if shots is None and is_imported(manifest):
+        return Trait("solved examples", "unknown", "an unknown number of solved examples", True)
+    return Trait("solved examples", str(shots or 0), f"{shots or 0}-shot", True)
+
+
+def _attention(manifest: Mapping[str, Any]) -> Trait:
+    """Return the implementation that was loaded; the requested one may be "auto"."""
+    loaded = (manifest.get("loaded") or {}).get("attention")
+    return _trait("attention", str(loaded or manifest["specification"].get("attention")), refused=False)
+
+
 def _rule(name: str) -> Trait:
     """Return the rule, or the continuous outcome that documents are read by."""
     return Trait("rule", name, f"{'rule' if outcome_of(name) is None else 'outcome'} {name}", True)
@@ -165,6 +201,8 @@ def _limit(specification: Mapping[str, Any]) -> Trait:
     if size := specification.get("sample"):
         seed = f"(seed {specification['seed']})"
         return Trait("limit", f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}", True)
+    if chosen := specification.get("selection"):
+        return Trait("limit", f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})", True)
     limit = specification.get("limit")
     first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
     return Trait("limit", str(limit or "none"), first or "all documents", True)

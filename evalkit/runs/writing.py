@@ -90,6 +90,8 @@ class RunWriter:
 
     def require_journal(self) -> None:
         """Raise `RunError` if the journal of a finished run is missing: everything would be scored again."""
+        if "imported" in self.manifest:  # its log is imported again
+            return
         made = [path.name for path in (self.folder / RESULTS, *self.folder.glob("*.parquet")) if path.exists()]
         if made and not (self.folder / JOURNAL).exists():
             raise RunError(

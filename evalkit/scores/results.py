@@ -30,8 +30,8 @@ class TaskResult:
     """Expected accuracy of a uniform guess: the mean of 1 / choices."""
     ties: int
     """Documents with several choices of the highest score; the first is the prediction, as in lm-eval."""
-    truncated: int
-    """Documents whose context was truncated to fit the context window."""
+    truncated: int | None
+    """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
 
     def __repr__(self) -> str:
         return brief(
@@ -125,7 +125,7 @@ def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
         stderr=error_of_share(accuracy, n),
         chance=float((1 / decisions["choices"]).mean()),
         ties=int(decisions["tie"].sum()),
-        truncated=int((decisions["truncated"] > 0).sum()),
+        truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
     )
 
 

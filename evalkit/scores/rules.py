@@ -15,19 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evalkit.errors import RunError, UsageError
 from evalkit.plugins import added, call_added, load_added
+from evalkit.scores.predictions import Floats, RuleChoices, best_choices
 from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floats = NDArray[np.float64]
 GROUP = "evalkit.rules"
 
 
@@ -42,6 +41,8 @@ class Rule:
     """Score table → [rows] scores, higher is better."""
     segments: tuple[str, ...] = ("continuation",)
     """Required log-likelihoods: segments, or "unconditional"."""
+    per_token: bool = False
+    """Whether it reads token counts, which imported logs do not have."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -67,12 +68,14 @@ RULES: dict[str, Rule] = {
             "exp(-sum_s L(s) / sum_s n(s)), lowest",
             lambda t: _per(_ll(t, *SEGMENTS), _n(t, *SEGMENTS)),
             SEGMENTS,
+            per_token=True,
         ),
         Rule(
             "ppl_continuation",
             "lowest perplexity of the continuation",
             "exp(-L(c) / n(c)), lowest",
             lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
         ),
         Rule(
             "ppl_continuation_end",
@@ -80,6 +83,7 @@ RULES: dict[str, Rule] = {
             "exp(-(L(c) + L(e)) / (n(c) + n(e))), lowest",
             lambda t: _per(_ll(t, "continuation", "end"), _n(t, "continuation", "end")),
             ("continuation", "end"),
+            per_token=True,
         ),
         Rule(
             "acc",
@@ -104,6 +108,7 @@ RULES: dict[str, Rule] = {
             "highest log-likelihood of the continuation per token; chooses as ppl_continuation does",
             "L(c) / n(c), highest",
             lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
         ),
         Rule(
             "pmi",
@@ -162,8 +167,10 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     try:
         if rule.name not in RULES:
             choose(table, rule)
+        elif message := _why_uncounted(rule, table):
+            return message
         elif missing := missing_segments(rule, table):
-            return _missing_message(rule, missing)
+            return _missing_message(rule, missing, table)
     except UsageError as error:
         return str(error)
     return None
@@ -191,18 +198,19 @@ def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
 
 def _needed(segment: str, table: pd.DataFrame) -> bool:
     """Return whether a segment occurs in any sequence; one that does not (such as no end token) is not missing."""
-    return segment == "unconditional" or bool((table[f"n_{segment}"] > 0).any())
+    # A count that is not known may be any number
+    return segment == "unconditional" or not bool((table[f"n_{segment}"] <= 0).all())
 
 
-class RuleChoices(NamedTuple):
-    """Predictions of a rule, one entry per document."""
+def _are_counted(table: pd.DataFrame) -> bool:
+    return not bool(table["n_continuation"].isna().any())
 
-    starts: NDArray[np.int64]
-    """First row of the document in the table."""
-    prediction: NDArray[np.int64]
-    """Index of the predicted choice."""
-    tie: NDArray[np.bool_]
-    """Whether several choices have the highest score."""
+
+def _why_uncounted(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule that reads token counts cannot be applied: an imported log has none; None if it can."""
+    if not rule.per_token or _are_counted(table):
+        return None
+    return f"rule {rule.name} needs token counts, which the imported log does not have; use acc, acc_norm or acc_bytes"
 
 
 def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
@@ -220,30 +228,16 @@ def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     Raises:
         UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
     """
+    if message := _why_uncounted(rule, table):
+        raise UsageError(message)
     if missing := missing_segments(rule, table):
-        raise UsageError(_missing_message(rule, missing))
+        raise UsageError(_missing_message(rule, missing, table))
     scores = _scores(rule, table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
     if np.shape(scores) != (len(table),) or np.isnan(scores).any():
         raise UsageError(
             f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
         )
     return scores
-
-
-def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
-    """Return the choice with the highest score of each document, the first one in a tie.
-
-    Args:
-        scores: [rows] scores under a rule.
-        choice: [rows] index of each row's choice; 0 begins a document.
-    """
-    starts = np.flatnonzero(choice == 0)
-    if not len(starts):
-        return RuleChoices(starts, np.empty(0, np.int64), np.empty(0, bool))
-    at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(scores))))
-    # The first row at the maximum, for each document
-    position = np.where(at_best, choice, np.iinfo(np.int64).max)
-    return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
 
 
 def _scores(rule: Rule, table: pd.DataFrame) -> Floats:
@@ -285,7 +279,11 @@ def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
     )
 
 
-def _missing_message(rule: Rule, missing: list[str]) -> str:
+def _missing_message(rule: Rule, missing: list[str], table: pd.DataFrame) -> str:
+    if not _are_counted(table):
+        return (
+            f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the imported log does not have"
+        )
     if "unconditional" in missing:
         return (
             f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "

@@ -27,7 +27,8 @@ class ScoreRow(NamedTuple):
     """Scores of one choice.
 
     Log-likelihoods are natural logarithms, None where the template does not score the segment. Token counts exclude the
-    first token of a sequence (BOS), which nothing precedes."""
+    first token of a sequence (BOS), which nothing precedes. In the table of an imported log, token counts are
+    NaN."""
 
     task: str
     subtask: str
@@ -56,6 +57,15 @@ class ScoreRow(NamedTuple):
     """Context tokens truncated on the left to fit the context window."""
     straddles: int
     """Tokens that span a boundary between segments."""
+
+
+UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles")
+"""Columns of token counts, which are unknown (NaN) in imported logs."""
+
+
+def uncounted(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a score table without token counts: those of an imported log are not known."""
+    return table.assign(**dict.fromkeys(UNCOUNTED, float("nan")))
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:

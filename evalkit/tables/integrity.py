@@ -21,7 +21,7 @@ from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Cell, Line, Section, Table
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import summary, traits, unofficial
+from evalkit.runs.traits import origin_notes, summary, traits, unofficial
 from evalkit.tables.fill import Filling, computed, fill
 from evalkit.tables.layout import AVERAGE, TableLayout, load_layout
 from evalkit.tables.measured import accuracies
@@ -156,7 +156,7 @@ def _in_words(rules: Mapping[str, str]) -> str:
 
 def _protocol(run: Run, rule: str, protocols: list[PublishedProtocol]) -> Iterator[str]:
     own = traits(run, rule)
-    yield f"Your run: {summary(run, rule)}."
+    yield f"Your run: {'; '.join([summary(run, rule), *origin_notes(run.manifest)])}."
     for protocol in protocols:
         yield f"{protocol.name}: believed scored by {_in_words(protocol.rules)}: {protocol.why}."
     template = run.template

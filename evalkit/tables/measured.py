@@ -35,7 +35,7 @@ from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import Trait, model_differences, same_checkpoint, summary, unofficial_notes
+from evalkit.runs.traits import Trait, model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
 from evalkit.tables.layout import TableLayout
 from evalkit.tables.paired_sizes import rows_by_key
 from evalkit.tables.published import Number, read_numbers
@@ -257,13 +257,13 @@ def _notes(
         differing = differences(flat[0][1], run, rule)
         if not mixed:
             _check_protocol(*flat[0], model, run, differing)
-        remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing]
+        remarks = [f"{theirs.words}, not {mine.words}" for mine, theirs in differing if mine.name != "origin"]
         benchmark = benchmark_of(run)
         _, stands_for = benchmark.fills(run)
         if layout.suite != run.suite:
             pairs = ([benchmark.label(run, name).full for name in pair] for pair in stands_for.items())
             remarks += [f"{task} in the column of {column}" for task, column in pairs]
-        remarks += unofficial_notes(run.manifest)
+        remarks += [*origin_notes(run.manifest), *unofficial_notes(run.manifest)]
         remarks += [contradiction] if (contradiction := row_mismatch(layout, items[model], run)) else []
         if remarks:
             row = rows.get(model)

@@ -16,6 +16,7 @@ from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS
 from evalkit.models.zoo import SUFFIXES, NamedModel, models, named_model
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import is_imported
 from evalkit.tables.layout import LayoutItem, TableLayout
 
 _READINGS = {key for keys in KEYS.values() for key in keys} - {"num_signals", "signal_domain", "cog_keep_last"}
@@ -124,7 +125,8 @@ def _of_run(run: Run) -> str:
     loaded = run.manifest["loaded"]
     if loaded.get("shape"):
         return _words(loaded["shape"], loaded["parameters"])
-    return f"{loaded.get('architecture')} of {loaded['parameters']:,} parameters"
+    architecture = loaded.get("architecture", "an unknown architecture" if is_imported(run.manifest) else None)
+    return f"{architecture} of {loaded['parameters']:,} parameters"
 
 
 def _words(facts: Mapping[str, Any], count: int) -> str:

@@ -2,9 +2,10 @@
 
 In: a `SuiteRequest` with task names. Out: a run folder with these files:
 
-scores.parquet   the score table of the multiple-choice tasks with one gold answer
-results.json     every metric of every task and group
-lm_eval/         the same in lm-eval's format
+scores.parquet      the score table of the multiple-choice tasks with one gold answer
+documents.parquet   every metric of every document
+results.json        every metric of every task and group
+lm_eval/            the same in lm-eval's format
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered, work_of
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.multiple_choice.suites import label_of
-from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.benchmarks.outcomes import Comparable, Label, Metric
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
-from evalkit.runs.traits import documents_read
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
@@ -56,7 +55,10 @@ class _LMEvalGroup(StoredTask):
 class _LMEvalTask(_LMEvalGroup):
     """A task in results.json."""
 
-    seconds: float
+    seconds: float | None
+    """None for an imported log."""
+    compared: str | None = None
+    """Metric and filter by which documents are compared; earlier versions did not store it."""
 
 
 class _LMEvalResults(Stored):
@@ -172,9 +174,11 @@ class LMEval(Benchmark):
             if isinstance(metric["value"], (int, float))
         ]
 
-    def comparable(self, run: Run) -> TaskChoices:
-        """See `Benchmark`; only multiple-choice tasks with one gold answer are compared."""
-        return TaskChoices(run)
+    def comparable(self, run: Run) -> Comparable:
+        """See `Benchmark`; of a run with multiple-choice tasks only these are compared."""
+        from evalkit.benchmarks.lm_eval.outcomes import task_outcomes
+
+        return task_outcomes(run)
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """See `Benchmark`; texts and generated answers are in the sample files, if the run has them."""
@@ -226,20 +230,3 @@ class LMEval(Benchmark):
         raise UsageError(
             f"run {run.folder} is a run of lm-eval's own tasks; export it with --to lm_eval, which supports all of them"
         )
-
-
-class TaskChoices(ComparableChoices):
-    """The multiple-choice scores of a run of lm-eval's tasks."""
-
-    lacking = "no multiple-choice scores"
-
-    def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples."""
-        specification = self.run.manifest["specification"]
-        about = specification["tasks"][task]
-        return {
-            "limit": documents_read(specification) or "none",
-            "number of examples": str(about["num_fewshot"]),
-            "documents": str(about["documents"]),
-            "task's definition": str(about["config"]),
-        }

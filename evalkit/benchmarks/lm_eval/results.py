@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evalkit.benchmarks.lm_eval.document_scores import compared_metric, document_scores, write_document_scores
 from evalkit.compatibility.lm_eval import as_texts, hash_of, json_value
 from evalkit.data.clusters import SHARED, clusters_of
 from evalkit.export.lm_eval import Evaluated, write_lm_eval
-from evalkit.runs.folder import SCORES
+from evalkit.runs.folder import LM_EVAL, SCORES
 from evalkit.runs.writing import RunWriter
 
 if TYPE_CHECKING:
@@ -39,9 +40,14 @@ def write_results(
     Raises:
         RunError: a file could not be written.
     """
-    _write_table(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
+    write_scores(writer, list(score_rows(tasks.tasks, answers)), _clusters(tasks.tasks))
     hashes = _task_hashes(results["samples"])
     content = _content(results, tasks, answers.seconds) | {"samples": samples, "task_hashes": hashes}
+    by_task = {name: list(document_scores(name, members)) for name, members in results["samples"].items()}
+    write_document_scores(writer, [score for members in by_task.values() for score in members])
+    for entry in content["tasks"]:
+        better = results["higher_is_better"].get(entry["task"], {})
+        entry["compared"] = compared_metric(by_task.get(entry["task"], []), better)
     seconds = sum(answers.seconds.values())
     lines = {name: map(_sample, members) for name, members in results["samples"].items()} if samples else {}
     entries = {key: value for key, value in results.items() if key != "samples"}
@@ -137,14 +143,26 @@ def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
     return by_document
 
 
-def _write_table(writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> None:
-    """Write the score table, and its tasks to the manifest."""
-    from evalkit.scores.table import score_table
+def write_scores(
+    writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int], counted: bool = True
+) -> None:
+    """Write the score table, and its tasks to the manifest; without rows no rule applies to the run.
+
+    Args:
+        writer: the run folder.
+        rows: in the table's order.
+        clusters: see `score_table`.
+        counted: whether the numbers of tokens are known.
+    """
+    from evalkit.scores.table import score_table, uncounted
 
     tasks = list(dict.fromkeys(row.task for row in rows))
-    if rows:
+    if not rows:
+        writer.save_manifest(rule=LM_EVAL)
+    else:
         writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
-        writer.save_table(SCORES, score_table(rows, clusters))
+        table = score_table(rows, clusters)
+        writer.save_table(SCORES, table if counted else uncounted(table))
 
 
 def _content(results: Mapping[str, Any], tasks: TaskSet, seconds: Mapping[str, float]) -> dict[str, Any]:

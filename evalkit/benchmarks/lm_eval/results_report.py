@@ -14,6 +14,7 @@ from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import mixture
+from evalkit.runs.traits import origin_notes
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -34,7 +35,7 @@ def metrics_report(run: Run) -> Report:
     notes = ["metrics as lm-eval " + str(manifest["versions"]["lm-eval"]) + " computes them"]
     if extension := manifest["specification"].get("context_extension"):
         notes.append(Extension(**extension).describe())
-    notes += mixture(manifest)
+    notes += [*origin_notes(manifest), *mixture(manifest)]
     if any(metric["higher_is_better"] is False for entry in entries for metric in entry["metrics"]):
         notes.append(LOWER_NOTE)
     sources = sorted({source["source"] for source in manifest["documents"].values()})
@@ -81,5 +82,5 @@ def _rows(entry: Entry, with_filter: bool, unofficial: bool) -> Iterator[list[st
             shots if first else "",
             number(metric["value"]),
             "–" if metric["stderr"] is None else f"± {fixed(metric['stderr'], 4)}",
-            fixed(entry["seconds"], 1) if first and "seconds" in entry else "",
+            fixed(entry["seconds"], 1) if first and entry.get("seconds") is not None else "",
         ]

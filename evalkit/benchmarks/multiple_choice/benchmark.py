@@ -51,7 +51,7 @@ class _ChoiceTask(StoredTask):
 
 
 class _TimedChoiceTask(_ChoiceTask):
-    seconds: float
+    seconds: float | None
 
 
 class _RuleResults(Stored):

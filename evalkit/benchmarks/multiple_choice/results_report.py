@@ -21,7 +21,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import unofficial
+from evalkit.runs.traits import is_imported, origin_notes, unofficial
 from evalkit.scores.outcomes import MARGIN, OUTCOMES
 from evalkit.scores.results import Average, Results, TaskResult, summarise_all
 from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
@@ -42,13 +42,14 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
         UsageError: there is no such rule, or the run lacks the scores that it needs.
     """
     results, manifest = run.results(rule), run.manifest
+    seconds = None if is_imported(manifest) else run.seconds
     details = [subtask_table(results, task) for task in results.subtasks] if detail else []
-    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": seconds}
     sources = {kind: manifest[kind] for kind in ("documents", "examples") if kind in manifest}
     content = about | {"specification": manifest["specification"]} | sources | results.to_json()
     return Report(
         (
-            accuracy_table(results, manifest, run.seconds),
+            accuracy_table(results, manifest, seconds),
             *details,
             rules_table(run.scores, manifest, results.rule),
             outcomes_table(run, results.rule),
@@ -58,8 +59,8 @@ def choices_report(run: Run, rule: str | None = None, detail: bool = False) -> R
     )
 
 
-def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float]) -> Table:
-    """Return the accuracies of all tasks and the averages under one rule."""
+def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mapping[str, float] | None) -> Table:
+    """Return the accuracies of all tasks and the averages under one rule; without `seconds`, no column for them."""
     marked = {task for tasks in unofficial(manifest).values() for task in tasks}
     rows: list[list[str]] = []
     groups: dict[str, list[str]] = manifest["groups"]
@@ -67,13 +68,18 @@ def accuracy_table(results: Results, manifest: Mapping[str, Any], seconds: Mappi
     for members, average in zip(groups.values(), results.averages, strict=False):
         for name in members:
             mark = "*" if name in marked else ""
-            rows.append([label(name, manifest.get("labels")) + mark, *_cells(by_name[name], seconds.get(name, 0.0))])
+            rows.append(
+                [
+                    label(name, manifest.get("labels")) + mark,
+                    *_cells(by_name[name], None if seconds is None else seconds.get(name, 0.0)),
+                ]
+            )
         if len(members) > 1:
             rows.append([average.name, "", *_average_cells(average), "", "", "", ""])
     ruled = set()
     if len(groups) > 1:
         ruled = {len(rows)}
-        total = fixed(sum(seconds.values()), 1)
+        total = "" if seconds is None else fixed(sum(seconds.values()), 1)
         rows.append([results.average.name, "", *_average_cells(results.average), "", "", "", total])
     headers = ["task", "n", "acc. %", "± SE", "chance", "ties", "cut", "seconds"]
     # Empty columns (no ties, no truncated documents) are dropped to save width
@@ -120,9 +126,15 @@ def subtask_table(results: Results, task: str) -> Table:
     return simple_table(task, [label(task), "n", "acc. %", "± SE"], rows)
 
 
-def _cells(task: TaskResult, seconds: float) -> list[str]:
+def _cells(task: TaskResult, seconds: float | None) -> list[str]:
     accuracy = [percent(task.accuracy), _plus_minus(task.stderr), percent(task.chance)]
-    return [f"{task.n:,}", *accuracy, f"{task.ties or ''}", f"{task.truncated or ''}", fixed(seconds, 1)]
+    return [
+        f"{task.n:,}",
+        *accuracy,
+        f"{task.ties or ''}",
+        f"{task.truncated or ''}",
+        "" if seconds is None else fixed(seconds, 1),
+    ]
 
 
 def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Iterator[str]:
@@ -131,7 +143,7 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
         yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question"
     if extension := manifest["specification"].get("context_extension"):
         yield Extension(**extension).describe()
-    yield from mixture(manifest)
+    yield from (*origin_notes(manifest), *mixture(manifest))
     if any(task.ties for task in results.tasks):
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):

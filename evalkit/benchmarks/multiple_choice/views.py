@@ -50,6 +50,8 @@ def choice_views(run: Run, tasks: Collection[str], say: Say) -> Iterator[ChoiceV
 
 def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple[Texts, str]:
     """Return a task's texts, and why there are none or how they differ from what was scored."""
+    if _only_in_log(run):
+        return stored_texts(run, table), "the texts are those of the imported log"
     if task in pinned_tasks():
         try:
             questions = sources.questions(task)
@@ -65,6 +67,11 @@ def _texts(run: Run, task: str, table: pd.DataFrame, sources: _Sources) -> tuple
     if texts := stored_texts(run, table):
         return texts, f"{problem}; {_WITHOUT_TEMPLATE}"
     return {}, f"{problem}; {NO_SAMPLES}"
+
+
+def _only_in_log(run: Run) -> bool:
+    """Return whether the prompts of an imported run are none of evalkit's, or its documents a selection."""
+    return isinstance(run.manifest["template"], str) or "selection" in run.manifest["specification"]
 
 
 class _QuestionTexts:

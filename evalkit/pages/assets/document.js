@@ -65,7 +65,11 @@ function segmentTable(task, place, run, name) {
   const [first, end] = [task.rows[place], task.rows[place + 1]];
   const width = SEGMENT_NAMES.length;
   const used = SEGMENT_NAMES.map((unused, s) => s).filter((s) => {
-    for (let row = first; row < end; row++) if (n[row * width + s] > 0) return true;
+    // An imported log has no token counts: -1
+    for (let row = first; row < end; row++) {
+      const at = row * width + s;
+      if (n[at] > 0 || (n[at] < 0 && Number.isFinite(ll[at]))) return true;
+    }
     return false;
   });
   const truncated = task.arrays[`${run}/truncated`];
@@ -92,7 +96,7 @@ function choiceRows(task, row, choice, place, used, ll, n) {
 }
 
 function segmentCells(ll, n) {
-  return [fixed(ll, 3), counted(n), fixed(n ? Math.exp(-ll / n) : NaN, 2)];
+  return [fixed(ll, 3), n < 0 ? "–" : counted(n), fixed(n > 0 ? Math.exp(-ll / n) : NaN, 2)];
 }
 
 function ruleTable(task, place, runs) {

@@ -1,0 +1,120 @@
+"""Documents of a finished run of lm-eval's tasks with their scores, for comparison.
+
+In: a run. Out: a `Comparable`: of a run with multiple-choice tasks, their choices under evalkit's rules; of any other
+run, the value of each task's own metric. Runs of earlier versions have no content hashes: their documents are paired by
+number, under the hash of all documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from evalkit.benchmarks.lm_eval.document_scores import DOCUMENTS, DocumentScore
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
+from evalkit.benchmarks.outcomes import CONTENT, Comparable, Measure
+from evalkit.errors import UsageError
+from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.traits import documents_read, is_imported
+from evalkit.scores.table import CLUSTER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evalkit.stats.estimates import Floats
+
+
+def task_outcomes(run: Run) -> Comparable:
+    """Return the documents of a finished run of lm-eval's tasks."""
+    if not run.manifest["groups"] and any(task.get("compared") for task in run.stored["tasks"]):
+        return TaskMetrics(run)
+    return TaskChoices(run)
+
+
+def _must_agree(run: Run, task: str) -> dict[str, str]:
+    """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples.
+
+    Documents of an imported run are paired by content, so that their order and number may differ.
+    """
+    specification = run.manifest["specification"]
+    about = specification["tasks"][task]
+    shots = about["num_fewshot"]
+    if is_imported(run.manifest):
+        known = {"number of examples": "" if shots is None else str(shots)}
+        return {"limit": "", **known, "documents": "", "task's definition": ""}
+    return {
+        "limit": documents_read(specification) or "none",
+        "number of examples": str(shots),
+        "documents": str(about["documents"]),
+        "task's definition": str(about["config"]),
+    }
+
+
+class TaskChoices(ComparableChoices):
+    """The multiple-choice scores of a run of lm-eval's tasks."""
+
+    lacking = "no multiple-choice scores"
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        """See `Comparable`."""
+        return _must_agree(self.run, task)
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """One row for each document, with its content hash if the run has it."""
+        found = super().documents
+        if DOCUMENTS not in self.run.files:
+            return found
+        names = ["task", "doc_id"]
+        table = self.run.table(DOCUMENTS, DocumentScore._fields).drop_duplicates(names)
+        return found.merge(table[[*names, CONTENT]], "left", names)
+
+
+class TaskMetrics(Comparable):
+    """The value of each task's own metric, between 0 and 1, of a run without multiple-choice tasks."""
+
+    checked = ()
+    lacking = "no metric that is a share of each document"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._metrics = {task["task"]: task["compared"] for task in run.stored["tasks"] if task.get("compared")}
+        self.groups = {"Average": list(self._metrics)}
+        self.group_sizes = {"Average": len(self._metrics)}
+
+    def must_agree(self, task: str) -> dict[str, str]:
+        """See `Comparable`."""
+        return {**_must_agree(self.run, task), "metric": self._metrics.get(task, "")}
+
+    @cached_property
+    def _table(self) -> pd.DataFrame:
+        table = self.run.table(DOCUMENTS, DocumentScore._fields)
+        chosen = table["metric"] + "," + table["filter"] == table["task"].map(self._metrics)
+        return table[chosen].reset_index(drop=True)
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """One row for each document, see `Comparable`."""
+        table = self._table
+        return table[["task", "doc_id", CONTENT]].assign(subtask=table["task"], **{CLUSTER: table["doc_id"]})
+
+    @property
+    def rules(self) -> Sequence[str]:
+        """The tasks' own metrics, under the benchmark's name."""
+        return (LM_EVAL,)
+
+    def by_rule(self, rule: str) -> Floats:
+        """Return [documents] values of each task's own metric."""
+        self.measure(rule)
+        values: Floats = self._table["value"].to_numpy(float)
+        return values
+
+    def measure(self, rule: str) -> Measure:
+        """Return the description of the tasks' own metrics."""
+        if rule != LM_EVAL:
+            raise UsageError(
+                f"run {self.run.folder.name} has no choices that rule {rule} could decide between; leave out --rule"
+            )
+        shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
+        return Measure(f"each task's own metric ({shown}), in %", True)

@@ -1,0 +1,252 @@
+"""lm-eval's log of one evaluation: sample files, and the results file beside each.
+
+In: paths. Out: a `LoggedTask` for each file. lm-eval names the files of one evaluation `results_<time>.json` and
+`samples_<task>_<time>.jsonl`, with the same time. Only the file name has the task's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from evalkit.errors import DataError, UsageError
+from evalkit.importing.log_lines import LoggedSample, read_samples
+from evalkit.inputs.reading import read_json
+from evalkit.inputs.validated import Stored, validated
+
+_NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
+_LONGEST_MODEL = 500
+"""Characters of a model's name."""
+
+
+class _LogConfig(Stored):
+    model_dtype: str | None = None
+    model_num_parameters: Any = None
+
+
+class _EvalkitEntry(Stored):
+    template: str | None = None
+
+
+class _SampleCounts(Stored):
+    original: int
+    effective: int
+
+
+class ResultsFile(Stored):
+    """Keys of lm-eval's results file that are read, with _ for -."""
+
+    results: dict[str, dict[str, Any]]
+    config: _LogConfig = Field(default_factory=_LogConfig)
+    configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    versions: dict[str, Any] = Field(default_factory=dict)
+    n_shot: dict[str, Any] = Field(default_factory=dict)
+    higher_is_better: dict[str, dict[str, bool | None]] = Field(default_factory=dict)
+    n_samples: dict[str, _SampleCounts] = Field(default_factory=dict)
+    task_hashes: dict[str, str] = Field(default_factory=dict)
+    lm_eval_version: str | None = None
+    transformers_version: str | None = None
+    model_name: str | None = None
+    date: float | None = None
+    max_length: Any = None
+    evalkit: _EvalkitEntry | None = None
+    """Only in evalkit's exports."""
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """The results file of an evaluation."""
+
+    path: Path
+    digest: str
+    content: ResultsFile
+
+
+@dataclass(frozen=True)
+class LoggedTask:
+    """A task's sample file."""
+
+    task: str
+    """lm-eval's leaf task, from the file's name."""
+    path: Path
+    digest: str
+    """SHA-256 of the file."""
+    time: str
+    """Time in the file's name."""
+    samples: tuple[LoggedSample, ...]
+    """All lines; a document has one for each filter."""
+    summary: LogSummary | None
+    """None if there is no results file beside it."""
+
+    @property
+    def documents(self) -> tuple[LoggedSample, ...]:
+        """The lines of the first filter: one for each document."""
+        first = self.samples[0].filter
+        return tuple(one for one in self.samples if one.filter == first)
+
+    @property
+    def results(self) -> ResultsFile | None:
+        """Content of the results file, if there is one."""
+        return None if self.summary is None else self.summary.content
+
+    @property
+    def shots(self) -> int | None:
+        """Number of solved examples before each question; None if it is unknown."""
+        found = None if self.results is None else self.results.n_shot.get(self.task)
+        return found if isinstance(found, int) else None
+
+    @property
+    def created(self) -> str:
+        """When it was evaluated; ISO 8601, in the local time of its machine if there is no results file."""
+        if self.results is not None and self.results.date is not None:
+            try:
+                return datetime.fromtimestamp(self.results.date, UTC).isoformat(timespec="seconds")
+            except (OverflowError, ValueError, OSError):
+                pass
+        day, _, clock = self.time.partition("T")
+        try:
+            return datetime.fromisoformat(f"{day}T{clock[:8].replace('-', ':')}").isoformat()
+        except ValueError:
+            return f"{day}T00:00:00"
+
+    def at(self, sample: LoggedSample) -> str:
+        """Return the beginning of a message about a line."""
+        return f"{self.path}, line {sample.line}"
+
+
+def read_logs(paths: Sequence[Path]) -> list[LoggedTask]:
+    """Read sample files, and the results file beside each; sort them by task.
+
+    Raises:
+        UsageError: a file's name has no task, or two files are of one task.
+        DataError: a file is invalid, or does not belong to the results file beside it; names file and line.
+    """
+    names = [_NAME.fullmatch(path.name) for path in paths]
+    for path, name in zip(paths, names, strict=True):
+        if name is None:
+            raise UsageError(
+                f"{path}: only the name samples_<task>_<time>.jsonl says which task was evaluated; "
+                "give lm-eval's sample files under their own names"
+            )
+    found: dict[str, LoggedTask] = {}
+    summaries: dict[Path, LogSummary | None] = {}
+    for path, name in zip(paths, names, strict=True):
+        assert name is not None
+        task, time = name["task"], name["time"]
+        if task in found:
+            raise UsageError(f"{path} and {found[task].path} are both of task {task}; import them one by one")
+        beside = path.with_name(f"results_{time}.json")
+        if beside not in summaries:
+            summaries[beside] = _summary(beside)
+        found[task] = _read(path, task, time, summaries[beside])
+    return [found[task] for task in sorted(found)]
+
+
+def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
+    """Return the name of the model that was evaluated.
+
+    Args:
+        logs: the files of one import.
+        given: the user's name for it; None: the one in the results files.
+
+    Raises:
+        UsageError: the results files have several, or none.
+    """
+    logged: dict[str | None, LoggedTask] = {}
+    for one in logs:
+        logged.setdefault(None if one.results is None else one.results.model_name, one)
+    named = [(name, one) for name, one in logged.items() if name]
+    if len(named) > 1:
+        (first, one), (second, other) = named[:2]
+        raise UsageError(
+            f"{one.path} is of model {first} and {other.path} of {second}; import the files of one model at a time"
+        )
+    if given is None and (unnamed := logged.get(None)):
+        raise UsageError(
+            f"{unnamed.path}: no results file beside it names its model; put results_{unnamed.time}.json there, or "
+            "give --model NAME"
+        )
+    return (given or named[0][0] or "")[:_LONGEST_MODEL]
+
+
+def lines_of(log: LoggedTask) -> Iterator[tuple[LoggedSample, bytes]]:
+    """Read a file again, which must be the same.
+
+    Raises:
+        DataError: it was changed since it was read.
+    """
+    digest = hashlib.sha256()
+    for sample, data in read_samples(log.path):
+        digest.update(data)
+        yield sample, data
+    if digest.hexdigest() != log.digest:
+        raise DataError(f"{log.path} was changed while it was imported; import it again")
+
+
+def _read(path: Path, task: str, time: str, summary: LogSummary | None) -> LoggedTask:
+    digest, samples = hashlib.sha256(), []
+    seen: dict[tuple[int, str], int] = {}
+    for sample, data in read_samples(path):
+        digest.update(data)
+        earlier = seen.setdefault((sample.doc_id, sample.filter), sample.line)
+        if earlier != sample.line:
+            raise DataError(
+                f"{path}, line {sample.line}: document {sample.doc_id} is in line {earlier} already; lm-eval appends "
+                "to an existing file, so keep the lines of one evaluation"
+            )
+        samples.append(sample)
+    if not samples:
+        raise DataError(f"{path} has no document; was the evaluation interrupted?")
+    log = LoggedTask(task, path, digest.hexdigest(), time, tuple(samples), summary)
+    _check_complete(log)
+    _check_summary(log)
+    return log
+
+
+def _check_complete(log: LoggedTask) -> None:
+    """Raise `DataError` if a document lacks the line of a filter, or two filters have different metrics."""
+    filters = list(dict.fromkeys(one.filter for one in log.samples))
+    counts = {name: sum(one.filter == name for one in log.samples) for name in filters}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} of filter {name}" for name, count in counts.items())
+        raise DataError(f"{log.path}: has lines of different documents ({listed}); the file is incomplete")
+    first = log.samples[0]
+    for one in log.samples:
+        if list(one.metrics) != list(first.metrics):
+            raise DataError(
+                f"{log.at(one)}: has metrics {', '.join(one.metrics)}, but line {first.line} has "
+                f"{', '.join(first.metrics)}; all documents of a task have the same ones"
+            )
+
+
+def _check_summary(log: LoggedTask) -> None:
+    """Raise `DataError` if the results file beside a sample file is not of the same evaluation."""
+    if log.summary is None:
+        return
+    results, beside = log.summary.content, log.summary.path
+    remedy = f"move {beside.name} away, or restore the file"
+    if (counts := results.n_samples.get(log.task)) and counts.effective != len(log.documents):
+        raise DataError(
+            f"{log.path} has {len(log.documents):,} documents, but {beside} says {counts.effective:,}; {remedy}"
+        )
+    logged = results.task_hashes.get(log.task)
+    parts = [one.hashes for one in log.samples]
+    if logged and all(parts) and hashlib.sha256("".join(parts).encode()).hexdigest() != logged:
+        raise DataError(f"{log.path} does not have the hash of {log.task} in {beside}; {remedy}")
+
+
+def _summary(path: Path) -> LogSummary | None:
+    if not path.is_file():
+        return None
+    content = read_json(path, DataError, "results file")
+    if isinstance(content, dict):
+        content = {key.replace("-", "_"): value for key, value in content.items()}
+    content = validated(content, ResultsFile, DataError, f"results file {path}")
+    return LogSummary(path, hashlib.sha256(path.read_bytes()).hexdigest(), content)

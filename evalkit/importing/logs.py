@@ -1,0 +1,47 @@
+"""Import of lm-eval's logs.
+
+In: sample files of one model. Out: finished runs: one of the tasks with pinned documents, and one of all others.
+Nothing is written before all files are read and validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalkit.benchmarks.base import Say
+from evalkit.data import Library
+from evalkit.errors import UsageError
+from evalkit.importing.choice_runs import import_choices
+from evalkit.importing.log_files import model_of, read_logs
+from evalkit.importing.metric_runs import import_metrics
+from evalkit.importing.pinned import match
+from evalkit.importing.stored_logs import Import
+from evalkit.runs.folder import Run
+
+
+def import_logs(paths: Sequence[Path], model: str | None, output: Path, library: Library, say: Say) -> list[Run]:
+    """Import sample files of one model as finished runs.
+
+    Args:
+        paths: lm-eval's sample files; the results file beside each is read too, if there is one.
+        model: name of the model; None: the one in the results files.
+        output: parent folder of the run folders.
+        library: source of the pinned documents.
+        say: called with messages for the user.
+
+    Returns:
+        The run of the tasks with pinned documents, then that of the others, where there are any.
+
+    Raises:
+        UsageError: the files are of several models or settings, or have no name that says their task.
+        DataError: a file is invalid, or contradicts the pinned documents; names file and line.
+        RunError: a run cannot be written.
+    """
+    if not paths:
+        raise UsageError("name one or more sample files: evalkit import samples_*.jsonl")
+    logs = read_logs(paths)
+    request = Import(model_of(logs, model), output)
+    matched, others = match(logs, library, say)
+    runs = [import_choices(matched, request, library, say)] if matched else []
+    return [*runs, *([import_metrics(others, request, say)] if others else [])]

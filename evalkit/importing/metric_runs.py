@@ -1,0 +1,205 @@
+"""An imported run of other tasks than the pinned ones, with lm-eval's own metrics.
+
+In: `LoggedTask`s. Out: a finished run of lm-eval's tasks: every metric of every document, paired by content with those
+of other runs; and a score table of the tasks whose documents are choices with one gold answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.lm_eval.document_scores import (
+    DocumentScore,
+    compared_metric,
+    document_scores,
+    write_document_scores,
+)
+from evalkit.benchmarks.lm_eval.results import write_scores
+from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.importing.choice_runs import choice_row
+from evalkit.importing.log_files import LoggedTask
+from evalkit.importing.log_lines import LoggedSample
+from evalkit.importing.manifests import manifest_of
+from evalkit.importing.stored_logs import Import, save_logs, written_once
+from evalkit.runs.folder import LM_EVAL, Run
+from evalkit.runs.writing import RunWriter
+from evalkit.scores.table import ScoreRow
+
+_DELIMITER = " "
+"""lm-eval's default separator of context and continuation."""
+_CHECKED = ("acc", "acc_norm", "acc_bytes")
+"""Metrics that follow from the log-likelihoods of choices."""
+
+
+def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> Run:
+    """Write the run of lm-eval's tasks; return the existing one if the same log was imported before.
+
+    Raises:
+        UsageError: the files have different settings.
+        RunError: the run cannot be written.
+    """
+    manifest = _manifest(logs, request.model)
+
+    def finish(writer: RunWriter) -> None:
+        scores = {log.task: list(_document_scores(log)) for log in logs}
+        write_scores(writer, [row for log in logs for row in choice_rows(log)], {}, counted=False)
+        write_document_scores(writer, [one for members in scores.values() for one in members])
+        save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
+        tasks = [_entry(log, scores[log.task]) for log in logs]
+        writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
+
+    names = (LM_EVAL, "+".join(log.task for log in logs))
+    return written_once(request, names, manifest, finish, say)
+
+
+def _manifest(logs: Sequence[LoggedTask], model: str) -> dict[str, Any]:
+    shots = {log.shots for log in logs}
+    specification = {
+        "suite": LM_EVAL,
+        "limit": None,
+        "names": [log.task for log in logs],
+        "tasks": {log.task: _about(log) for log in logs},
+        "num_fewshot": shots.pop() if len(shots) == 1 else None,
+    }
+    about = {
+        # Set to the rule of the multiple-choice tasks when their score table is written
+        "rule": "acc",
+        "groups": {},
+        "group_sizes": {},
+        "documents": {log.task: _source(log) for log in logs},
+        "template": asdict(load_template("plain")),
+    }
+    return manifest_of(LM_EVAL, logs, model, specification, about)
+
+
+def _about(log: LoggedTask) -> dict[str, Any]:
+    """Return what the log says of a task; its definition is not known."""
+    digest = hashlib.sha256()
+    for sample in sorted(log.documents, key=lambda one: one.doc_id):
+        digest.update(json.dumps(sample.doc, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    version = None if log.results is None else log.results.versions.get(log.task)
+    return {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
+
+
+def _source(log: LoggedTask) -> dict[str, Any]:
+    counts = None if log.results is None else log.results.n_samples.get(log.task)
+    count = len(log.documents) if counts is None else counts.original
+    return {"source": "log", "official": None, "count": max(count, len(log.documents))}
+
+
+def _document_scores(log: LoggedTask) -> Iterator[DocumentScore]:
+    samples = sorted(log.samples, key=lambda one: one.doc_id)
+    fields = ({"doc_id": one.doc_id, "doc": one.doc, "filter": one.filter, "metrics": list(one.metrics),
+               **{name: math.nan if value is None else value for name, value in one.metrics.items()}}
+              for one in samples)  # fmt: skip
+    return document_scores(log.task, fields)
+
+
+def _entry(log: LoggedTask, scores: Sequence[DocumentScore]) -> dict[str, Any]:
+    """Return a task's entry in results.json: lm-eval's results if their file is there, else means over documents."""
+    results = log.results
+    found = {} if results is None else results.results.get(log.task, {})
+    better: dict[str, bool | None] = {} if results is None else results.higher_is_better.get(log.task, {})
+    metrics = list(_logged_metrics(found, better) if found else _means(scores, better))
+    return {
+        "task": log.task,
+        "alias": str(found.get("alias", log.task)),
+        "n": len(log.documents),
+        "num_fewshot": log.shots,
+        "version": None if results is None else results.versions.get(log.task),
+        "metrics": metrics,
+        "documents": _source(log)["count"],
+        "seconds": None,
+        "compared": compared_metric(scores, better),
+    }
+
+
+def _logged_metrics(found: dict[str, Any], better: dict[str, bool | None]) -> Iterator[dict[str, Any]]:
+    for key, value in found.items():
+        metric, comma, rule = key.rpartition(",")
+        if comma and not metric.endswith("_stderr"):
+            error = found.get(f"{metric}_stderr,{rule}")
+            yield {
+                "filter": rule,
+                "metric": metric,
+                "value": value if isinstance(value, (int, float)) else str(value),
+                "stderr": float(error) if isinstance(error, (int, float)) and math.isfinite(error) else None,
+                "higher_is_better": better.get(metric),
+            }
+
+
+def _means(scores: Sequence[DocumentScore], better: dict[str, bool | None]) -> Iterator[dict[str, Any]]:
+    """Yield the mean of each metric whose values are shares; how lm-eval would combine others is not known."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for one in scores:
+        values.setdefault((one.metric, one.filter), []).append(one.value)
+    for (metric, rule), found in values.items():
+        if all(0 <= value <= 1 for value in found):
+            error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
+            yield {
+                "filter": rule,
+                "metric": metric,
+                "value": statistics.fmean(found),
+                "stderr": error,
+                "higher_is_better": better.get(metric),
+            }
+
+
+def choice_rows(log: LoggedTask) -> list[ScoreRow]:
+    """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
+
+    The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
+    acc_bytes of every document follow from them.
+    """
+    rows: list[ScoreRow] = []
+    for sample in log.documents:
+        if not (found := _choices(log, sample)):
+            return []
+        rows += found
+    return rows
+
+
+def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
+    likelihoods = sample.likelihoods or ()
+    # For mutual information, lm-eval appends the choices without their context
+    count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
+    requests = sample.requests[:count]
+    if count < 2 or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
+        return []
+    if not sample.target.isdigit() or not int(sample.target) < count or not np.isfinite(likelihoods).all():
+        return []
+    delimiter = _delimiter(log)
+    options = [texts[1].removeprefix(delimiter) for texts in requests]
+    gold, values = int(sample.target), np.array(likelihoods[:count])
+    sizes = {
+        "acc": np.ones(count),
+        "acc_norm": np.array([len(option) for option in options]),
+        "acc_bytes": np.array([len(option.encode("utf-8", "surrogatepass")) for option in options]),
+    }
+    for metric in _CHECKED:
+        logged = sample.metrics.get(metric)
+        if not sizes[metric].all() or (
+            logged is not None and logged != float(np.argmax(values / sizes[metric]) == gold)
+        ):
+            return []
+    return [
+        choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option)._replace(
+            choices=count, gold=gold
+        )
+        for number, option in enumerate(options)
+    ]
+
+
+def _delimiter(log: LoggedTask) -> str:
+    config = {} if log.results is None else log.results.configs.get(log.task, {})
+    found = config.get("target_delimiter", _DELIMITER)
+    return found if isinstance(found, str) else _DELIMITER
