@@ -133,13 +133,17 @@ class Engine:
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
         return found | {"checked": self._checked._asdict(), "stored": self.stored}
 
-    def score(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
+    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
         """Score a batch; return each item with the scores of its sequences, in order.
+
+        Args:
+            batch: the batch.
+            alone: score each sequence by itself, by the model's own attention, where there is nothing to share.
 
         Raises:
             ScoringError: out of memory on a single item, or a score that is not a number.
         """
-        if self._may_share(batch):
+        if not alone and self._may_share(batch):
             found = self._shared_scores(batch)
             if all(map(_is_finite, found)):
                 return found
