@@ -1,8 +1,9 @@
 """Bytes of a text that each token covers. In: a text, and its tokens with their characters. Out: bytes of each token.
 
-Every byte of the text belongs to exactly one token. White space that a token's characters leave out belongs to the
-token after it, and what follows the last token to the last. A character that is split over several tokens is shared
-among them by the bytes that each stands for.
+Every byte of the text belongs to exactly one token. Where the tokens spell the bytes of the text, as in byte-level
+vocabularies, these are known. Otherwise a token has the bytes of its characters; white space that no token has belongs
+to the token after it, and what follows the last token to the last. A character that is split over several tokens is
+shared among them by the bytes that each stands for.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
+"""Byte → its character in byte-level vocabularies, GPT-2's and all later ones."""
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """A token that stands for one byte, in tokenizers that fall back to bytes."""
 
@@ -33,6 +38,9 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
     own = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
     if not len(own):
         found[:1] = len(text.encode())
+        return found
+    if "".join([pieces[token] for token in own]) == text.encode().decode("latin-1").translate(_SPELLING):
+        found[own] = [len(pieces[token]) for token in own]
         return found
     offsets = _byte_offsets(text)
     starts, stops = spans[own, 0], np.maximum.accumulate(spans[own, 1])
