@@ -21,8 +21,9 @@ from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
 CHOICES = ("terminal", "markdown", "latex", "html", "csv", "json")
-PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle", "perplexity",
-            "compare", "show", "table", "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
+PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle",
+            "perplexity", "compare", "show", "table", "integrity", "ls", "data", "doctor", "models ls",
+            "models show"}  # fmt: skip
 """Commands whose result is a table."""
 
 

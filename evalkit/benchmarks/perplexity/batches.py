@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
     from evalkit.runs.finished_rows import FinishedRows, Key
 
-_LONG = 2048
+LONG = 2048
 """Tokens from which a window is scored alone, by the model's own attention: a batch of several is not faster."""
 
 
@@ -84,7 +84,7 @@ def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWin
     tokens = 0
     for window in windows:
         size = len(window.tokens) - 1
-        alone = size >= min(_LONG, budget // 2)
+        alone = size >= longest_shared(budget)
         if members and (alone or tokens + size > budget):
             yield tuple(members)
             members, tokens = [], 0
@@ -95,6 +95,11 @@ def packed(windows: Iterable[TextWindow], budget: int) -> Iterator[tuple[TextWin
             tokens += size
     if members:
         yield tuple(members)
+
+
+def longest_shared(budget: int) -> int:
+    """Return the tokens from which a window is a batch by itself."""
+    return min(LONG, budget // 2)
 
 
 def content_of(task: str, windows: tuple[TextWindow, ...]) -> WindowsContent:

@@ -120,10 +120,11 @@ class Perplexity(Benchmark):
 
     def setup(self, plan: PerplexityPlan) -> PerplexitySetup:
         """Return the windows' settings and the beginning of a document."""
-        from evalkit.benchmarks.perplexity.computing import CHECKED_CHARACTERS, PerplexitySetup
+        from evalkit.benchmarks.perplexity.computing import CHECKED_CHARACTERS, PerplexitySetup, are_long
 
-        first = next(iter(plan.documents.values()))[0]
-        return PerplexitySetup(replace(first, text=first.text[:CHECKED_CHARACTERS]), plan.window, plan.request.stride)
+        documents = [one for members in plan.documents.values() for one in members]
+        first = replace(documents[0], text=documents[0].text[:CHECKED_CHARACTERS])
+        return PerplexitySetup(first, plan.window, plan.request.stride, are_long(documents))
 
     def computer(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> WindowScoring:
         """Prepare a loaded model for scoring."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Batch, Say
-from evalkit.benchmarks.perplexity.batches import PerplexityFacts, content_of
+from evalkit.benchmarks.perplexity.batches import LONG, PerplexityFacts, content_of, longest_shared
 from evalkit.benchmarks.perplexity.rows import PositionRow, rows_of
 from evalkit.benchmarks.perplexity.texts import TextDocument
 from evalkit.benchmarks.perplexity.windows import windows_of
@@ -16,6 +17,8 @@ from evalkit.runs.batch_devices import BatchDevice, place_of
 if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
 
+_BYTES_PER_TOKEN = 5
+"""Assumed bytes of a token; English text has 4 to 5."""
 CHECKED_CHARACTERS = 1000
 """Characters of the first document on which the model is run at the start."""
 
@@ -29,6 +32,8 @@ class PerplexitySetup:
     window: int | None
     """Requested tokens of a window; None: the model's."""
     stride: int | None
+    is_long: bool
+    """Whether every document is likely to fill a window that is a batch by itself."""
 
 
 class WindowScoring:
@@ -47,12 +52,13 @@ class WindowScoring:
                 f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and a document needs one as prefix; "
                 "give another --tokenizer"
             )
-        self._engine = engine = Engine(
-            loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
-        )
+        tokens = budget or auto_budget(loaded.model)
+        self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
         facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
         first = windows_of(setup.first, loaded.tokenizer, facts.settings(setup.stride))[:1]
-        engine.check(content_of(setup.first.task, tuple(first)).batch.items)
+        items = content_of(setup.first.task, tuple(first)).batch.items
+        # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
+        engine.check(items, alone=setup.is_long and window >= longest_shared(tokens))
         self.facts = PerplexityFacts(window, engine.budget, prefix, facts.prefix_text)
         self.about: dict[str, Any] = {
             "token_budget": engine.budget,
@@ -76,6 +82,11 @@ class WindowScoring:
             for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
             for row in rows_of(content.windows[item.index], scores.logprobs)
         ]
+
+
+def are_long(documents: Sequence[TextDocument]) -> bool:
+    """Return whether documents are likely to have no short windows. Where one does, it is scored alone too."""
+    return len(documents) == 1 or all(len(one.content) >= _BYTES_PER_TOKEN * LONG for one in documents)
 
 
 def _adds_tokens(tokenizer: Any) -> bool:

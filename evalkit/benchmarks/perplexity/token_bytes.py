@@ -39,8 +39,9 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
     if not len(own):
         found[:1] = len(text.encode())
         return found
-    if "".join([pieces[token] for token in own]) == text.encode().decode("latin-1").translate(_SPELLING):
-        found[own] = [len(pieces[token]) for token in own]
+    spelled = [pieces[token] for token in own.tolist()]
+    if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
+        found[own] = [len(piece) for piece in spelled]
         return found
     offsets = _byte_offsets(text)
     starts, stops = spans[own, 0], np.maximum.accumulate(spans[own, 1])
