@@ -81,7 +81,7 @@ def perplexity(
     """
     workers = worker_options(options)
     runner = runner_of(workers)
-    asked = options | {"suite": "perplexity", "text": tuple(map(str, text))}
+    asked = options | {"suite": "perplexity", "text": text}
     named = checkpoint_of(ctx, checkpoint, model)
     if methods is not None:
         _check_methods(methods, options)

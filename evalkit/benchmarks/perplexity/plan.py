@@ -22,7 +22,7 @@ VERSION = 1
 class PerplexityRequest(Request):
     """Settings of a perplexity run."""
 
-    text: tuple[str, ...] = ()
+    text: tuple[Path, ...] = ()
     """Files and folders; see `texts.py`."""
     key: str = "text"
     """Key of the text in the objects of .jsonl files."""

@@ -54,7 +54,7 @@ class TextTask:
         return hashlib.sha256(b"".join(hashes)).hexdigest()
 
 
-def read_texts(given: Sequence[str], key: str) -> dict[str, TextTask]:
+def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
     """Read the files and folders of `--text`.
 
     Args:
@@ -73,7 +73,7 @@ def read_texts(given: Sequence[str], key: str) -> dict[str, TextTask]:
             "name a text: --text FILE, a .txt file (one document), a .jsonl file (one on each line), or a folder"
         )
     found: dict[str, TextTask] = {}
-    for path, files in _sources([Path(one).expanduser() for one in given]):
+    for path, files in _sources([one.expanduser() for one in given]):
         name = printable(path.stem if path.suffix else path.name)
         if name in found:
             raise UsageError(f"--text {path} and {found[name].source} would both be task {name}; rename one")

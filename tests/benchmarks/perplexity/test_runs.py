@@ -183,6 +183,60 @@ def test_the_batches_do_not_change_the_numbers(perplexity: Command) -> None:
     pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=1e-6)
 
 
+@pytest.mark.parametrize("stride", [None, 30])
+def test_a_model_with_a_sliding_window(evalkit: Command, file: Path, tmp_path: Path, stride: int | None) -> None:
+    """Windows longer than the sliding one, and a checkpoint in bfloat16: as its own forward pass has them."""
+    from evalkit.models.spec import model_spec
+    from evalkit.scoring.forward import Forward
+
+    checkpoint = tiny_checkpoint(tmp_path / "tiny", "qwen2", window=96, dtype="bfloat16", bos=None)
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config |= {"use_sliding_window": True, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2}
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    more = () if stride is None else ("--stride", stride)
+    run = run_of(evalkit("perplexity", checkpoint, "--text", file, "--device", "cpu", "-o", "runs", *more))
+    spec = model_spec(checkpoint, device="cpu")
+    loaded = spec.load(spec.locate(), lambda _: None)
+    assert loaded.model.config.sliding_window == 20
+    forward, nats = Forward(loaded.model), []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        tokens = [loaded.eos_id, *loaded.tokenizer(json.loads(line)["text"])["input_ids"]]
+        scored = [
+            forward.score_alone(np.array(tokens[start + 1 : stop + 1], np.int32)).logprobs[context:]
+            for start, context, stop in spans(len(tokens) - 1, 96, stride or 96)
+        ]
+        nats.append(-float(np.concatenate(scored).astype(np.float64).sum()))
+    # A tree and a sequence alone differ by bfloat16's rounding
+    assert run.table(DOCUMENTS, ())["nats"].tolist() == pytest.approx(nats, rel=5e-3)
+
+
+def test_long_windows_need_no_comparison_of_shared_prefixes(
+    evalkit: Command, file: Path, model: Path, tmp_path: Path
+) -> None:
+    """One document has no windows to share a batch with; it is scored alone, in both settings to the same number."""
+    (tmp_path / "one.txt").write_text(" ".join(TRAINING_TEXT), encoding="utf-8")
+    run = run_of(evalkit("perplexity", model, "--text", tmp_path / "one.txt", "-o", "runs", "--token-budget", 300))
+    assert run.manifest["sharing"]["why_not"] == "nothing to share"
+    assert {one["kernel"] for one in run.manifest["devices"]} == {"alone"}
+    several = run_of(evalkit("perplexity", model, "--text", file, "-o", "runs"))
+    assert several.manifest["sharing"]["shares"]
+    assert "tiles" in {one["kernel"] for one in several.manifest["devices"]}
+    tokens = AutoTokenizer.from_pretrained(model)
+    nats = expected_nats(model, (tmp_path / "one.txt").read_text(encoding="utf-8"), WINDOW, WINDOW)
+    assert run.stored["whole"]["nats"] == pytest.approx(nats.sum(), rel=1e-6)
+    assert run.stored["whole"]["tokens"] == len(tokens(" ".join(TRAINING_TEXT))["input_ids"])
+
+
+def test_from_python(model: Path, file: Path, perplexity: Command) -> None:
+    from evalkit import evaluate
+    from evalkit.progress import Progress
+
+    found = evaluate(model, suite="perplexity", settings={"text": [file], "stride": 100}, limit=3, device="cpu",
+                     output="runs", progress=Progress(live=False))  # fmt: skip
+    assert found.folder.name == run_of(perplexity("--stride", 100, "--limit", 3)).folder.name
+    assert len(found.table(DOCUMENTS, ())) == 3
+
+
 @pytest.mark.parametrize("method", ["none", "linear", "ntk", "yarn", "dynamic-yarn"])
 def test_a_stretched_model(perplexity: Command, model: Path, texts: list[str], method: str) -> None:
     """The windows are as long as the context; each is as the model's own forward pass has it."""
@@ -266,7 +320,7 @@ def test_the_tokens_of_a_dry_run(model: Path, file: Path, texts: list[str]) -> N
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
 
-    plan = planned(model, {"suite": "perplexity", "text": (str(file),), "stride": 40}, lambda _: None)
+    plan = planned(model, {"suite": "perplexity", "text": (file,), "stride": 40}, lambda _: None)
     tokenizer = AutoTokenizer.from_pretrained(model)
     [task] = benchmark("perplexity").token_counts(plan, tokenizer, 80, lambda _: None)
     windows = [cut for text in texts for cut in spans(len(tokenizer(text)["input_ids"]), WINDOW, 40)]

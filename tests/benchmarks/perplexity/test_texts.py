@@ -20,7 +20,7 @@ def lines(path: Path, *records: Any) -> Path:
 def test_a_file_is_a_task(tmp_path: Path) -> None:
     (tmp_path / "book.part.txt").write_bytes("\ufeffEin Fluß.\r\nUnd\n".encode())
     wiki = lines(tmp_path / "wiki.jsonl", {"text": "a 👍"}, {"text": "b", "more": 1})
-    found = read_texts([str(tmp_path / "book.part.txt"), str(wiki)], "text")
+    found = read_texts([tmp_path / "book.part.txt", wiki], "text")
     assert list(found) == ["book.part", "wiki"]
     [book] = found["book.part"].documents
     assert book.content == "Ein Fluß.\r\nUnd\n".encode()  # line ends count, a byte order mark does not
@@ -37,7 +37,7 @@ def test_a_folder(tmp_path: Path) -> None:
         (tmp_path / f"chapter{number}.txt").write_text(f"chapter {number}", encoding="utf-8")
     (tmp_path / "notes.md").write_text("no", encoding="utf-8")
     lines(tmp_path / "more.jsonl", {"body": "x"})
-    found = read_texts([str(tmp_path)], "body")
+    found = read_texts([tmp_path], "body")
     assert [one.text for one in found[tmp_path.name].documents] == ["chapter 1", "chapter 9", "chapter 10"]
     assert [one.text for one in found["more"].documents] == ["x"]
 
@@ -45,7 +45,7 @@ def test_a_folder(tmp_path: Path) -> None:
 def test_the_hash_is_that_of_the_documents(tmp_path: Path) -> None:
     def digest(*texts: str, key: str = "text") -> str:
         path = lines(tmp_path / "a.jsonl", *({key: text} for text in texts))
-        return read_texts([str(path)], key)["a"].digest
+        return read_texts([path], key)["a"].digest
 
     assert digest("ab", "c") == digest("ab", "c", key="other")
     assert len({digest("ab", "c"), digest("a", "bc"), digest("c", "ab"), digest("abc")}) == 4
@@ -73,7 +73,7 @@ def test_the_hash_is_that_of_the_documents(tmp_path: Path) -> None:
 def test_documents_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as error:
-        read_texts([str(tmp_path / name)], "text")
+        read_texts([tmp_path / name], "text")
     assert said in str(error.value)
     assert str(tmp_path / name) in str(error.value)
 
@@ -82,12 +82,12 @@ def test_options_that_name_no_text(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name a text: --text FILE"):
         read_texts([], "text")
     with pytest.raises(DataError, match=r"nowhere.txt cannot be read: No such file"):
-        read_texts([str(tmp_path / "nowhere.txt")], "text")
+        read_texts([tmp_path / "nowhere.txt"], "text")
     with pytest.raises(UsageError, match=r"the folder has no \.txt or \.jsonl files"):
-        read_texts([str(tmp_path)], "text")
+        read_texts([tmp_path], "text")
     with pytest.raises(UsageError, match=r"\.parquet files are not read; give \.txt or \.jsonl"):
-        read_texts([str(tmp_path / "a.parquet")], "text")
+        read_texts([tmp_path / "a.parquet"], "text")
     (tmp_path / "a.txt").write_text("x", encoding="utf-8")
     lines(tmp_path / "a.jsonl", {"text": "x"})
     with pytest.raises(UsageError, match="would both be task a; rename one"):
-        read_texts([str(tmp_path / "a.txt"), str(tmp_path / "a.jsonl")], "text")
+        read_texts([tmp_path / "a.txt", tmp_path / "a.jsonl"], "text")
