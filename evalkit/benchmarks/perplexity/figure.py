@@ -13,6 +13,7 @@ import numpy as np
 from evalkit.benchmarks.perplexity.positions import PositionBin
 from evalkit.benchmarks.perplexity.results_report import original_window, position_bins
 from evalkit.benchmarks.run_figures import RunFigure
+from evalkit.brief import counted
 from evalkit.reporting.figure_style import (
     GREY,
     PLAIN,
@@ -97,7 +98,8 @@ def _draw(panel: Axes, number: int, name: str, bins: Sequence[PositionBin]) -> N
     panel.plot(middles, values, label=name, linewidth=1.5, markersize=3.5, linestyle=dashes(number), **look)
     halves = np.array([_half(one) for one in kept])
     known = ~np.isnan(halves)
-    panel.fill_between(middles, values - halves, values + halves, where=known, color=look["color"], alpha=0.15, lw=0)
+    low = np.maximum(values - halves, 0.0)
+    panel.fill_between(middles, low, values + halves, where=known, color=look["color"], alpha=0.15, lw=0)
 
 
 def _half(one: PositionBin) -> float:
@@ -114,11 +116,13 @@ def _marked(run: Run) -> int | None:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    whole = runs[0].stored["whole"]
-    texts = ", ".join(runs[0].manifest["documents"])
+    """Return what the documents, the bands and the dotted line are."""
+    whole, texts = runs[0].stored["whole"], ", ".join(runs[0].manifest["documents"])
+    found = [f"{texts}: {counted(whole['n'], 'document')}, {whole['bytes']:,} bytes."]
     if whole["n"] == 1:
-        bands = "One document, so there are no bands."
+        found.append("One document, so there are no bands.")
     else:
-        bands = f"Bands: 95 % intervals of the ratio of bits to bytes, over documents ({whole['n']:,}); none where one document remains."  # noqa: E501
-    marked = " Dotted: the model's own window." if any(map(_marked, runs)) else ""
-    return [f"{texts}: {whole['n']:,} document{'s' * (whole['n'] != 1)}, {whole['bytes']:,} bytes. {bands}{marked}"]
+        found.append("Bands: 95 % intervals over documents, none where one document remains.")
+        found += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
+    found += ["Dotted: the model's own window."] if any(map(_marked, runs)) else []
+    return [" ".join(found)]

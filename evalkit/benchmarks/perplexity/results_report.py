@@ -47,7 +47,8 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     folders = [f"{name}: {run.folder}" for name, run in runs.items()]
     first = next(iter(runs.values()))
     content = {"methods": [{"method": name} | run_content(run) for name, run in runs.items()]}
-    notes = (*_notes(first, model_only=True), *extensions, *folders)
+    paired = "± SE: of each method alone; evalkit compare pairs two of these runs by document"
+    notes = (*_notes(first, model_only=True), paired, *extensions, *folders)
     return Report(tables, notes=notes, content=content, records=records)
 
 
