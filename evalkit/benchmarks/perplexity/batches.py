@@ -63,7 +63,7 @@ def batches_of(plan: PerplexityPlan, facts: PerplexityFacts, tokenizer: Any, fin
     """Yield the batches with windows that have no rows, task by task.
 
     Raises:
-        ScoringError: a document has no tokens, or is too long.
+        ScoringError: a document has no tokens.
     """
     settings = facts.settings(plan.request.stride)
     for task, documents in plan.documents.items():

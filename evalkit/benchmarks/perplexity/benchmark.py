@@ -138,9 +138,10 @@ class Perplexity(Benchmark):
         """Plan the batches of windows that have no rows; work is counted in bytes."""
         from evalkit.benchmarks.perplexity.batches import batches_of, is_finished
 
-        sizes = {one: len(one.content) for members in plan.documents.values() for one in members}
-        done = sum(size for one, size in sizes.items() if is_finished(one, finished))
-        return Planned(batches_of(plan, facts, tokenizer, finished), float(sum(sizes.values())), float(done))
+        documents = [one for members in plan.documents.values() for one in members]
+        total = sum(len(one.content) for one in documents)
+        done = sum(len(one.content) for one in documents if is_finished(one, finished))
+        return Planned(batches_of(plan, facts, tokenizer, finished), float(total), float(done))
 
     def finish(self, plan: PerplexityPlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the tables and the results."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from evalkit.data.files import read
 from evalkit.errors import DataError, UsageError
 from evalkit.inputs.numbered import by_number
-from evalkit.inputs.reading import HALF, MOST_TEXT_BYTES, NO_CHARACTER, decoded, read_as
+from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
+from evalkit.inputs.texts import check_text
 from evalkit.reporting.escape import printable
 
 _LINES, _TEXT = ".jsonl", ".txt"
@@ -67,6 +68,7 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
     Raises:
         UsageError: nothing is given, a folder has no text, or two tasks have the same name.
         DataError: a file cannot be read, is not UTF-8, a document is empty, or a line has no such key.
+        ScoringError: a document is too long for a tokenizer.
     """
     if not given:
         raise UsageError(
@@ -74,15 +76,20 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
         )
     found: dict[str, TextTask] = {}
     for path, files in _sources([one.expanduser() for one in given]):
-        name = printable(path.stem if path.suffix else path.name)
+        name = printable(path.name if path.is_dir() else path.stem)
         if name in found:
             raise UsageError(f"--text {path} and {found[name].source} would both be task {name}; rename one")
         texts = _lines(path, name, key) if path.suffix == _LINES else _whole(files)
-        documents = tuple(TextDocument(name, number, text, place) for number, (text, place) in enumerate(texts))
+        documents = tuple(_document(name, number, *one) for number, one in enumerate(texts))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
         found[name] = TextTask(path, documents)
     return found
+
+
+def _document(task: str, number: int, text: str, place: str) -> TextDocument:
+    check_text(text, f"--text {place}")
+    return TextDocument(task, number, text, place)
 
 
 def limited(tasks: Mapping[str, TextTask], limit: int | None) -> dict[str, tuple[TextDocument, ...]]:
@@ -130,6 +137,4 @@ def _lines(path: Path, task: str, key: str) -> Iterator[tuple[str, str]]:
             raise DataError(f"{where}: '{key}' is {text!r:.40}; expected a text")
         if not text:
             raise DataError(f"{where}: '{key}' is empty, so there is nothing to score; remove the line")
-        if HALF.search(text):
-            raise DataError(f"{where}: '{key}' holds {NO_CHARACTER}")
         yield text, f"{path}, {line}"

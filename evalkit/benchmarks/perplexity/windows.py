@@ -16,7 +16,6 @@ import numpy as np
 from evalkit.benchmarks.perplexity.texts import TextDocument
 from evalkit.benchmarks.perplexity.token_bytes import encoding_bytes
 from evalkit.errors import ScoringError
-from evalkit.inputs.texts import check_text
 from evalkit.scoring.tree import Ints
 
 
@@ -56,7 +55,7 @@ def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings)
     """Return the windows of a document.
 
     Raises:
-        ScoringError: the document is too long for a tokenizer, or has no tokens.
+        ScoringError: the document has no tokens.
     """
     tokens, sizes = encoded(document, tokenizer, settings.prefix_text)
     found: list[TextWindow] = []
@@ -94,7 +93,6 @@ def encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[I
     Raises:
         ScoringError: see `windows_of`.
     """
-    check_text(document.text, document.place)
     encoding = tokenizer(
         document.text,
         add_special_tokens=not document.text.startswith(prefix_text),

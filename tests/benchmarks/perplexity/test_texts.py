@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.perplexity.texts import limited, read_texts
-from evalkit.errors import DataError, UsageError
+from evalkit.errors import DataError, ScoringError, UsageError
 
 
 def lines(path: Path, *records: Any) -> Path:
@@ -76,6 +76,18 @@ def test_documents_that_cannot_be_read(tmp_path: Path, name: str, content: bytes
         read_texts([tmp_path / name], "text")
     assert said in str(error.value)
     assert str(tmp_path / name) in str(error.value)
+
+
+def test_a_document_that_is_too_long_for_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * (2**23 + 1), encoding="utf-8")
+    with pytest.raises(ScoringError, match=r"a\.txt: its text has 8,388,609 characters, more than the maximum"):
+        read_texts([tmp_path / "a.txt"], "text")
+
+
+def test_a_folder_whose_name_has_a_dot(tmp_path: Path) -> None:
+    (tmp_path / "v1.0").mkdir()
+    (tmp_path / "v1.0" / "a.txt").write_text("x", encoding="utf-8")
+    assert list(read_texts([tmp_path / "v1.0"], "text")) == ["v1.0"]
 
 
 def test_options_that_name_no_text(tmp_path: Path) -> None:
