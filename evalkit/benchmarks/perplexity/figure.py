@@ -110,9 +110,9 @@ def _half(one: PositionBin) -> float:
 
 
 def _marked(run: Run) -> int | None:
-    """Return the window of training, where positions are past it or at its end."""
+    """Return the window of training, if positions are past it."""
     window = original_window(run)
-    return window if window and run.stored["positions"][-1]["last"] >= window else None
+    return window if window and run.stored["positions"][-1]["first"] > window else None
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
@@ -124,5 +124,5 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     else:
         found.append("Bands: 95 % intervals over documents, none where one document remains.")
         found += ["They are of each line alone; a paired comparison is sharper."] if len(runs) > 1 else []
-    found += ["Dotted: the model's own window."] if any(map(_marked, runs)) else []
+    found += ["Dotted: the window of training."] if any(map(_marked, runs)) else []
     return [" ".join(found)]

@@ -292,6 +292,7 @@ def test_one_document_has_no_band(perplexity: Command, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(" ".join(TRAINING_TEXT), encoding="utf-8")
     shown = perplexity("--text", tmp_path / "one.txt", "--plot", "one.svg")
     assert "there is no standard error" in shown.out
+    assert "*: past" not in shown.out
     assert "so there are no bands" in re.sub(r"<[^>]*>|\s+", " ", Path("one.svg").read_text(encoding="utf-8"))
     assert load_run(shown.out.splitlines()[-1]).stored["whole"]["stderr"] is None
 
