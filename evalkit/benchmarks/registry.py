@@ -25,6 +25,7 @@ _OWN = {
     "longbench": "longbench.benchmark:LongBench",
     "needle": "needle.benchmark:Needle",
     "attention": "attention.benchmark:Attention",
+    "perplexity": "perplexity.benchmark:Perplexity",
 }
 
 

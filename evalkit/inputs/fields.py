@@ -69,6 +69,9 @@ def _fitted(kind: type, name: str, value: Any) -> Any:
         return value
     if origin is tuple:
         each = get_args(hint)[0]
+        if each is Path:
+            listed = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(values.path(flag, one) for one in listed)
         return values.names(flag, value) if each is str else _numbers(flag, value, each)
     if hint is Path:
         return values.path(flag, value)

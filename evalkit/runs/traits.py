@@ -22,6 +22,7 @@ from evalkit.scores.outcomes import outcome_of
 _SUMMARY = (
     "limit",
     "continuation",
+    "windows",
     "template",
     "solved examples",
     "prompt tokens",
@@ -88,6 +89,8 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         found.append(_examples(run.manifest))
         found.append(_rule(rule or str(run.manifest["rule"])))
+    if windows := specification.get("windows"):
+        found.append(_windows(windows))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
@@ -206,6 +209,14 @@ def _limit(specification: Mapping[str, Any]) -> Trait:
     limit = specification.get("limit")
     first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
     return Trait("limit", str(limit or "none"), first or "all documents", True)
+
+
+def _windows(windows: Mapping[str, int | None]) -> Trait:
+    """Return how texts are cut; the model's own context window is its property, and no trait."""
+    tokens, stride = windows["tokens"], windows["stride"]
+    parts = [f"of at most {tokens:,} tokens" if tokens else "of the model's own length"]
+    parts += [f"stride {stride:,}"] if stride else []
+    return Trait("windows", ", ".join(parts), f"windows {', '.join(parts)}", True)
 
 
 def _extension(specification: Mapping[str, Any] | None) -> Trait:

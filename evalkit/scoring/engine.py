@@ -99,11 +99,13 @@ class Engine:
         """Return the tree attention kernel in use, one of `forward.KERNELS`."""
         return self._forward.kernel
 
-    def check(self, items: Sequence[SequenceSet]) -> None:
+    def check(self, items: Sequence[SequenceSet], alone: bool = False) -> None:
         """Check whether prefixes may be shared; otherwise score without sharing, with a warning.
 
         Args:
             items: some of those to be scored; the longest sequence of the first is run unshared.
+            alone: whether there is nothing to share, so that sharing is not compared and every sequence is scored
+                alone.
 
         Raises:
             CheckpointError: the model does not run, its predictions depend on later tokens, or are not numbers.
@@ -112,6 +114,9 @@ class Engine:
         self._try_one(items[0])
         self.why_not = self._check_weights(check)
         self._own_head = not self.why_not
+        if alone:
+            self.why_not, self.shares, self.checked = self.why_not or "nothing to share", False, True
+            return
         if self._own_head:
             for kernel in self._kernels:
                 self._forward.kernel = kernel
@@ -133,13 +138,17 @@ class Engine:
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
         return found | {"checked": self._checked._asdict(), "stored": self.stored}
 
-    def score(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
+    def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
         """Score a batch; return each item with the scores of its sequences, in order.
+
+        Args:
+            batch: the batch.
+            alone: score each sequence by itself, by the model's own attention, where there is nothing to share.
 
         Raises:
             ScoringError: out of memory on a single item, or a score that is not a number.
         """
-        if self._may_share(batch):
+        if not alone and self._may_share(batch):
             found = self._shared_scores(batch)
             if all(map(_is_finite, found)):
                 return found

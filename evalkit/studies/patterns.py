@@ -17,7 +17,7 @@ from evalkit.inputs.numbered import by_number
 from evalkit.models.matching import is_pattern, matching
 
 _FILES = ("context_config", "template", "text")
-_FOLDERS = ("data_dir", "include_path", "tokenizer")
+_FOLDERS = ("data_dir", "include_path", "tokenizer", "text")
 """Options whose values may be paths."""
 
 
@@ -83,10 +83,12 @@ class StudyFolders:
         return any(given.startswith(inside) for given in self.recorded)
 
     def _option(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._option(name, one) for one in value]
         if isinstance(value, str) and name in (*_FILES, *_FOLDERS):
             path = self.path(value)
             with suppress(OSError):
-                if path.is_file() if name in _FILES else path.is_dir():
+                if (name in _FILES and path.is_file()) or (name in _FOLDERS and path.is_dir()):
                     return str(path)
         return value
 

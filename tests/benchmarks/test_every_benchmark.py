@@ -44,13 +44,14 @@ from tests.printed import printed
 from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "attention", "copying", "norms")
+KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "attention", "perplexity", "copying", "norms")
 BUDGET = {
     "multiple_choice": 128,
     "lm_eval": 128,
     "longbench": 900,
     "needle": 700,
     "attention": None,
+    "perplexity": 128,
     "copying": 60,
     "norms": 60,
 }
@@ -61,6 +62,7 @@ LABELS = {
     "longbench": {"Qasper"},
     "needle": {"needle"},
     "attention": {"PIQA", "BoolQ"},
+    "perplexity": {"lines"},
     "copying": {"Copying"},
     "norms": {"norms"},
 }
@@ -86,6 +88,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_up(folder / "documents", count=12)
     texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 900, 100)]
     write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
+    lines = (json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "lines.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
 
 
@@ -104,6 +108,8 @@ def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str
         common |= {"count": 12}
     if kind == "attention":
         common |= {"measures": ("bos", "entropy", "similarity"), "sample": 7}
+    if kind == "perplexity":
+        common |= {"text": (str(files / "lines.jsonl"),), "stride": 100}
     if kind == "needle":
         common |= {"lengths": (200, 300), "depths": (0, 50), "repeats": 2}
     return common
@@ -169,7 +175,7 @@ def test_an_interrupted_run_resumes(
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("kind", KINDS[:5])
+@pytest.mark.parametrize("kind", KINDS[:6])
 def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     whole = made(kind, files, tmp_path / "whole", device="cuda")
     assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
@@ -264,7 +270,18 @@ def test_the_command_line_runs_and_shows_it(
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         if value is None:
             continue
-        own = name in ("max_prompt_tokens", "lengths", "depths", "repeats", "lists", "count", "measures", "sample")
+        own = name in (
+            "max_prompt_tokens",
+            "lengths",
+            "depths",
+            "repeats",
+            "lists",
+            "count",
+            "measures",
+            "sample",
+            "text",
+            "stride",
+        )
         flag = f"--{name.replace('_', '-')}"
         command += ["--set", f"{name}={text}"] if own else [flag] if value is True else [flag, text]
     for form in ("terminal", "json"):
@@ -333,9 +350,14 @@ def test_two_runs_are_compared(kind: str, runs: dict[tuple[str, int], Run]) -> N
     metrics = [
         {m.task: m for m in reversed(benchmark_of(run).metrics(run)) if rule in (None, m.name)} for run in (a, b)
     ]
+    if kind == "perplexity":  # the run's own number is over all bytes, the compared one a mean over documents
+        metrics = [
+            {m.task: m for m in benchmark_of(run).metrics(run) if m.name == "document_bits_per_byte"} for run in (a, b)
+        ]
     if kind != "lm_eval":  # whose own metric need not be the rule's
         for task in found.tasks:
-            scale = metrics[0][task.name].bounds[1]
+            bounds = metrics[0][task.name].bounds
+            scale = 1 if bounds is None else bounds[1]
             values = [float(one[task.name].value) / scale for one in metrics]
             assert task.difference == pytest.approx(values[1] - values[0], abs=2e-4)  # LongBench's are rounded
 

@@ -21,8 +21,9 @@ from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
 CHOICES = ("terminal", "markdown", "latex", "html", "csv", "json")
-PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle", "compare",
-            "show", "table", "integrity", "ls", "data", "doctor", "models ls", "models show"}  # fmt: skip
+PRINTING = {"run", "rescore", "attention", "longbench run", "longbench rescore", "longbench score", "needle",
+            "perplexity", "compare", "show", "table", "integrity", "ls", "data", "doctor", "models ls",
+            "models show"}  # fmt: skip
 """Commands whose result is a table."""
 
 
@@ -55,8 +56,22 @@ def needle(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def perplexity(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A perplexity run's command."""
+    folder = tmp_path_factory.mktemp("perplexity")
+    (folder / "text.txt").write_text("The river rose in the night. " * 20, encoding="utf-8")
+    model = tiny_checkpoint(folder / "tiny")
+    return ["perplexity", str(model), "--text", str(folder / "text.txt"), "-o", str(folder)]
+
+
+@pytest.fixture(scope="module")
 def shown(
-    finished: Run, checkpoint: Path, documents: Path, needle: list[str], tmp_path_factory: pytest.TempPathFactory
+    finished: Run,
+    checkpoint: Path,
+    documents: Path,
+    needle: list[str],
+    perplexity: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[str]]:
     run = str(finished.folder)
     mapping = tmp_path_factory.mktemp("mapping") / "runs.yaml"
@@ -69,6 +84,7 @@ def shown(
         "show": ["show", run, "--task", "boolq"],
         "table": ["table", "main_res", "--source", "both", "--runs", str(mapping)],
         "needle": needle,
+        "perplexity": perplexity,
         "ls suites": ["ls", "suites"],
         "ls runs": ["ls", "runs", "-o", str(finished.folder.parent)],
         "data": ["data", "--data-dir", str(documents)],

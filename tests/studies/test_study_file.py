@@ -134,10 +134,12 @@ def test_paths_of_options_are_those_beside_the_file(folder: Path) -> None:
     benchmarks = {
         "plain": {"suite": "zeroshot8", "template": "plain", "tokenizer": "b-1"},
         "own": {"suite": "zeroshot8", "template": "own.yaml", "data_dir": "context.yaml"},
+        "texts": {"suite": "perplexity", "text": ["own.yaml", "documents", "nix.txt"]},
         "long": {"suite": "zeroshot8", "template": "x" * 300, "data_dir": "y" * 5000, "context_config": "nix.yaml"},
     }
     study = read_study(made_study(folder, {"A": of_a}, benchmarks, settings=settings))
-    plain, own, long = (run.options for run in study.runs)
+    plain, own, texts, long = (run.options for run in study.runs)
+    assert texts["text"] == [str(folder / "own.yaml"), str(folder / "documents"), "nix.txt"]
     assert plain["template"] == "plain"
     assert plain["tokenizer"] == str(folder / "b-1")
     assert plain["data_dir"] == str(folder / "documents")

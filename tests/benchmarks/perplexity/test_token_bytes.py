@@ -1,0 +1,127 @@
+"""Bytes of each token, compared with tokenizers whose tokens are bytes, and with the length of the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from evalkit.benchmarks.perplexity.token_bytes import encoding_bytes, token_bytes
+from tests.tiny import TRAINING_TEXT, tiny_tokenizer
+
+ODD = "Hé 👍🏽 夜里  x\n\n朝 क्षि\u200d👩\u200d👩\u200d👧 \ufeffend \t"
+_BYTES = {character: number for number, character in bytes_to_unicode().items()}
+
+
+def counted(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
+    encoding = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)
+    return encoding_bytes(text, encoding, tokenizer).tolist(), tokenizer.convert_ids_to_tokens(encoding["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_tokenizer(tmp_path_factory.mktemp("bytes")))
+
+
+@pytest.fixture(scope="module")
+def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """As GPT-2's: the characters of a token leave out the space before it."""
+    folder = tiny_tokenizer(tmp_path_factory.mktemp("trimmed"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.fixture(scope="module")
+def fallback() -> Any:
+    """As Llama 2's: characters, with bytes for those that it does not know, and BOS."""
+    kinds = [f"<0x{number:02X}>" for number in range(256)]
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", *kinds], show_progress=False)
+    tokenizer.train_from_iterator(TRAINING_TEXT[:5], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Any:
+    """As BERT's: lower case without accents, white space dropped, unknown words as one token."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        TRAINING_TEXT[:8], trainers.WordPieceTrainer(vocab_size=300, special_tokens=["[UNK]"], show_progress=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts)
+@example(ODD)
+@example("👍")
+def test_byte_level_tokens_have_their_own_bytes(byte_level: Any, text: str) -> None:
+    """The vocabulary spells each byte as one character, so the bytes of a token are known without offsets."""
+    found, tokens = counted(byte_level, text)
+    assert b"".join(bytes(_BYTES[character] for character in token) for token in tokens) == text.encode()
+    assert found == [len(token) for token in tokens]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=texts)
+@example(ODD)
+def test_so_do_those_without_the_space_before_them(trimmed: Any, text: str) -> None:
+    found, tokens = counted(trimmed, text)
+    assert found == [len(token) for token in tokens]
+    assert sum(found) == len(text.encode())
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=texts.filter(bool))
+@example(ODD)
+def test_every_byte_is_counted_once(fallback: Any, pieces: Any, text: str) -> None:
+    for tokenizer in (fallback, pieces):
+        found, tokens = counted(tokenizer, text)
+        assert min(found, default=0) >= 0
+        assert sum(found) == (len(text.encode()) if tokens else 0)
+
+
+def test_a_character_in_several_tokens(byte_level: Any, fallback: Any) -> None:
+    found, tokens = counted(fallback, "a 👍b")
+    assert tokens[0] == "<s>"
+    assert found[0] == 0
+    assert [size for size, token in zip(found, tokens, strict=True) if token.startswith("<0x")] == [1, 1, 1, 1]
+    assert sum(found) == 7
+    assert max(counted(byte_level, "👍")[0]) < 4
+
+
+def test_tokens_by_hand() -> None:
+    def count(text: str, spans: list[tuple[int, int]], pieces: list[str], added: tuple[int, ...] = ()) -> list[int]:
+        mask = np.isin(np.arange(len(spans)), added)
+        return token_bytes(text, np.array(spans), mask, pieces).tolist()
+
+    # What no token covers belongs to the next one, and at the end to the last
+    assert count("  é b  ", [(2, 3), (4, 5)], ["é", "b"]) == [4, 4]
+    # Added tokens have none; without any other token all bytes are theirs
+    assert count("ab", [(0, 0), (0, 2), (0, 0)], ["<s>", "ab", "</s>"], (0, 2)) == [0, 2, 0]
+    assert count("ab", [(0, 0)], ["<s>"], (0,)) == [2]
+    # A character whose parts are spelled in an unknown way is divided evenly; nothing is lost
+    assert count("x👍", [(0, 1), (1, 2), (1, 2), (1, 2)], ["x", "?", "??", "????"]) == [1, 1, 1, 2]
+
+
+def test_the_folder_of_the_tokenizer_does_not_matter(tmp_path: Path, byte_level: Any) -> None:
+    byte_level.save_pretrained(tmp_path)
+    assert counted(AutoTokenizer.from_pretrained(tmp_path), ODD) == counted(byte_level, ODD)
