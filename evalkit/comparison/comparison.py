@@ -55,8 +55,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     tasks, averages = _differences(pairing, rule, True)
     others = [
         (name, *((tasks, averages) if name == rule else _differences(pairing, name, False)))
-        for name in pairing.rules
-        if pairing.graded[0].measure(name).name == measure.name
+        for name in pairing.alternatives(rule)
     ]
     labels = {task: pairing.label(task) for task in (*(one.task for one in pairing.tasks), *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):

@@ -12,7 +12,8 @@ from typing import Any
 
 from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
-from evalkit.comparison.units import Unit, unit_of
+from evalkit.comparison.prompts import PROMPT_NOTES, prompt_of, prompts_sentence
+from evalkit.comparison.units import Unit, p_text, unit_of
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -76,7 +77,8 @@ def _one(found: Comparison, a: str, b: str) -> Report:
         tables.append(_spreads(found, a, b))
     if len(found.rules) > 1:
         tables.append(_rules(found, a, b))
-    verdict = (headline(found), found.claim.sentence)
+    prompts = (prompts_sentence(found),) if found.measure.alternatives == "prompt" else ()
+    verdict = (headline(found), *prompts, found.claim.sentence)
     return Report(tuple(tables), verdict, tuple(facts), tuple(_notes(found, a, b)))
 
 
@@ -99,13 +101,6 @@ def _records(found: Comparison) -> Iterator[dict[str, Any]]:
 
 _COLUMNS = ("n", "sources", "dropped", "official", "score_a", "score_b", "difference", "low", "high", "stderr",
             "freedom", "test", "p", "p_holm", "verdict", "won", "lost", "same", "detectable")  # fmt: skip
-
-
-def p_text(p: float | None) -> str:
-    """Format a p value with three decimals."""
-    if p is None:
-        return "–"
-    return "<0.001" if p < 0.0005 else fixed(p, 3)
 
 
 def _in_words(one: Difference, unit: Unit) -> str:
@@ -184,10 +179,10 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
 
 
 def _rules(found: Comparison, a: str, b: str) -> Table:
-    unit = page_unit(found)
+    unit, by_prompt = page_unit(found), found.measure.alternatives == "prompt"
     rows = tuple(
         (
-            f"{one.rule} <" if one.rule == found.rule else one.rule,
+            (prompt_of(one.rule) if by_prompt else one.rule) + " <" * (one.rule == found.rule),
             unit.difference(one.average.difference),
             interval_text(one.average, unit),
             p_text(one.average.p),
@@ -199,12 +194,11 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
     )
     verdicts = [one.average.verdict for one in found.rules]
     agree = verdicts.count(found.average.verdict)
-    title = (
-        f"The same scores under every rule that all runs support: {agree} of {len(verdicts)} agree on the average "
-        "(<: the rule above)."
-    )
+    what = "The prompts one by one" if by_prompt else "The same scores under every rule that all runs support"
+    above = "the table above" if by_prompt else "the rule above"
+    title = f"{what}: {agree} of {len(verdicts)} agree on the average (<: {above})."
     headers = (
-        "rule",
+        "prompt" if by_prompt else "rule",
         f"average {b} − {a}",
         "95 % interval",
         "p",
@@ -246,6 +240,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
     evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
+    if found.measure.alternatives == "prompt":
+        yield from PROMPT_NOTES
     yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, because not every run has them: " + ", ".join(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.comparison.comparison_report import headline, label, p_text, page_unit
+from evalkit.comparison.comparison_report import headline, label, page_unit
 from evalkit.comparison.curve_report import curve_unit
 from evalkit.comparison.curves import Curve, Point
 from evalkit.comparison.differences import (
@@ -27,7 +27,7 @@ from evalkit.comparison.differences import (
     Comparison,
     TaskDifference,
 )
-from evalkit.comparison.units import Unit
+from evalkit.comparison.units import Unit, p_text
 from evalkit.reporting.figure_style import GREY, INK, PLAIN, line_look, short_name, style_axes
 from evalkit.reporting.figures import new_figure, save_figure
 

@@ -49,6 +49,13 @@ class Unit:
         return fixed(stderr, (self.places or 0) + 1)
 
 
+def p_text(p: float | None) -> str:
+    """Format a p value with three decimals."""
+    if p is None:
+        return "–"
+    return "<0.001" if p < 0.0005 else fixed(p, 3)
+
+
 def unit_of(measure: Measure, errors: Iterable[float | None]) -> Unit:
     """Return the unit of a report. Measures other than shares have decimals for two digits of the smallest error."""
     if measure.is_share:

@@ -10,6 +10,8 @@ prefixes are shared, which the start-up check compares with the model's own forw
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +71,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         found.append(Trait("solved examples", str(shots), f"{shots}-shot", True))
         found.append(_trait("rule", rule or str(run.manifest["rule"])))
+        found.append(_trait("prompts", _prompts(specification)))
     if continuation := specification.get("continuation"):
         found.append(Trait("continuation", continuation, f"{continuation} continuations", True))
     found += [
@@ -153,6 +156,15 @@ def _limit(specification: Mapping[str, Any]) -> Trait:
     limit = specification.get("limit")
     first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
     return Trait("limit", str(limit or "none"), first or "all documents", True)
+
+
+def _prompts(specification: Mapping[str, Any]) -> str:
+    """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
+    if not (found := specification.get("prompts")):
+        return "one"
+    names, orders = ", ".join(found["templates"]), found["choice_orders"]
+    content = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
 
 
 def _extension(specification: Mapping[str, Any] | None) -> Trait:

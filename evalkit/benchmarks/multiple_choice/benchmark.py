@@ -9,29 +9,24 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.errors import EvalkitError, RunError
+from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
-from evalkit.scores.table import CLUSTER, ScoreRow
+from evalkit.scores.table import ScoreRow
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
-    from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
@@ -90,7 +85,14 @@ class MultipleChoice(Benchmark):
         return SuiteRequest
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
-        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`)."""
+        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`).
+
+        With `vary` it is the plan of another benchmark (`prompt_variants`).
+        """
+        if request.vary:
+            from evalkit.benchmarks.prompt_variants.plan import plan_varied
+
+            return plan_varied(request, say)
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
@@ -99,9 +101,9 @@ class MultipleChoice(Benchmark):
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         """Return whether a document has no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import key_of
+        from evalkit.benchmarks.multiple_choice.scoring import parts_of
 
-        return any(key_of(question) not in finished for question in chain(*plan.questions.values()))
+        return any(part.is_missing(finished) for part in parts_of(plan))
 
     def facts(self) -> type[ScoringFacts]:
         """Return `ScoringFacts`."""
@@ -119,26 +121,28 @@ class MultipleChoice(Benchmark):
         """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
-        return Scoring(setup, loaded, budget.scored, say)
+        return Scoring([setup], loaded, budget.scored, say)
 
     def batches(
         self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
         """Plan the batches of the documents that have no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import batches_of, key_of, work_of
+        from evalkit.benchmarks.multiple_choice.scoring import batches_of, parts_of
 
-        work = {key_of(question): work_of(question) for question in chain(*plan.questions.values())}
-        batches, stop = batches_of(plan, facts, tokenizer, finished, say)
-        done = sum(size for key, size in work.items() if key in finished)
-        return Planned(batches, sum(work.values()), done, stop=stop)
+        return batches_of(plan, parts_of(plan), facts, tokenizer, finished, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score table, lm-eval's files and the results under every rule."""
+        import pandas as pd
+
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
+        from evalkit.benchmarks.multiple_choice.rows import part_table
+        from evalkit.benchmarks.multiple_choice.scoring import parts_of
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
-        scores = _table(plan, finished, writer)
+        tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in parts_of(plan)]
+        scores = pd.concat(tables, ignore_index=True)
         writer.save_table(SCORES, scores)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
@@ -226,29 +230,3 @@ class MultipleChoice(Benchmark):
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Return the hub dataset of a pinned task; None for other tasks."""
         return dataset_of(task)
-
-
-def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
-    """Return the score table: the journal's rows in the order of the documents."""
-    import pandas as pd
-
-    parts = [_task_table(members, finished.table(task), writer) for task, members in plan.questions.items()]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _task_table(questions: Sequence[Question], rows: pa.Table, writer: RunWriter) -> pd.DataFrame:
-    """Return the score table of one task."""
-    order = {(question.subtask, question.doc_id): place for place, question in enumerate(questions)}
-    documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
-    # The sort keeps the order of a document's rows
-    places = sorted((order[one], number) for number, one in enumerate(documents) if one in order)
-    table = rows.take([number for _, number in places])
-    found = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
-    if found != [(place, choice) for place, one in enumerate(questions) for choice in range(len(one.contexts))]:
-        # Happens only if lines of the journal were removed while it was read
-        raise RunError(
-            f"the journal of {writer.folder} lacks choices of some documents; "
-            "delete the folder and run the command again"
-        )
-    scores: pd.DataFrame = table.to_pandas()
-    return scores.assign(**{CLUSTER: [questions[place].cluster for place, _ in places]})
