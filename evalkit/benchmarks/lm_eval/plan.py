@@ -170,9 +170,7 @@ def _check_request(request: SuiteRequest) -> None:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
     if request.vary:
-        raise UsageError(
-            "--vary: suite lm_eval runs tasks with their own prompts; leave out --suite lm_eval, or --vary"
-        )
+        raise UsageError("--vary: suite lm_eval has its tasks' own prompts; leave out --suite lm_eval, or --vary")
 
 
 def set_seeds() -> None:

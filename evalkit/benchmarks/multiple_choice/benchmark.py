@@ -10,7 +10,7 @@ lm_eval/         the same in lm-eval's format
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
@@ -76,7 +76,7 @@ class MultipleChoice(Benchmark):
     kind = "multiple_choice"
     row = ScoreRow
     key = ("subtask", "doc_id")
-    results_form = _ChoiceResults
+    results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     def request(self) -> type[SuiteRequest]:
         """Return `SuiteRequest`."""
@@ -101,9 +101,7 @@ class MultipleChoice(Benchmark):
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         """Return whether a document has no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import parts_of
-
-        return any(part.is_missing(finished) for part in parts_of(plan))
+        return any(part.is_missing(finished) for part in plan.parts)
 
     def facts(self) -> type[ScoringFacts]:
         """Return `ScoringFacts`."""
@@ -111,25 +109,25 @@ class MultipleChoice(Benchmark):
 
         return ScoringFacts
 
-    def setup(self, plan: ChoicePlan) -> ScoringSetup:
-        """Return the template, and the documents of the start-up check."""
-        from evalkit.benchmarks.multiple_choice.scoring import setup_of
+    def setup(self, plan: ChoicePlan) -> list[ScoringSetup]:
+        """Return each template with documents for the start-up check."""
+        from evalkit.benchmarks.multiple_choice.scoring import setups_of
 
-        return setup_of(plan)
+        return setups_of(plan)
 
-    def computer(self, setup: ScoringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
+    def computer(self, setup: list[ScoringSetup], loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
-        return Scoring([setup], loaded, budget.scored, say)
+        return Scoring(setup, loaded, budget.scored, say)
 
     def batches(
         self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
         """Plan the batches of the documents that have no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import batches_of, parts_of
+        from evalkit.benchmarks.multiple_choice.scoring import batches_of
 
-        return batches_of(plan, parts_of(plan), facts, tokenizer, finished, say)
+        return batches_of(plan, facts, tokenizer, finished, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score table, lm-eval's files and the results under every rule."""
@@ -137,11 +135,10 @@ class MultipleChoice(Benchmark):
 
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
         from evalkit.benchmarks.multiple_choice.rows import part_table
-        from evalkit.benchmarks.multiple_choice.scoring import parts_of
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
-        tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in parts_of(plan)]
+        tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in plan.parts]
         scores = pd.concat(tables, ignore_index=True)
         writer.save_table(SCORES, scores)
         manifest = writer.manifest

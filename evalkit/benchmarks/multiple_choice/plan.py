@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.activity import doing
+from evalkit.benchmarks.multiple_choice.parts import TaskPart
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.remembered import remembered
@@ -60,6 +61,16 @@ class ChoicePlan:
     def questions(self) -> dict[str, list[Question]]:
         """Task → its documents, up to the limit."""
         return remembered("questions", self.documents_key, self._load_questions)
+
+    @property
+    def parts(self) -> list[TaskPart]:
+        """What is scored: the documents of each task under the template."""
+        return [TaskPart(task, self.template, members) for task, members in self.questions.items()]
+
+    @property
+    def message(self) -> str:
+        """See `Planned.message`."""
+        return ""
 
     @property
     def documents_key(self) -> str:

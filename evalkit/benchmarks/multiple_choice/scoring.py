@@ -25,11 +25,12 @@ from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.parts import TaskPart
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.multiple_choice.templates import Template
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.finished_rows import FinishedRows
     from evalkit.scoring.pack import SequenceSet
 
 _CANDIDATES = 2
@@ -72,7 +73,7 @@ class ChoiceContent:
 
 @dataclass(frozen=True)
 class ScoringSetup:
-    """What scoring needs of a plan."""
+    """What scoring needs of a plan's documents under one template."""
 
     template: Template
     unconditional: bool
@@ -81,10 +82,12 @@ class ScoringSetup:
     """Documents among which the start-up check chooses."""
 
 
-def setup_of(plan: ChoicePlan) -> ScoringSetup:
-    """Return what scoring needs of a plan."""
-    first = tuple(question for members in plan.questions.values() for question in members[:_CANDIDATES])
-    return ScoringSetup(plan.template, plan.unconditional, first)
+def setups_of(plan: ChoicePlan) -> list[ScoringSetup]:
+    """Return what scoring needs of a plan, for each template."""
+    first: dict[Template, list[Question]] = {}
+    for part in plan.parts:
+        first.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])
+    return [ScoringSetup(template, plan.unconditional, tuple(members)) for template, members in first.items()]
 
 
 class Scoring:
@@ -130,30 +133,6 @@ def _candidates(setups: Sequence[ScoringSetup], loaded: LoadedModel) -> Iterator
 
 
 @dataclass(frozen=True)
-class TaskPart:
-    """Documents of a task under one template: the whole task, unless a run has several prompts."""
-
-    task: str
-    template: Template
-    questions: Sequence[Question]
-    prompt: str = ""
-    """Name of the prompt, if a run has several."""
-
-    @property
-    def journal(self) -> str:
-        """Name of the part in the journal."""
-        return f"{self.task} {self.prompt}" if self.prompt else self.task
-
-    def key_of(self, question: Question) -> Key:
-        """Return a document's key in the journal."""
-        return self.journal, question.subtask, question.doc_id
-
-    def is_missing(self, finished: FinishedRows) -> bool:
-        """Return whether a document has no scores."""
-        return any(self.key_of(question) not in finished for question in self.questions)
-
-
-@dataclass(frozen=True)
 class _PlannedTask:
     """A task's tokens and batches, whose content is made one by one."""
 
@@ -173,14 +152,8 @@ class _PlannedTask:
                 yield Batch(part.task, number, content, work, len(members), part.journal)
 
 
-def parts_of(plan: ChoicePlan) -> list[TaskPart]:
-    """Return the tasks of a plan."""
-    return [TaskPart(task, plan.template, members) for task, members in plan.questions.items()]
-
-
 def batches_of(
     plan: ChoicePlan,
-    parts: Sequence[TaskPart],
     facts: ScoringFacts,
     tokenizer: Any,
     finished: FinishedRows,
@@ -188,11 +161,9 @@ def batches_of(
 ) -> Planned:
     """Plan the batches that have documents without scores, part by part.
 
-    Args:
-        plan: of the documents.
-        parts: what is scored of them, with distinct names in the journal.
-        facts, tokenizer, finished, say: as of `Benchmark.batches`.
+    Arguments: as of `Benchmark.batches`.
     """
+    parts = plan.parts
     prompters = {part.template: Prompter(part.template, tokenizer, facts.window, say) for part in parts}
     identity, given = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
     by_name = {part.journal: part for part in parts}
@@ -235,7 +206,7 @@ def batches_of(
 
     work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
     done = sum(size for key, size in work.items() if key in finished)
-    return Planned(batches(), sum(work.values()), done, stop=planner.stop)
+    return Planned(batches(), sum(work.values()), done, plan.message, planner.stop)
 
 
 def _scored(template: Template) -> frozenset[int]:

@@ -13,10 +13,9 @@ choices of all orders, one order after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Budget, Planned, Say
+from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
@@ -27,12 +26,8 @@ from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
-    from evalkit.benchmarks.prompt_variants.plan import VariedPlan
     from evalkit.benchmarks.run_figures import RunFigure
-    from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.benchmarks.task_tokens import TaskTokens
-    from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
@@ -77,44 +72,12 @@ class _VariedResultsFile(Stored):
 
 
 class PromptVariants(MultipleChoice):
-    """Benchmark of suites under several prompts."""
+    """Benchmark of suites under several prompts; `MultipleChoice` makes its plans, which are `VariedPlan`s."""
 
     kind = PROMPT_VARIANTS
     results_form = _VariedResultsFile
 
-    def plan(self, request: SuiteRequest, say: Say) -> VariedPlan:
-        """Make the plan of a suite under its own prompt and others."""
-        from evalkit.benchmarks.prompt_variants.plan import plan_varied
-
-        return plan_varied(request, say)
-
-    def is_missing(self, plan: VariedPlan, finished: FinishedRows) -> bool:
-        """Return whether a document has no scores under some prompt."""
-        return any(part.is_missing(finished) for part in plan.parts)
-
-    def setup(self, plan: VariedPlan) -> list[ScoringSetup]:
-        """Return the templates, each with the documents of the start-up check."""
-        from evalkit.benchmarks.multiple_choice.scoring import setup_of
-
-        setup = setup_of(plan)
-        return [replace(setup, template=template) for template in plan.prompts.templates.values()]
-
-    def computer(self, setup: list[ScoringSetup], loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
-        """Prepare a loaded model for scoring."""
-        from evalkit.benchmarks.multiple_choice.scoring import Scoring
-
-        return Scoring(setup, loaded, budget.scored, say)
-
-    def batches(
-        self, plan: VariedPlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
-    ) -> Planned:
-        """Plan the batches of the documents that have no scores, task by task and template by template."""
-        from evalkit.benchmarks.multiple_choice.scoring import batches_of
-
-        planned = batches_of(plan, plan.parts, facts, tokenizer, finished, say)
-        return replace(planned, message=plan.message)
-
-    def finish(self, plan: VariedPlan, finished: FinishedRows, writer: RunWriter) -> None:
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score tables and the results under every rule."""
         from evalkit.benchmarks.multiple_choice.rows import part_table
         from evalkit.benchmarks.prompt_variants.results import varied_results
@@ -136,7 +99,7 @@ class PromptVariants(MultipleChoice):
         content["tasks"] = [one | {"seconds": round(seconds[one["task"]], 3)} for one in content["tasks"]]
         writer.save_results(content | {"rules": found, "samples": False})
 
-    def serves(self, plan: VariedPlan, run: Run) -> bool:
+    def serves(self, plan: Any, run: Run) -> bool:
         """Return whether a finished run has everything."""
         return run.complete
 
@@ -175,13 +138,13 @@ class PromptVariants(MultipleChoice):
 
         return prompt_figures(runs, names)
 
-    def prompts(self, plan: VariedPlan, count: int, say: Say) -> Iterator[str]:
+    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
         """Yield the first questions of each task under each prompt, with their segments in colour."""
         from evalkit.benchmarks.prompt_variants.prompt_text import varied_prompts
 
         return varied_prompts(plan, count, say)
 
-    def token_counts(self, plan: VariedPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of all prompts."""
         from evalkit.benchmarks.prompt_variants.token_counts import estimated_prompts
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Floats
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.prompt_variants.tables import PromptTables
 
 MEAN = "mean accuracy over prompts"
 
@@ -63,7 +66,7 @@ class ComparablePrompts(ComparableChoices):
         return self._tables.under(name, prompt) if prompt else self._tables.mean(name)
 
     @cached_property
-    def _tables(self) -> Any:
+    def _tables(self) -> PromptTables:
         from evalkit.benchmarks.prompt_variants.tables import prompt_tables  # needs pandas, which stored results do not
 
         return prompt_tables(self.run)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from evalkit.benchmarks.multiple_choice.parts import TaskPart
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite, resolve_suite, rule_of
-from evalkit.benchmarks.multiple_choice.scoring import TaskPart
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.orders import Order, in_orders, orders_of
@@ -58,7 +58,7 @@ class VariedPlan(ChoicePlan):
 
     @cached_property
     def parts(self) -> list[TaskPart]:
-        """What is scored: each task under each template. Under the run's own, documents have the choices of all orders."""
+        """What is scored: each task under each template; under the run's own with the choices of all orders."""
         return [part for task in self.questions for part in self._parts_of(task)]
 
     def _parts_of(self, task: str) -> list[TaskPart]:

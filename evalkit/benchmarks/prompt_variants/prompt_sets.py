@@ -5,7 +5,7 @@ In: `--vary`, factors of `configs/variants/default.yaml` or a file with the same
 
     templates: [inst, my_template.yaml]     # names, or files next to this one
     system_prompts: ["", "Be brief."]       # in place of the template's own
-    choice_orders: 4                        # rotations of the options that a prompt lists, the original order among them
+    choice_orders: 4                        # rotations of listed options, the original order among them
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
             what = "has one order: its prompts list" if len(fixed_order) == 1 else "have one order: their prompts list"
             yield f"{_names(run, fixed_order)} {what} no options"
         if fixed_order and orders:
-            yield "averages under an order: such a task counts with the run's own prompt, which the order does not change"
+            yield "averages under an order: such a task counts with the run's own prompt, which no order changes"
     yield "± SE: of the mean over prompts, if other documents were drawn; with these prompts"
     yield (
         "SD of prompts: standard deviation of the accuracies under these prompts. They are a fixed set and no sample: "
