@@ -44,11 +44,12 @@ def prompts_sentence(found: Comparison) -> str:
         ahead = sum(one.average.difference > 0 for one in single)
         said = f"No difference between {found.b} and {found.a} is shown under any of {count} prompts{on}"
         return f"{said}; {found.b} has the higher score under {ahead}, {found.a} under {_behind(single)}."
-    undecided = count - up - down
-    parts = [f"{better} under {up}" * bool(up), f"{worse} under {down}" * bool(down)]
-    parts += [f"undecided under {undecided}"] * bool(undecided)
-    said = f"{found.b} is {', '.join(filter(None, parts))} of {count} prompts{on}"
-    return f"{said}, so that neither is shown to be {better} under all of them."
+    counts = {better: up, worse: down, "undecided": count - up - down}
+    said = ", ".join(f"{verdict} under {number}" for verdict, number in counts.items() if number)
+    return (
+        f"Of {count} prompts{on}, {found.b} against {found.a} is {said}: neither is shown to be {better} under all of "
+        "them."
+    )
 
 
 def _p(one: RuleVerdict) -> float:

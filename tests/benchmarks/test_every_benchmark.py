@@ -44,9 +44,10 @@ from tests.printed import printed
 from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
 
-KINDS = ("multiple_choice", "lm_eval", "longbench", "needle", "attention", "copying", "norms")
+KINDS = ("multiple_choice", "prompt_variants", "lm_eval", "longbench", "needle", "attention", "copying", "norms")
 BUDGET = {
     "multiple_choice": 128,
+    "prompt_variants": 128,
     "lm_eval": 128,
     "longbench": 900,
     "needle": 700,
@@ -57,6 +58,7 @@ BUDGET = {
 """Small, so that there are many batches."""
 LABELS = {
     "multiple_choice": {"PIQA", "BoolQ"},
+    "prompt_variants": {"PIQA", "BoolQ"},
     "lm_eval": {"PIQA", "BoolQ"},
     "longbench": {"Qasper"},
     "needle": {"needle"},
@@ -92,9 +94,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(kind: str, files: Path, output: Path, device: str = "cpu") -> dict[str, Any]:
     """Return the arguments of a run of a kind."""
     common: dict[str, Any] = {"output": output, "device": device, "dtype": "float32", "token_budget": BUDGET[kind]}
-    if kind in ("multiple_choice", "lm_eval", "attention"):
+    if kind in ("multiple_choice", "prompt_variants", "lm_eval", "attention"):
         common |= {"data_dir": files / "documents", "allow_unofficial_data": True, "tasks": ("piqa", "boolq")}
-    if kind != "multiple_choice":
+    if kind == "prompt_variants":
+        common |= {"vary": ("template", "system_prompt")}
+    elif kind != "multiple_choice":
         common |= {"suite": kind}
     if kind == "longbench":
         common |= {"data_dir": files / "rows", "context": "none", "tasks": "qasper", "max_prompt_tokens": 400}
@@ -169,7 +173,7 @@ def test_an_interrupted_run_resumes(
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("kind", KINDS[:5])
+@pytest.mark.parametrize("kind", KINDS[:6])
 def test_an_interrupted_run_resumes_on_a_gpu(kind: str, files: Path, tmp_path: Path, monkeypatch: Any) -> None:
     whole = made(kind, files, tmp_path / "whole", device="cuda")
     assert all(entry["device"].startswith("cuda") for entry in whole.manifest["devices"])
@@ -274,7 +278,7 @@ def test_the_command_line_runs_and_shows_it(
         assert ended.value.code == 0
         assert str(runs[kind, 0].folder) in out
         assert form == "terminal" or json.loads(out)["tasks"]
-    without_settings = kind in ("multiple_choice", "lm_eval")
+    without_settings = kind in ("multiple_choice", "prompt_variants", "lm_eval")
     complaint = "has no settings of its own" if without_settings else "unknown setting of suite"
     for setting, said in (
         ("nowhere=1", complaint),

@@ -44,6 +44,7 @@ class _VariedTask(StoredTask):
     accuracy: float
     stderr: float | None
     spread: float | None
+    by_chance: float | None
     chance: float
     truncated: int
     prompts: list[_StoredPrompt]
@@ -55,6 +56,7 @@ class _TimedVariedTask(_VariedTask):
 
 class _VariedAverage(StoredAverage):
     spread: float | None
+    by_chance: float | None
     prompts: list[_StoredPrompt]
 
 

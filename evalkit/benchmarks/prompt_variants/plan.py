@@ -19,6 +19,7 @@ from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
 from evalkit.benchmarks.prompt_variants.orders import Order, in_orders, orders_of
 from evalkit.benchmarks.prompt_variants.prompt_sets import PromptSet, load_prompts
 from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.brief import counted
 from evalkit.errors import UsageError
 from evalkit.models.locate import Say
 from evalkit.runs.finding import run_folder
@@ -49,7 +50,8 @@ class VariedPlan(ChoicePlan):
     @property
     def message(self) -> str:
         """The prompts in one line, for the user."""
-        named = f"{len(self.prompts.templates)} prompts of each document: {', '.join(self.prompts.templates)}"
+        names = ", ".join(self.prompts.templates)
+        named = f"{counted(len(self.prompts.templates), 'template')} for each document: {names}"
         if self.prompts.choice_orders == 1:
             return named
         listed = {task: len(orders) for task, orders in self.orders.items() if len(orders) > 1}

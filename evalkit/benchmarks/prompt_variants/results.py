@@ -5,6 +5,10 @@ In: `PromptTables` and a run's manifest. Out: `VariedResults` under a rule. No t
 A document's score is the share of its prompts under which it is right; its mean over documents is the mean accuracy
 over prompts. The standard error is that of this mean over documents, which are sampled. Prompts are a fixed set: their
 standard deviation describes the set and is no error of the mean.
+
+With few documents a part of that deviation is chance. So it is reported beside the one to expect if no prompt is easier
+than another, when each document's answers could be exchanged between its prompts: the root of the sum over documents of
+the variance over prompts, divided by n (the permutations within blocks of Cochran's Q test).
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import numpy as np
 
 from evalkit.benchmarks.prompt_variants.tables import PromptTables
 from evalkit.brief import brief, with_error
-from evalkit.stats.estimates import error_of_average, error_of_mean, error_of_share
+from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class VariedAccuracy:
     """Standard error of that mean over documents; the prompts are fixed."""
     spread: float | None
     """Standard deviation of the accuracies over prompts; None with one prompt."""
+    by_chance: float | None
+    """The standard deviation that is expected if no prompt is easier than another."""
     prompts: tuple[PromptAccuracy, ...]
     """The prompts of the task. Of an average: every prompt, the run's own in place of one that a task lacks."""
     chance: float | None = None
@@ -119,20 +125,46 @@ def task_accuracy(tables: PromptTables, task: str, rule: str, subject: str | Non
     documents = tables.documents
     own = (documents["task"] == task).to_numpy()
     if subject is not None:
-        own &= (documents["subtask"] == subject).to_numpy()
+        own = own & (documents["subtask"] == subject).to_numpy()
     graded, n = tables.graded(rule), int(own.sum())
     prompts = tuple(_of_prompt(name, float(graded[name][own].mean()), n) for name in tables.prompts_of(task))
     score = tables.mean(rule)[own]
+    answers = np.stack([graded[one.prompt][own] for one in prompts])
     return VariedAccuracy(
         name=subject or task,
         n=n,
         accuracy=float(score.mean()),
         stderr=error_of_mean(score),
         spread=_deviation(prompts),
+        by_chance=expected_deviation(answers),
         prompts=prompts,
         chance=float((1 / documents["choices"].to_numpy()[own]).mean()),
         truncated=tables.truncated(own),
     )
+
+
+def expected_deviation(answers: Floats) -> float | None:
+    """Return the root of the expected variance over prompts if each document's answers are exchangeable.
+
+    Args:
+        answers: [prompts, documents] scores.
+    """
+    count, n = answers.shape
+    return float(np.sqrt(answers.var(axis=0, ddof=1).sum())) / n if count > 1 else None
+
+
+def _average_by_chance(tasks: Sequence[VariedAccuracy], count: int) -> float | None:
+    """Return the expected deviation of an average under `count` prompts; tasks are independent.
+
+    Where a task has fewer, its own prompt is repeated: of all pairs of prompts, those of two repetitions do not differ.
+    """
+    if count < 2:
+        return None
+    total = 0.0
+    for task in tasks:
+        repeated = count - len(task.prompts) + 1
+        total += (task.by_chance or 0.0) ** 2 * (1 - repeated * (repeated - 1) / (count * (count - 1)))
+    return float(np.sqrt(total)) / len(tasks)
 
 
 def _of_prompt(name: str, accuracy: float, n: int) -> PromptAccuracy:
@@ -154,6 +186,7 @@ def _average(tables: PromptTables, name: str, tasks: Sequence[VariedAccuracy], s
         accuracy=statistics.fmean(one.accuracy for one in tasks),
         stderr=error_of_average([one.stderr for one in tasks]),
         spread=_deviation(prompts),
+        by_chance=_average_by_chance(tasks, len(prompts)),
         prompts=tuple(prompts),
     )
 

@@ -66,16 +66,24 @@ def _spread_table(run: Run, results: VariedResults) -> Table:
     ruled = {len(rows)} if len(groups) > 1 else set()
     if ruled:
         rows.append(_spread_row(results.average.name, results.average))
-    headers = ["task", "n", "prompts", "mean %", "± SE", "SD of prompts", "lowest", "highest", "chance"]
-    return simple_table("results", headers, rows, ruled=ruled)
+    headers = ["task", "n", "prompts", "mean %", "± SE", "SD", "by chance", "lowest", "highest"]
+    return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
 
 
 def _spread_row(name: str, one: VariedAccuracy) -> list[str]:
     extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in (one.lowest, one.highest)]
-    error, spread = (_NONE if value is None else percent(value) for value in (one.stderr, one.spread))
-    n, chance = ("" if one.n is None else f"{one.n:,}"), ("" if one.chance is None else percent(one.chance))
     extremes = extremes if len(one.prompts) > 1 else [_NONE, _NONE]
-    return [name, n, str(len(one.prompts)), percent(one.accuracy), f"± {error}", spread, *extremes, chance]
+    n = "" if one.n is None else f"{one.n:,}"
+    errors = _errors(one), _percent(one.spread), _percent(one.by_chance)
+    return [name, n, str(len(one.prompts)), percent(one.accuracy), *errors, *extremes]
+
+
+def _errors(one: VariedAccuracy) -> str:
+    return _NONE if one.stderr is None else f"± {percent(one.stderr)}"
+
+
+def _percent(value: float | None) -> str:
+    return _NONE if value is None else percent(value)
 
 
 def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
@@ -94,13 +102,18 @@ def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Ta
 def _subjects(run: Run, tables: PromptTables, task: str, rule: str) -> Table | None:
     if not (found := subject_accuracies(tables, task, rule)):
         return None
-    rows = [[_NONE if cell is None else cell for cell in _subject_row(task, one)] for one in found]
-    return simple_table(task, [_label(run, task), "n", "mean %", "± SE", "SD of prompts"], rows)
-
-
-def _subject_row(task: str, one: VariedAccuracy) -> list[str]:
-    error, spread = (_NONE if value is None else percent(value) for value in (one.stderr, one.spread))
-    return [one.name.removeprefix(f"{task}_"), f"{one.n:,}", percent(one.accuracy), f"± {error}", spread]
+    rows = [
+        [
+            one.name.removeprefix(f"{task}_"),
+            f"{one.n:,}",
+            percent(one.accuracy),
+            _errors(one),
+            _percent(one.spread),
+            _percent(one.by_chance),
+        ]
+        for one in found
+    ]
+    return simple_table(task, [_label(run, task), "n", "mean %", "± SE", "SD", "by chance"], rows)
 
 
 def _rules_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
@@ -110,37 +123,36 @@ def _rules_table(run: Run, tables: PromptTables, results: VariedResults) -> Tabl
         found = results if rule == results.rule else varied_results(tables, run.manifest, rule)
         means = [percent(one.accuracy) for one in found.tasks]
         average = [percent(found.average.accuracy)] if len(found.tasks) > 1 else []
-        spread = _NONE if found.average.spread is None else percent(found.average.spread)
-        rows.append([f"{rule} <" if rule == results.rule else rule, *means, *average, spread])
+        spread = _percent(found.average.spread), _percent(found.average.by_chance)
+        rows.append([f"{rule} <" if rule == results.rule else rule, *means, *average, *spread])
     names = [_short(run, one.name) for one in results.tasks]
-    headers = ["rule", *names, *(["Avg.", "SD of its prompts"] if len(names) > 1 else ["SD of prompts"])]
+    headers = ["rule", *names, *(["Avg."] if len(names) > 1 else []), "SD", "by chance"]
     title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
     return simple_table("rules", headers, rows, title=title)
 
 
 def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
     manifest, tasks = run.manifest, [one.name for one in results.tasks]
+    base, *others = tables.prompts
+    orders = [name for name in others if name not in manifest["prompts"]]
+    reordered = [task for task in tasks if orders and orders[0] in tables.prompts_of(task)]
+    unordered = [task for task in tasks if task not in reordered]
     yield f"rule {results.rule}: {find_rule(results.rule).description}"
-    yield f"{tables.prompts[0]}: the run's own prompt; the others differ from it in one factor each:"
-    for name, words in manifest["prompts"].items():
-        yield f"{name}: {words}"
-    if orders := [name for name in tables.prompts if name not in (tables.prompts[0], *manifest["prompts"])]:
-        reordered = [task for task in tasks if orders[0] in tables.prompts_of(task)]
-        yield (
-            f"{', '.join(orders)}: the original options, in the order in which they are listed as A, B, …; only "
-            f"{_names(run, reordered)} lists options"
-        )
-    if manifest["specification"]["prompts"]["choice_orders"] > 1:
-        fixed_order = [task for task in tasks if not any(name in tables.prompts_of(task) for name in orders)]
-        if fixed_order:
-            what = "has one order: its prompts list" if len(fixed_order) == 1 else "have one order: their prompts list"
-            yield f"{_names(run, fixed_order)} {what} no options"
-        if fixed_order and orders:
-            yield "averages under an order: such a task counts with the run's own prompt, which no order changes"
-    yield "± SE: of the mean over prompts, if other documents were drawn; with these prompts"
+    yield f"prompt {base}: the run's own; each of the others differs from it in one factor"
+    yield from (f"prompt {name}: {words}" for name, words in manifest["prompts"].items())
+    if orders:
+        yield f"prompts {', '.join(orders)}: the original options, in the order in which they are listed as A, B, …"
+    if manifest["specification"]["prompts"]["choice_orders"] > 1 and unordered:
+        alone = f"; in averages under an order the task counts with prompt {base}" if orders else ""
+        yield f"no order of the options, since prompts do not list them: {_names(run, unordered)}{alone}"
+    yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
     yield (
-        "SD of prompts: standard deviation of the accuracies under these prompts. They are a fixed set and no sample: "
-        "it describes them, and other prompts may differ more; differences between prompts include chance (see ± SE)"
+        "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
+        "describes them, and is no error of the mean"
+    )
+    yield (
+        "by chance: the SD to expect with these documents if no prompt were easier than another; only an SD well "
+        "above it shows that the prompt matters"
     )
     if shots := manifest["specification"].get("num_fewshot", 0):
         yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question, in the original order"
@@ -149,6 +161,8 @@ def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[s
     yield from mixture(manifest)
     if cut := [f"{_label(run, one.name)} {one.truncated:,}" for one in results.tasks if one.truncated]:
         yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
+    if examples := manifest.get("examples"):
+        yield "examples: " + sources_text(examples)
     yield "documents: " + sources_text(manifest["documents"])
     if any(unofficial(manifest).values()):
         yield "*: not the official documents of the task"
