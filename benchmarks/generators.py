@@ -28,6 +28,7 @@ from transformers import GenerationConfig, StoppingCriteria
 from evalkit.benchmarks.longbench.benchmark import generation_requests
 from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.protocol import find_task
+from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt, Stops
@@ -79,7 +80,7 @@ def rows_of(loaded: LoadedModel, folder: Path, tasks: Sequence[str], window: int
     ends = end_tokens(loaded.model, loaded.tokenizer)
     found = []
     for task in map(find_task, tasks):
-        rows = load_rows(task, folder, 1).rows
+        rows = load_rows(task, FirstDocuments(1)).rows
         found += [one.prompt for one in generation_requests(task, rows, loaded.tokenizer, ends, window, loaded.window)]
     return [replace(prompt, index=number) for number, prompt in enumerate(found)]
 

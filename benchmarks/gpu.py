@@ -158,6 +158,7 @@ def kernels(arguments: argparse.Namespace) -> str:
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.compatibility.torch import compilations
     from evalkit.data import Library
+    from evalkit.data.sampling import FirstDocuments
     from evalkit.models.load import load
     from evalkit.models.locate import locate
     from evalkit.scoring.budget import auto_budget
@@ -168,7 +169,7 @@ def kernels(arguments: argparse.Namespace) -> str:
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     prompter, scored = Prompter(load_template("inst"), loaded.tokenizer, loaded.window), frozenset(range(len(SEGMENTS)))
     suite = choose_tasks(load_suite("zeroshot8"), ("openbookqa", "winogrande") if arguments.toy else ())
-    questions = load_questions(suite, Library(arguments.data_dir), 4 if arguments.toy else 500)
+    questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(4 if arguments.toy else 500))
     items = [
         [question_item(index, one, scored) for index, one in enumerate(prompter.encode(asked))]
         for asked in questions.values()

@@ -55,6 +55,7 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
     from evalkit.data import Library
+    from evalkit.data.sampling import FirstDocuments
     from evalkit.models.load import load
     from evalkit.models.locate import locate
     from evalkit.scoring.budget import auto_budget
@@ -64,7 +65,7 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
     template = load_template(arguments.template)
     scored = frozenset(map(SEGMENTS.index, template.score))
     suite = choose_tasks(load_suite("zeroshot8"), (arguments.task,))
-    questions = load_questions(suite, Library(arguments.data_dir), limit)[arguments.task]
+    questions = load_questions(suite, Library(arguments.data_dir), FirstDocuments(limit))[arguments.task]
     loaded = load(locate(arguments.model, say=note), dtype=arguments.dtype, device=arguments.device, say=note)
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)

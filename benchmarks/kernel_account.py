@@ -34,6 +34,7 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
 from evalkit.scoring.budget import auto_budget
@@ -152,7 +153,7 @@ def first_batches(
     scored = frozenset(map(SEGMENTS.index, template.score))
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
     suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
-    for task, questions in load_questions(suite, Library(None), arguments.limit).items():
+    for task, questions in load_questions(suite, Library(None), FirstDocuments(arguments.limit)).items():
         items = [question_item(number, one, scored) for number, one in enumerate(prompter.encode(questions))]
         yield task, next(iter(plan(items, budget)))
 

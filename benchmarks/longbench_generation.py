@@ -23,6 +23,7 @@ from evalkit.benchmarks.longbench.data import load_rows
 from evalkit.benchmarks.longbench.documents import LongBenchDocument
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.protocol import Task, find_task
+from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import measure_capacity
 from evalkit.generation.generator import CHUNK, Generator
 from evalkit.generation.prompts import Prompt
@@ -54,7 +55,7 @@ def main() -> None:
     totals, arithmetic, prefills = [0.0, 0.0], 0.0, 0.0
     for name in options.tasks.split(","):
         task = find_task(name)
-        rows = load_rows(task, options.data_dir, options.rows).rows
+        rows = load_rows(task, options.data_dir, FirstDocuments(options.rows)).rows
         ends = end_tokens(loaded.model, loaded.tokenizer)
         asked = generation_requests(task, rows, loaded.tokenizer, ends, options.max_prompt_tokens, loaded.window)
         prompts = [one.prompt for one in asked]

@@ -241,13 +241,14 @@ def planning() -> dict[str, float]:
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import load_template
     from evalkit.data import Library
+    from evalkit.data.sampling import FirstDocuments
     from evalkit.models.load import load
     from evalkit.models.locate import locate
     from evalkit.scoring.pack import plan_arrays
 
     tokenizer = load(locate("demo"), device="cpu").tokenizer
     suite = choose_tasks(load_suite("zeroshot8"), ("hellaswag",))
-    [questions] = load_questions(suite, Library(None), 1000).values()
+    [questions] = load_questions(suite, Library(None), FirstDocuments(1000)).values()
     prompter = Prompter(load_template("inst"), tokenizer, 2048)
 
     def ours() -> None:

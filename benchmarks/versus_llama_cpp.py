@@ -53,6 +53,7 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
 from evalkit.scoring.budget import auto_budget
@@ -161,7 +162,7 @@ def choose_members(prompter: Prompter, arguments: argparse.Namespace) -> tuple[d
     suite = choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks))
     members: dict[str, list[Member]] = {}
     left_out = {}
-    for task, questions in load_questions(suite, Library(arguments.data_dir), arguments.limit).items():
+    for task, questions in load_questions(suite, Library(arguments.data_dir), FirstDocuments(arguments.limit)).items():
         encoded = list(prompter.encode(questions))
         both = [one for one in encoded if is_scorable([sequence.tokens for sequence in one.sequences])]
         members[task] = [Member(one, _texts(prompter, one, task)) for one in both]

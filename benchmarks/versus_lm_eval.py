@@ -42,6 +42,7 @@ from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, 
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
 from evalkit.scoring.budget import auto_budget
@@ -140,9 +141,10 @@ def compare(
     prompter = Prompter(template, loaded.tokenizer, loaded.window)
     engine = Engine(loaded.model, auto_budget(loaded.model), note)
     suite = with_fewshot(choose_tasks(load_suite("zeroshot8"), tuple(arguments.tasks)), arguments.num_fewshot)
+    questions_of = load_questions(suite, Library(arguments.data_dir), FirstDocuments(arguments.limit))
     encoded = {
         task: list(prompter.encode([q for q in questions if not arguments.subjects or q.subtask in arguments.subjects]))
-        for task, questions in load_questions(suite, Library(arguments.data_dir), arguments.limit).items()
+        for task, questions in questions_of.items()
     }
     engine.check([question_item(i, one, scored) for i, one in enumerate(next(iter(encoded.values()))[:2])])
     rate = matrix_rate(loaded.model, engine.budget)

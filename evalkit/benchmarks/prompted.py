@@ -17,7 +17,7 @@ from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
-from evalkit.benchmarks.request import Request, numerics
+from evalkit.benchmarks.request import DocumentRequest, numerics
 from evalkit.benchmarks.task_tokens import spread
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
@@ -56,11 +56,8 @@ class PromptDocument(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PromptedRequest(Request):
+class PromptedRequest(DocumentRequest):
     """Settings of a run of a `PromptedBenchmark`."""
-
-    limit: int | None = None
-    """Maximum number of documents of each task; None: all."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,16 @@ class PromptedBenchmark(GeneratedBenchmark):
     def plan(self, request: PromptedRequest, say: Say) -> PromptedPlan:
         """Collect the documents and make the plan."""
         every = {task: list(documents) for task, documents in self.tasks().items()}
-        tasks = {task: documents[: request.limit] for task, documents in every.items()}
+        tasks = {
+            task: [documents[place] for place in request.selection.places(task, [task] * len(documents))]
+            for task, documents in every.items()
+        }
         if empty := [task for task, documents in tasks.items() if not documents]:
             raise UsageError(f"benchmark {self.kind}: task {empty[0]} has no documents")
         checkpoint = request.model.locate(say)
         specification = {
             **numerics(request.model, checkpoint, request.limit, say),
+            **request.selection.specification,
             "suite": self.kind,
             "documents": {task: _hash(documents) for task, documents in tasks.items()},
             "max_new_tokens": self.max_new_tokens,

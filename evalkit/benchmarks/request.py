@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evalkit import __version__
+from evalkit.data.sampling import DocumentSample, DocumentSelection, FirstDocuments
+from evalkit.errors import UsageError
 from evalkit.inputs import values
-from evalkit.inputs.fields import WORD, check_field_names, fitted
+from evalkit.inputs.fields import LEAST, WORD, check_field_names, fitted
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import Checkpoint, Say, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
@@ -41,6 +43,29 @@ class Request:
     """Parent folder of the run folders."""
     token_budget: int | None = field(default=None, metadata={WORD: "auto"})
     """Maximum number of tokens in a batch; None: as many as fit into memory."""
+
+
+@dataclass(frozen=True)
+class DocumentRequest(Request):
+    """Settings of every run that reads tasks of many documents."""
+
+    limit: int | None = None
+    """Maximum number of documents of each task, the first ones; None: all."""
+    sample: int | None = None
+    """Number of random documents of each task, stratified over its subjects; None: no sample."""
+    seed: int = field(default=0, metadata={LEAST: 0})
+    """Seed of the sample; with the same seed a larger sample contains the smaller one."""
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and self.limit is not None:
+            raise UsageError("--limit takes the first documents of each task, --sample random ones; give one of them")
+        if self.sample is None and self.seed:
+            raise UsageError(f"--seed {self.seed} is the seed of a --sample; give its size too, or omit the seed")
+
+    @property
+    def selection(self) -> DocumentSelection:
+        """Which documents of each task are read."""
+        return FirstDocuments(self.limit) if self.sample is None else DocumentSample(self.sample, self.seed)
 
 
 RequestType = TypeVar("RequestType", bound=Request)

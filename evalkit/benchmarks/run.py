@@ -37,6 +37,8 @@ def evaluate(
     template: str | Path | None = None,
     rule: str | None = None,
     limit: int | None = None,
+    sample: int | None = None,
+    seed: int | None = None,
     num_fewshot: int | None = None,
     vary: str | Path | Sequence[str] = (),
     data_dir: str | Path | None = None,
@@ -73,7 +75,10 @@ def evaluate(
             prompts for suite lm_eval.
         rule: how an answer is chosen (`evalkit ls rules`); None: "ppl" if the template scores whole sequences, else
             "acc".
-        limit: maximum number of documents of each task; None: all.
+        limit: maximum number of documents of each task, the first ones; None: all.
+        sample: number of random documents of each task, stratified over its subjects and the same for every model; a
+            larger sample contains the smaller one; None: no sample.
+        seed: seed of the sample; None: 0.
         num_fewshot: solved examples before each question; None: 0, or an lm-eval task's default.
         vary: factors of the prompt to vary, of "template", "system_prompt" and "choice_order" (a list or
             comma-separated), or a YAML file of prompts; empty: one prompt.
@@ -116,6 +121,8 @@ def evaluate(
         "template": template,
         "rule": rule,
         "limit": limit,
+        "sample": sample,
+        "seed": seed,
         "num_fewshot": num_fewshot,
         "vary": str(vary) if isinstance(vary, Path) else vary,
         "data_dir": data_dir,

@@ -19,7 +19,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.traits import unofficial_notes
+from evalkit.runs.traits import documents_read, unofficial_notes
 
 _ID_SHOWN = 7
 
@@ -45,7 +45,8 @@ class ListedRun:
     dtype: str = ""
     context: str = ""
     """Tokens and method of a context extension; empty without one."""
-    limit: int | None = None
+    documents: str = ""
+    """Which documents of each task are read; empty: all."""
     rule: str = ""
     score: float | None = None
     """Sort key of a finished run: its last average, a fraction; for lm-eval's tasks the first metric."""
@@ -70,9 +71,9 @@ class ListedRun:
 
     @property
     def settings(self) -> str:
-        """Settings that are not the default: examples, limit, context."""
+        """Settings that are not the default: examples, documents, context."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
-        return ", ".join(filter(None, (shots, f"limit {self.limit:,}" if self.limit else "", self.context)))
+        return ", ".join(filter(None, (shots, self.documents, self.context)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -155,7 +156,7 @@ def _listed(run: Run) -> ListedRun:
         "num_fewshot": specification.get("num_fewshot"),
         "dtype": specification["dtype"],
         "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
-        "limit": specification["limit"],
+        "documents": documents_read(specification),
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "notes": tuple(unofficial_notes(manifest)),

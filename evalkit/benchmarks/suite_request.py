@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evalkit.benchmarks.request import Request
+from evalkit.benchmarks.request import DocumentRequest
 from evalkit.inputs.fields import LEAST
 
 DEFAULT_SUITE = "zeroshot8"
 
 
 @dataclass(frozen=True)
-class SuiteRequest(Request):
+class SuiteRequest(DocumentRequest):
     """Settings of a run of a suite or of lm-eval's tasks."""
 
     suite: str | None = None
@@ -26,8 +26,6 @@ class SuiteRequest(Request):
     """A template's name, or the path of a template file; None: inst, or plain for lm-eval's tasks."""
     rule: str | None = None
     """The scoring rule; None: `ppl` if the template scores whole sequences, else `acc`."""
-    limit: int | None = None
-    """Maximum number of documents of each task; None: all."""
     num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
     """Number of solved examples before each question; None: 0, or an lm-eval task's default."""
     vary: tuple[str, ...] = ()

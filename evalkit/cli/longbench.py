@@ -19,6 +19,7 @@ from evalkit.cli.options import (
     OUTPUT,
     PLOT,
     RUN,
+    SELECTION,
     TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
@@ -73,7 +74,7 @@ def longbench() -> None:
 @option("--suite", type=click.Choice(["longbench", "longbench-e"]), default="longbench", help="16 tasks, or the 13 of "
         "LongBench-E with scores by length.")  # fmt: skip
 @option("--tasks", callback=comma_separated, help="Only these, separated by commas.  [default: all]")
-@option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@SELECTION
 @context_options("8192, as in the paper, where it was trained on fewer")
 @option(
     "--max-prompt-tokens",

@@ -170,6 +170,12 @@ def context_options(default: str) -> Callable[[Command], Command]:
     )
 
 
+SELECTION = option_group(
+    option("--sample", type=int, metavar="N", help="Random documents of each task, the same for every checkpoint; a "
+           "larger sample contains the smaller one.  [default: all]"),
+    option("--seed", type=int, metavar="N", help="Seed of the sample.  [default: 0]"),
+    option("--limit", "-L", type=int, metavar="N", help="Only the first documents of each task, as in lm-eval."),
+)  # fmt: skip
 CONTEXT = context_options("the trained context window")
 CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 TOKEN_BUDGET = option(

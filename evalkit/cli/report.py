@@ -63,10 +63,10 @@ def report(
         contents = _contents(runs, groups, study, benchmark, rule, names)
     for note in contents.notes:
         click.echo(printable(note), err=True)
+    from evalkit.data.sampling import DocumentSample
     from evalkit.pages.report import PageRequest, write_report
-    from evalkit.pages.union import Sample
 
-    chosen = None if sample is None else Sample(sample, seed)
+    chosen = None if sample is None else DocumentSample(sample, seed)
     request = PageRequest(title, not without_documents, chosen)
     size = write_report(contents, request, output, lambda text: click.echo(printable(text), err=True))
     click.echo(printable(f"{output} ({size / 1e6:,.1f} MB)"))

@@ -20,6 +20,7 @@ from evalkit.cli.options import (
     ORIGIN,
     OUTPUT,
     RUN,
+    SELECTION,
     TOKEN_BUDGET,
     TRUST,
     checkpoints_of,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @option("--include-path", type=FOLDER, help="Folder of your own lm-eval task files; they can run code beside them.")
 @option("--template", help="inst (the paper's), plain (lm-eval's), chat, or a YAML file.  [default: inst]")
 @option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: ppl; acc with plain]")
-@option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@SELECTION
 @option(
     "--num-fewshot", type=int, help="Solved examples before each question.  [default: 0; a task's own with lm_eval]"
 )

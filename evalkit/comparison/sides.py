@@ -16,6 +16,7 @@ from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import documents_read
 
 
 @dataclass(frozen=True)
@@ -148,11 +149,11 @@ def _model_name(run: Run) -> str:
 
 def _settings(run: Run) -> dict[str, Any]:
     specification = run.manifest["specification"]
-    shots, limit = specification.get("num_fewshot"), specification.get("limit")
+    shots = specification.get("num_fewshot")
     return {
         "revision": run.manifest.get("revision"),
         "template": run.template,
         "dtype": specification.get("dtype"),
         "shots": f"{shots}-shot" if shots else None,
-        "limit": f"limit {limit}" if limit else "all documents",
+        "limit": documents_read(specification) or "all documents",
     }

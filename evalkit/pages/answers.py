@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView
+from evalkit.data.sampling import DocumentSample
 from evalkit.pages.blocks import encoded
-from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun, indexed, problem_of
+from evalkit.pages.union import DocumentName, Union, ViewOfRun, indexed, problem_of
 
 
-def answers_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+def answers_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
     """Return the entries of a task in the page's index, and its block."""
     views = [member.view for member in members if isinstance(member.view, AnswerView)]
     by_run = [{(one.subtask, one.id): one for one in view.documents} for view in views]

@@ -10,10 +10,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.document_views import ChoiceText, ChoiceView
+from evalkit.data.sampling import DocumentSample
 from evalkit.errors import RunError
 from evalkit.inspection.decisions import decisions
 from evalkit.pages.blocks import encoded
-from evalkit.pages.union import DocumentName, Sample, Union, ViewOfRun, indexed, problem_of
+from evalkit.pages.union import DocumentName, Union, ViewOfRun, indexed, problem_of
 from evalkit.scores.table import SEGMENTS
 
 ABSENT = 65535
@@ -21,7 +22,7 @@ ABSENT = 65535
 _Arrays = dict[str, tuple[str, NDArray[Any]]]
 
 
-def choices_block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+def choices_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
     """Return the entries of a task in the page's index, and its block.
 
     Raises:

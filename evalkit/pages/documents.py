@@ -13,15 +13,18 @@ from evalkit.benchmarks.alike import document_difference
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.data.sampling import DocumentSample
 from evalkit.pages.answers import answers_block
 from evalkit.pages.blocks import DocumentData
 from evalkit.pages.choices import choices_block
-from evalkit.pages.union import Sample, ViewOfRun
+from evalkit.pages.union import ViewOfRun
 from evalkit.runs.folder import Run
 from evalkit.scores.table import SEGMENTS
 
 
-def document_data(runs: Sequence[Run], names: Sequence[str], say: Say, sample: Sample | None = None) -> DocumentData:
+def document_data(
+    runs: Sequence[Run], names: Sequence[str], say: Say, sample: DocumentSample | None = None
+) -> DocumentData:
     """Collect the documents of all runs.
 
     Args:
@@ -79,7 +82,7 @@ def _by_documents(runs: Sequence[Run], say: Say) -> Iterator[list[ViewOfRun]]:
                 yield found
 
 
-def _block(members: Sequence[ViewOfRun], sample: Sample | None) -> tuple[dict[str, Any], str]:
+def _block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
     """Return a task's entry in the index and its block."""
     first = members[0]
     make = choices_block if isinstance(first.view, ChoiceView) else answers_block

@@ -15,6 +15,7 @@ from evalkit import __version__
 from evalkit.activity import doing
 from evalkit.benchmarks.remembered import remembering
 from evalkit.comparison.curves import curve
+from evalkit.data.sampling import DocumentSample
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.pages.benchmark_figures import figure_panels
 from evalkit.pages.comparisons import comparison_panels, curve_panel
@@ -24,7 +25,6 @@ from evalkit.pages.overview import overview_panels
 from evalkit.pages.page import Page, write_page
 from evalkit.pages.panels import Panel
 from evalkit.pages.sources import sources_panel
-from evalkit.pages.union import Sample
 from evalkit.reporting.report import Report
 
 _NAMED = 3
@@ -38,7 +38,7 @@ class PageRequest:
     title: str | None = None
     """None: the names of the runs."""
     documents: bool = True
-    sample: Sample | None = None
+    sample: DocumentSample | None = None
     """Which documents of each task; None: all."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.document_views import Piece, TaskView
+from evalkit.data.sampling import DocumentSample
 from evalkit.runs.folder import Run
 from evalkit.scores.table import SEGMENTS
 
@@ -28,21 +28,6 @@ class ViewOfRun:
     view: TaskView
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A random sample of each task's documents; with the same seed, a larger one contains the smaller ones."""
-
-    count: int
-    seed: int = 0
-
-    def of(self, task: str, total: int) -> list[int]:
-        """Return the numbers of the sampled documents among `total`, in order."""
-        if total <= self.count:
-            return list(range(total))
-        order = np.random.default_rng([self.seed, zlib.crc32(task.encode())]).permutation(total)
-        return sorted(order[: self.count].tolist())
-
-
 class Union:
     """The documents of several runs of one task.
 
@@ -52,9 +37,9 @@ class Union:
         sample: which to take; None: all.
     """
 
-    def __init__(self, task: str, by_run: Sequence[Sequence[DocumentName]], sample: Sample | None) -> None:
+    def __init__(self, task: str, by_run: Sequence[Sequence[DocumentName]], sample: DocumentSample | None) -> None:
         every = list(dict.fromkeys(name for names in by_run for name in names))
-        taken = range(len(every)) if sample is None else sample.of(task, len(every))
+        taken = range(len(every)) if sample is None else sample.places(task, [subtask for subtask, _ in every])
         self.total = len(every)
         self.names = [every[number] for number in taken]
         self.subtasks = list(dict.fromkeys(subtask for subtask, _ in self.names))

@@ -91,6 +91,15 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     return {trait.name: trait for trait in found}
 
 
+def documents_read(specification: Mapping[str, Any]) -> str:
+    """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all."""
+    if (size := specification.get("sample")) is not None:
+        seed = specification["seed"]
+        return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
+    limit = specification.get("limit")
+    return f"limit {limit:,}" if limit else ""
+
+
 def model_differences(a: Run, b: Run) -> list[str]:
     """Return the properties in which two runs' models differ, as far as recorded; seeds of one model differ in none."""
     first, second = (run.manifest.get("loaded") or {} for run in (a, b))

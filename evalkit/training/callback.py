@@ -41,7 +41,7 @@ class _Outcome:
 class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
     """Evaluate the model of a `transformers.Trainer` every n steps; weights, optimizer and random numbers stay equal.
 
-        trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000, suite="zeroshot8", limit=100))
+        trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000, suite="zeroshot8", sample=100))
 
     Each evaluation is logged with `trainer.log` (`evalkit/<suite>/<task>`), so that it reaches what the trainer logs
     to, and leaves a run folder named "<name> step <step>" in `output`. Several callbacks evaluate several suites.
@@ -63,6 +63,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         template: see `evalkit.evaluate`.
         rule: see `evalkit.evaluate`.
         limit: see `evalkit.evaluate`.
+        sample: see `evalkit.evaluate`.
+        seed: see `evalkit.evaluate`.
         num_fewshot: see `evalkit.evaluate`.
         data_dir: see `evalkit.evaluate`.
         log_samples: see `evalkit.evaluate`.
@@ -92,6 +94,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         template: str | Path | None = None,
         rule: str | None = None,
         limit: int | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
         num_fewshot: int | None = None,
         data_dir: str | Path | None = None,
         log_samples: bool = False,
@@ -123,6 +127,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             "template": template,
             "rule": rule,
             "limit": limit,
+            "sample": sample,
+            "seed": seed,
             "num_fewshot": num_fewshot,
             "data_dir": data_dir,
             "log_samples": log_samples,

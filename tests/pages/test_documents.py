@@ -11,11 +11,11 @@ import pytest
 
 import evalkit
 from evalkit.benchmarks.registry import benchmark
+from evalkit.data.sampling import DocumentSample
 from evalkit.errors import RunError
 from evalkit.models.locate import silent
 from evalkit.pages.choices import ABSENT
 from evalkit.pages.documents import document_data
-from evalkit.pages.union import Sample
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
 from evalkit.scores.results import available_rules
@@ -149,17 +149,8 @@ def test_needles_in_other_texts_are_apart(tmp_path: Path) -> None:
         assert run["answers"] == [secrets[0]] * 2
 
 
-@pytest.mark.parametrize("total", [0, 1, 30, 1000])
-def test_samples_are_nested(total: int) -> None:
-    small, large = Sample(10, 3).of("boolq", total), Sample(25, 3).of("boolq", total)
-    assert len(small) == min(10, total)
-    assert set(small) <= set(large)
-    assert small == sorted(set(small))
-    assert total < 1000 or small != Sample(10, 4).of("boolq", total) != Sample(10, 4).of("piqa", total)
-
-
 def test_a_sample_of_the_documents(two_runs: list[Run]) -> None:
-    index, blocks = data_of(two_runs, sample=Sample(5))
+    index, blocks = data_of(two_runs, sample=DocumentSample(5))
     whole, all_blocks = data_of(two_runs)
     for one, full in zip(index["tasks"], whole["tasks"], strict=True):
         (header, arrays), (every, entire) = blocks[one["task"]], all_blocks[one["task"]]

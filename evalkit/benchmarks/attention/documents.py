@@ -15,10 +15,10 @@ from evalkit.analysis.categories import SPECIAL as SPECIAL_TOKEN
 from evalkit.analysis.groups import MASS
 from evalkit.analysis.tagger import CachedTagger, load_tagger
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
-from evalkit.benchmarks.attention.sampling import sampled_numbers
 from evalkit.benchmarks.base import Batch, Batches, Say
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL, TokenSequence
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.data.sampling import DocumentSample
 from evalkit.errors import ScoringError
 from evalkit.inputs.texts import check_text
 
@@ -134,7 +134,8 @@ def window_starts(plan: AttentionPlan, tokens: int, size: int) -> list[tuple[int
         size: tokens of a window.
     """
     count = max(1, tokens // size)
-    return [(number, number * size) for number in sampled_numbers(count, plan.request.sample, plan.request.seed)]
+    sample = DocumentSample(plan.request.sample, plan.request.seed)
+    return [(number, number * size) for number in sample.places(TEXT, [TEXT] * count)]
 
 
 def text_work(plan: AttentionPlan, window: int, tokenizer: Any) -> dict[Key, int]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalkit.analysis.groups import GROUPS, MASS
 from evalkit.analysis.layer_numbers import parsed_layers
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.sampling import sampled
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.remembered import remembered
 from evalkit.benchmarks.request import Request, numerics, provenance
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
 from evalkit.errors import UnknownNameError, UsageError
@@ -29,8 +26,8 @@ if TYPE_CHECKING:
 
 TEXT = "text"
 """Name of the task of a user's text, and of its template."""
-VERSION = 1
-"""Increased with every change of evalkit that changes a measure."""
+VERSION = 2
+"""Increased with every change of evalkit that changes a measure or a sample."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +77,10 @@ class AttentionPlan:
         """Groups of measures."""
         return tuple(self.manifest["specification"]["measures"])
 
-    @cached_property
+    @property
     def questions(self) -> dict[str, list[Question]]:
         """Task → the sampled documents; empty for a text."""
-        if self.choices is None:
-            return {}
-        count, seed = self.request.sample, self.request.seed
-        choices = self.choices
-
-        def sample() -> dict[str, list[Question]]:
-            return {task: sampled(task, found, count, seed) for task, found in choices.questions.items()}
-
-        return remembered("samples", (choices.documents_key, count, seed), sample)
+        return {} if self.choices is None else self.choices.questions
 
     @property
     def folder(self) -> Path:
@@ -124,7 +113,17 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
 
 def _plan_questions(request: AttentionRequest, settings: dict[str, Any], say: Say) -> AttentionPlan:
     suite = choose_tasks(load_suite(request.questions or DEFAULT_SUITE), request.tasks)
-    names = ("model", "output", "tasks", "template", "num_fewshot", "data_dir", "allow_unofficial_data")
+    names = (
+        "model",
+        "output",
+        "tasks",
+        "sample",
+        "seed",
+        "template",
+        "num_fewshot",
+        "data_dir",
+        "allow_unofficial_data",
+    )
     shared = {name: getattr(request, name) for name in names}
     choices = plan_suite(SuiteRequest(**shared, suite=request.questions, rule="acc"), suite, say)
     kept = {name: value for name, value in choices.manifest["specification"].items() if name != "unconditional"}

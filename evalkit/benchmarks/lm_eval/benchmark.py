@@ -21,6 +21,7 @@ from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.forms import StoredTask
+from evalkit.runs.traits import documents_read
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
@@ -233,11 +234,11 @@ class TaskChoices(ComparableChoices):
     lacking = "no multiple-choice scores"
 
     def must_agree(self, task: str) -> dict[str, str]:
-        """See `Comparable`. The documents' hash covers those up to the limit; the config has the few-shot examples."""
+        """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples."""
         specification = self.run.manifest["specification"]
         about = specification["tasks"][task]
         return {
-            "limit": str(specification["limit"] or "none"),
+            "limit": documents_read(specification) or "none",
             "number of examples": str(about["num_fewshot"]),
             "documents": str(about["documents"]),
             "task's definition": str(about["config"]),

@@ -20,6 +20,7 @@ from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
 from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.random_state import RandomState, random_state
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
+from evalkit.benchmarks.lm_eval.selected import restrict
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.request import numerics, provenance
@@ -100,6 +101,8 @@ def plan_tasks(request: SuiteRequest, say: Say) -> TaskPlan:
         )
     for task in tasks.tasks.values():
         _set_fewshot(task, request.num_fewshot)
+        if request.sample is not None:
+            restrict(task, request.selection.places(task.task_name, [task.task_name] * len(task.eval_docs)))
         check_first_request(task)
     if request.log_samples:
         _check_name_lengths(tasks)
@@ -199,6 +202,7 @@ def _specification(request: SuiteRequest, tasks: TaskSet, checkpoint: Checkpoint
         refuse_generation(Extension(**numerical["context_extension"]), generating[0])
     return {
         **numerical,
+        **request.selection.specification,
         "suite": LM_EVAL,
         # A difference in the last bit may change a token and the rest of a text
         "generation": _generation(request, checkpoint) if generating else None,

@@ -28,10 +28,10 @@ def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[Tas
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prefix = next(one for one in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if one is not None)
     encoding = Encoding(tokenizer, prefix, tokenizer.decode(prefix), window)
-    limit, found = plan.request.limit, []
+    selection, found = plan.request.selection, []
     plan.randomness.restore()
     for name, task in plan.tasks.tasks.items():
-        whole = len(task.eval_docs) if limit is None else min(limit, len(task.eval_docs))
+        whole = len(selection.places(name, [name] * len(task.eval_docs)))
         places = spread(whole, sample, _BLOCK)
         for members in group_by_task(first_requests(task, whole, set(places))).values():
             found.append(_task(name, members, encoding, len(places), whole))

@@ -22,6 +22,7 @@ from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import E_TASKS, SuiteName, Task
 from evalkit.data.files import did_you_mean
 from evalkit.data.hub import Hub
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection, FirstDocuments
 from evalkit.data.wheels import Say, say_on_stderr
 from evalkit.errors import DataError, UsageError, first_line
 
@@ -46,7 +47,7 @@ class LongBenchRows:
 def load_rows(
     task: Task,
     data_dir: Path | None = None,
-    limit: int | None = None,
+    selection: DocumentSelection = ALL_DOCUMENTS,
     suite: SuiteName = "longbench",
     say: Say = say_on_stderr,
     hub: Hub = _PROCESS_HUB,
@@ -57,7 +58,7 @@ def load_rows(
         task: the task.
         data_dir: folder with `<task>.jsonl` (LongBench-E: `<task>_e.jsonl`), directly or in its subfolder `data`. A
             task without a file there is loaded from the cache or the hub.
-        limit: most rows, from the start; None: all.
+        selection: which rows.
         suite: which of the two benchmarks.
         say: called about downloads and about a hub that cannot be used.
         hub: client with the known state of the hub; by default shared by the whole process.
@@ -70,7 +71,7 @@ def load_rows(
         raise UsageError(f"LongBench-E has no task {task.name}; its tasks are {', '.join(E_TASKS)}")
     name = f"{task.name}_e" if suite == "longbench-e" else task.name
     if data_dir is not None and (file := _find(data_dir.expanduser(), name)) is not None:
-        return _from_file(task, name, file, limit)
+        return _from_file(task, name, file, selection)
     archive = hub.file(REPOSITORY, ARCHIVE, say)
     if archive is None:
         raise DataError(
@@ -78,7 +79,7 @@ def load_rows(
             f"the hub cannot be used ({hub.failure}). Unpack {ARCHIVE} of the dataset {REPOSITORY} and give its folder "
             "with --data-dir"
         )
-    return _from_archive(task, name, archive, limit)
+    return _from_archive(task, name, archive, selection)
 
 
 def blob_hash(lines: Iterable[bytes]) -> str:
@@ -127,29 +128,29 @@ def _has_context(path: Path) -> bool:
         return False
 
 
-def _from_file(task: Task, name: str, path: Path, limit: int | None) -> LongBenchRows:
+def _from_file(task: Task, name: str, path: Path, selection: DocumentSelection) -> LongBenchRows:
     try:
         with path.open("rb") as file:
-            return _read(task, name, file, f"data-dir {path}", limit)
+            return _read(task, name, file, f"data-dir {path}", selection)
     except OSError as error:
         raise DataError(f"{path} ({task.name}): cannot be read: {error.strerror or error}") from error
 
 
-def _from_archive(task: Task, name: str, path: Path, limit: int | None) -> LongBenchRows:
+def _from_archive(task: Task, name: str, path: Path, selection: DocumentSelection) -> LongBenchRows:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.namelist() if Path(member).name == f"{name}.jsonl"]
             if not members:
                 raise DataError(f"{path} has no {name}.jsonl; it is not LongBench's {ARCHIVE}: delete it and try again")
             with archive.open(members[0]) as file:
-                return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", limit)
+                return _read(task, name, file, f"hub {REPOSITORY}, {members[0]}", selection)
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: an encrypted member
         raise DataError(
             f"{path} ({task.name}): cannot be read ({first_line(error)}); delete it and try again"
         ) from error
 
 
-def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None) -> LongBenchRows:
+def _read(task: Task, name: str, file: IO[bytes], source: str, selection: DocumentSelection) -> LongBenchRows:
     lines = list(_lines(file, source))
     sha = blob_hash(lines)
     official_name = next((stem for stem, pinned in OFFICIAL_BLOBS.items() if pinned == sha), None)
@@ -157,10 +158,11 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None
         raise DataError(f"{source}: this is the official file of {official_name}, where {name}'s was expected")
     official = official_name is not None
     start = None if official else template(task).split("{context}")[0]
+    most = selection.count if isinstance(selection, FirstDocuments) else None
     rows: list[LongBenchDocument] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
-        if limit is not None and len(rows) >= limit:
+        if most is not None and len(rows) >= most:
             break
         # Editors on Windows write a byte-order mark; a blank line, such as the last one, is no row
         line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -173,6 +175,7 @@ def _read(task: Task, name: str, file: IO[bytes], source: str, limit: int | None
             raise DataError(f"{source}, line {number} ({task.name}): {error}") from error
     if not rows:
         raise DataError(f"{source} ({task.name}): expected rows, found none")
+    rows = [rows[place] for place in selection.places(task.name, [task.name] * len(rows))]
     return LongBenchRows(tuple(rows), source, official, sha)
 
 

@@ -15,7 +15,7 @@ from evalkit.activity import doing
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
-from evalkit.benchmarks.request import Request, numerics
+from evalkit.benchmarks.request import DocumentRequest, numerics
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.context import configured_window
 from evalkit.models.context_settings import config_of, context_settings
@@ -33,14 +33,12 @@ _MARGIN = 692
 
 
 @dataclass(frozen=True)
-class LongBenchRequest(Request):
+class LongBenchRequest(DocumentRequest):
     """The request for a LongBench run. For the default context window, see `paper_context`."""
 
     suite: SuiteName = DEFAULT
     tasks: tuple[str, ...] = ()
     """Tasks to run; all if empty."""
-    limit: int | None = None
-    """Most documents of each task; None: all."""
     data_dir: Path | None = None
     """Folder of `<task>.jsonl` files, used before the hub."""
     max_prompt_tokens: int | None = None
@@ -74,7 +72,7 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     for task in tasks:
         try:
             with doing("reading documents"):
-                rows[task] = load_rows(task, request.data_dir, request.limit, request.suite, say)
+                rows[task] = load_rows(task, request.data_dir, request.selection, request.suite, say)
         except DataError as error:
             errors[task.name] = error
     left_out = group_errors(errors)
@@ -87,6 +85,7 @@ def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
     most = max_prompt_tokens(request.max_prompt_tokens, context, max(task.max_new_tokens for task in rows))
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
+        **request.selection.specification,
         "suite": request.suite,
         "documents": {task.name: found.sha for task, found in rows.items()},
         "max_prompt_tokens": most,

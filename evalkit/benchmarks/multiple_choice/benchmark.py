@@ -193,10 +193,11 @@ class MultipleChoice(Benchmark):
         from evalkit.benchmarks.multiple_choice.prompt_text import prompt_text
         from evalkit.benchmarks.multiple_choice.prompts import Prompter
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        from evalkit.data.sampling import FirstDocuments
 
         loaded = load_model(plan, say)
         prompter = Prompter(plan.template, loaded.tokenizer, loaded.window, say)
-        for questions in load_questions(plan.suite, plan.library, count, plan.others).values():
+        for questions in load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others).values():
             for encoded in prompter.encode(questions, plan.unconditional):
                 yield prompt_text(encoded, loaded.tokenizer)
 

@@ -59,7 +59,7 @@ class ChoicePlan:
 
     @cached_property
     def questions(self) -> dict[str, list[Question]]:
-        """Task → its documents, up to the limit."""
+        """Task → its selected documents."""
         return remembered("questions", self.documents_key, self._load_questions)
 
     @property
@@ -76,7 +76,7 @@ class ChoicePlan:
     def documents_key(self) -> str:
         """What the questions depend on."""
         specification = self.manifest["specification"]
-        names = ("suite", "documents", "examples", "num_fewshot", "limit", "unconditional", "code")
+        names = ("suite", "documents", "examples", "num_fewshot", "limit", "sample", "seed", "unconditional", "code")
         about = {name: specification.get(name) for name in names} | {"tasks": list(self.suite.tasks)}
         return json.dumps(about, sort_keys=True)
 
@@ -86,9 +86,9 @@ class ChoicePlan:
             from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
             if self.randomness is None:
-                return pinned_questions(self.suite, self.library, self.request.limit)
+                return pinned_questions(self.suite, self.library, self.request.selection)
             self.randomness.restore()
-            return load_questions(self.suite, self.library, self.request.limit, self.others)
+            return load_questions(self.suite, self.library, self.request.selection, self.others)
 
     @property
     def folder(self) -> Path:
@@ -270,6 +270,7 @@ def _specification(
     sources["documents"] = {task: sources["documents"][task] for task in suite.tasks}
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
+        **request.selection.specification,
         "suite": suite.name,
         **hashes,
         "template": template.content_hash,

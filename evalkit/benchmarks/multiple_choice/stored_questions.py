@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalkit.data import Library
+    from evalkit.data.sampling import DocumentSelection
 
 _KIND = "questions"
 
@@ -31,20 +32,20 @@ _PART = 256
 """Questions read at a time."""
 
 
-def pinned_questions(suite: Suite, library: Library, limit: int | None) -> dict[str, list[Question]]:
+def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
     """Return task → its questions, in the suite's order.
 
     Args:
         suite: all its tasks are pinned.
-        library, limit: as of `load_questions`.
+        library, selection: as of `load_questions`.
 
     Raises:
         DataError: documents or examples are missing or malformed.
     """
-    keys = {task: _key(suite, library, task, limit) for task in suite.tasks}
+    keys = {task: _key(suite, library, task, selection) for task in suite.tasks}
     found = {task: _stored(task, key) for task, key in keys.items()}
     if missing := tuple(task for task, questions in found.items() if questions is None):
-        built = load_questions(choose_tasks(suite, missing), library, limit)
+        built = load_questions(choose_tasks(suite, missing), library, selection)
         for task, questions in built.items():
             if (table := _table(questions)) is not None:
                 write_table(_KIND, keys[task], table)
@@ -52,13 +53,13 @@ def pinned_questions(suite: Suite, library: Library, limit: int | None) -> dict[
     return {task: questions for task, questions in found.items() if questions is not None}
 
 
-def _key(suite: Suite, library: Library, task: str, limit: int | None) -> str:
+def _key(suite: Suite, library: Library, task: str, selection: DocumentSelection) -> str:
     sets = [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else [])
     content = {
         "task": task,
         "documents": [_identity(library, name) for name in sets],
         "num_fewshot": suite.num_fewshot,
-        "limit": limit,
+        **selection.specification,
         "versions": {name: version(name) for name in ("lm-eval", "datasets")},
         "code": _code(),
     }

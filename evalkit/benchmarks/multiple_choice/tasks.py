@@ -17,6 +17,7 @@ from evalkit.benchmarks.task_tokens import spread
 from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
 from evalkit.data.clusters import clusters_of
 from evalkit.data.lm_eval_dataset import dataset
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection
 from evalkit.errors import DataError, UsageError
 from evalkit.resources import resource
 
@@ -80,19 +81,18 @@ class Question:
 def load_questions(
     suite: Suite,
     library: Library,
-    limit: int | None = None,
+    selection: DocumentSelection = ALL_DOCUMENTS,
     others: Mapping[str, TaskSet] | None = None,
-    sample: int | None = None,
+    estimate: int | None = None,
 ) -> dict[str, list[Question]]:
     """Return task → its questions, in the suite's order.
 
     Args:
         suite: its `num_fewshot` examples become part of each context.
         library: source of the pinned tasks' documents.
-        limit: maximum number of documents of each task. The first ones are taken, as in lm-eval; for a task with
-            subjects the first of each subject in turn, so that a small sample covers several subjects.
+        selection: which documents of each task; a subject is a stratum.
         others: the suite's other tasks, loaded by lm-eval.
-        sample: about how many of a task's documents to return, for estimates; at least a few of each subject.
+        estimate: about how many of these to return, for estimates; at least a few of each subject.
 
     Raises:
         DataError: documents or examples are missing or malformed.
@@ -108,10 +108,10 @@ def load_questions(
         found = {}
         for task in suite.tasks:
             if others and task in others:
-                found[task] = _task_questions(task, others[task].tasks, shots, limit, sample)
+                found[task] = _task_questions(task, others[task].tasks, shots, selection, estimate)
                 continue
             with processed_once():
-                found[task] = _task_questions(task, manager.load([task])["tasks"], shots, limit, sample)
+                found[task] = _task_questions(task, manager.load([task])["tasks"], shots, selection, estimate)
         _refuse_shared_subtasks(found)
         return found
 
@@ -124,16 +124,18 @@ def _own_tasks() -> dict[str, Any]:
 
 
 def _task_questions(
-    task: str, leaves: Mapping[str, Any], shots: int, limit: int | None, sample: int | None
+    task: str, leaves: Mapping[str, Any], shots: int, selection: DocumentSelection, estimate: int | None
 ) -> list[Question]:
     sizes = {name: len(leaf.eval_docs) for name, leaf in leaves.items()}
     if not sum(sizes.values()):
         raise DataError(f"task {task} has no documents; check its data files")
     questions: list[Question] = []
-    for name, count in share_limit(sizes, limit).items():
-        if count:
-            places = None if sample is None else spread(count, max(_OF_SUBJECT, sample // len(sizes)), _BLOCK)
-            questions += _leaf_questions(task, leaves[name], sizes[name], shots, count, places)
+    for name, numbers in selected_documents(task, sizes, selection).items():
+        if estimate is not None:
+            kept = spread(len(numbers), max(_OF_SUBJECT, estimate // len(sizes)), _BLOCK)
+            numbers = [numbers[place] for place in kept]
+        if numbers:
+            questions += _leaf_questions(task, leaves[name], sizes[name], shots, numbers, estimate is None)
     return questions
 
 
@@ -166,37 +168,42 @@ def refuse_without_choices(task: str, leaves: Mapping[str, Any]) -> None:
             )
 
 
-def share_limit(sizes: dict[str, int], limit: int | None) -> dict[str, int]:
-    """Return subject → number of its documents when a task is limited to `limit` documents.
+def selected_documents(task: str, sizes: Mapping[str, int], selection: DocumentSelection) -> dict[str, list[int]]:
+    """Return subject → the numbers of its documents that are read, in order.
 
-    The subjects give one document each, cyclically and in order, until there are `limit`.
+    Args:
+        task: the task.
+        sizes: subject → number of its documents.
+        selection: which documents of the task.
     """
-    if limit is None or limit >= sum(sizes.values()):
-        return dict(sizes)
-    taken = dict.fromkeys(sizes, 0)
-    left = limit
-    while left:
-        for name in [name for name in sizes if taken[name] < sizes[name]][:left]:
-            taken[name] += 1
-            left -= 1
-    return taken
+    strata = [name for name, size in sizes.items() for _ in range(size)]
+    numbers = [number for size in sizes.values() for number in range(size)]
+    found: dict[str, list[int]] = {name: [] for name in sizes}
+    for place in selection.places(task, strata):
+        found[strata[place]].append(numbers[place])
+    return found
 
 
 def _leaf_questions(
-    task: str, leaf: Any, documents: int, shots: int, count: int, places: Sequence[int] | None
+    task: str, leaf: Any, documents: int, shots: int, numbers: Sequence[int], in_turn: bool
 ) -> list[Question]:
-    """Build questions by the steps of lm-eval's `build_all_requests`, without its progress bar for each subject."""
+    """Build questions by the steps of lm-eval's `build_all_requests`, without its progress bar for each subject.
+
+    A document's solved examples are drawn after those of the documents before it. With `in_turn` they are drawn for
+    these documents too, so that a document of a sample has the same examples as in a run of all.
+    """
     metadata = leaf.config.metadata or {}
     about = LeafTask(leaf.config.task_alias or leaf.config.task, metadata.get("version"), documents)
     if shots:
         _prepare_examples(leaf, shots)
     questions = []
-    taken = _first_documents(leaf, count)
-    clusters = clusters_of([doc for _, doc in taken], metadata)
-    for doc_id, doc in taken if places is None else [taken[place] for place in places]:
+    first = _first_documents(leaf, numbers[-1] + 1)
+    clusters, chosen = clusters_of([doc for _, doc in first], metadata), set(numbers)
+    for doc_id, doc in first if shots and in_turn else [first[number] for number in numbers]:
         context = leaf.fewshot_context(doc, num_fewshot=shots, gen_prefix=leaf.doc_to_prefix(doc))
-        instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
-        questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
+        if doc_id in chosen:
+            instances = leaf.construct_requests(doc=doc, ctx=context, metadata=(leaf.config.task, doc_id, 1))
+            questions.append(_question(task, leaf, about, doc_id, clusters[doc_id], instances))
     return questions
 
 

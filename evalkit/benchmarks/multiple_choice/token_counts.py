@@ -8,7 +8,7 @@ from typing import Any
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, share_limit
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
 from evalkit.benchmarks.task_tokens import TaskTokens
 from evalkit.models.tokenizer_alone import window_of
 from evalkit.scoring.token_counts import SampledGroup, estimated_tokens
@@ -18,7 +18,7 @@ def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[T
     """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompter = Prompter(plan.template, tokenizer, window, say)
-    found = load_questions(plan.suite, plan.library, plan.request.limit, plan.others, sample)
+    found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
     return [task_tokens(plan, prompter, task, questions) for task, questions in found.items()]
 
 
@@ -37,7 +37,8 @@ def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequ
     subjects: dict[str, list[Question]] = {}
     for question in questions:
         subjects.setdefault(question.subtask, []).append(question)
-    sizes = share_limit({name: members[0].leaf.documents for name, members in subjects.items()}, plan.request.limit)
+    every = {name: members[0].leaf.documents for name, members in subjects.items()}
+    sizes = {name: len(found) for name, found in selected_documents(task, every, plan.request.selection).items()}
     groups, rows = [], 0.0
     for name, members in subjects.items():
         encoded = list(prompter.encode(members, plan.unconditional))

@@ -20,6 +20,7 @@ from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite
 from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
 from evalkit.benchmarks.remembered import remembered
 from evalkit.data import Library
+from evalkit.data.sampling import selection_of
 from evalkit.errors import DataError, EvalkitError
 from evalkit.runs.folder import Run
 from evalkit.scores.results import available_rules
@@ -127,12 +128,12 @@ class _Sources:
         self._specification: Mapping[str, Any] = run.manifest["specification"]
 
     def questions(self, task: str) -> list[Question]:
-        """Return the questions of a pinned task as the run had them, up to its limit.
+        """Return the questions of a pinned task as the run had them.
 
         Raises:
             DataError: no local source has the documents that were scored.
         """
-        names = ("documents", "examples", "num_fewshot", "limit")
+        names = ("documents", "examples", "num_fewshot", "limit", "sample", "seed")
         key = (task, json.dumps([self._specification.get(name) for name in names], sort_keys=True))
         # Runs of the same documents are read one after the other
         return remembered("questions of views", key, lambda: self._load(task), most=1)
@@ -143,7 +144,7 @@ class _Sources:
         suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
         library = self._library_with(suite, task)
         with doing(f"rendering {task}"):
-            return pinned_questions(suite, library, self._specification["limit"])[task]
+            return pinned_questions(suite, library, selection_of(self._specification))[task]
 
     def _library_with(self, suite: Suite, task: str) -> Library:
         """Return the first library that has the documents, and the examples, of a task as they were scored."""

@@ -13,12 +13,13 @@ from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.prompt_variants.orders import order_name, orders_of, under_order
 from evalkit.benchmarks.prompt_variants.plan import VariedPlan
+from evalkit.data.sampling import FirstDocuments
 
 
 def varied_prompts(plan: VariedPlan, count: int, say: Say) -> Iterator[str]:
     """Yield the prompts; arguments and errors as of `Benchmark.prompts`."""
     loaded = load_model(plan, say)
-    found = load_questions(plan.suite, plan.library, count, plan.others)
+    found = load_questions(plan.suite, plan.library, FirstDocuments(count), plan.others)
     for name, template in plan.prompts.templates.items():
         prompter = Prompter(template, loaded.tokenizer, loaded.window, say)
         for questions in found.values():

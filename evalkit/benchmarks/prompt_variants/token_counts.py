@@ -20,7 +20,7 @@ def estimated_prompts(plan: VariedPlan, tokenizer: Any, sample: int, say: Say) -
     """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompters = {name: Prompter(one, tokenizer, window, say) for name, one in plan.prompts.templates.items()}
-    found = load_questions(plan.suite, plan.library, plan.request.limit, plan.others, sample)
+    found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
     estimates = []
     for task, questions in found.items():
         orders = orders_of(questions, plan.prompts.choice_orders)

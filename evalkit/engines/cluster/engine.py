@@ -73,6 +73,7 @@ def weight_of(job: Job) -> float:
         size = sum(path.stat().st_size for path in plan.checkpoint.weights())
     except OSError:  # gone since it was planned, which opening the run reports
         size = 1
-    limit = plan.manifest["specification"].get("limit")
+    specification = plan.manifest["specification"]
+    limit = specification.get("sample", specification.get("limit"))
     counts = [one["count"] for one in plan.manifest["documents"].values()]
     return float(size * sum(count if limit is None else min(limit, count) for count in counts))

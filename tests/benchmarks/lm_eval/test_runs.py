@@ -165,6 +165,28 @@ def test_the_score_table_says_what_lm_eval_says(finished: Run) -> None:
     assert (scores["n_context"] > scores["n_continuation"]).any()
 
 
+def test_a_random_sample_has_the_whole_runs_prompts_and_scores(run: Evaluate, finished: Run) -> None:
+    """Also where solved examples are drawn one document after the other; documents keep their numbers."""
+    chosen, fewer = (run(sample=count, seed=2, log_samples=True) for count in (4, 2))
+    of_run = [
+        {
+            (path.name.rpartition("_")[0], one["doc_id"]): (one["doc_hash"], one["prompt_hash"])
+            for path in each.folder.glob("lm_eval/samples_*.jsonl")
+            for one in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        }
+        for each in (fewer, chosen, finished)
+    ]
+    assert of_run[0].items() <= of_run[1].items() <= of_run[2].items()
+    assert {doc_id for _, doc_id in of_run[1]} != {0, 1, 2, 3}  # not the first ones
+    assert all(entry["n"] == 4 for entry in chosen.stored["tasks"])
+    keys = ["task", "doc_id", "choice"]
+    both = chosen.scores.merge(finished.scores, on=keys, suffixes=("", "_whole"))
+    assert len(both) == len(chosen.scores)
+    assert np.allclose(both["ll_continuation"], both["ll_continuation_whole"], rtol=1e-4)
+    with pytest.raises(UsageError, match="give one of them"):
+        run(sample=4, limit=3)
+
+
 def test_mutual_information_fills_the_unconditional_column(run: Evaluate, tmp_path: Path) -> None:
     metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_mutual_info")]
     documents = [{"question": "Why?", "choices": ["The river rose.", "Rice"], "gold": place % 2} for place in range(4)]

@@ -17,6 +17,7 @@ from evalkit.benchmarks.longbench.prompts import template
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import hub as hub_module
 from evalkit.data.hub import Hub
+from evalkit.data.sampling import FirstDocuments
 from evalkit.errors import DataError, UsageError
 from tests.benchmarks.longbench.made import record, write
 from tests.fixtures import LONGBENCH_ROWS
@@ -36,7 +37,7 @@ def test_official_documents_are_recognised(longbench_data: Path) -> None:
     assert found.rows[0].id == first["_id"]
     assert (found.rows[0].context, list(found.rows[0].answers)) == (first["context"], first["answers"])
     assert len({row.id for row in found.rows}) == 200
-    limited = load(longbench_data, "multi_news", limit=3)
+    limited = load(longbench_data, "multi_news", selection=FirstDocuments(3))
     assert (limited.rows, limited.official, limited.sha) == (found.rows[:3], True, found.sha)
 
 
@@ -51,7 +52,7 @@ def pinned(real_rows: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
 def test_line_ends_of_windows_are_the_same_file(pinned: bytes, tmp_path: Path, line_end: bytes) -> None:
     (tmp_path / "hotpotqa.jsonl").write_bytes(pinned.replace(b"\n", line_end))
-    assert load(tmp_path, limit=1).official
+    assert load(tmp_path, selection=FirstDocuments(1)).official
 
 
 def test_one_changed_byte_is_not_official(pinned: bytes, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_bad_row_is_named(tmp_path: Path, bad: Any, message: str) -> None:
     with pytest.raises(DataError, match=rf"hotpotqa\.jsonl, line 2 \(hotpotqa\): .*{message}") as raised:
         load(tmp_path)
     assert len(str(raised.value)) < 400
-    assert load(tmp_path, limit=1).rows[0].id == "hotpotqa-9"
+    assert load(tmp_path, selection=FirstDocuments(1)).rows[0].id == "hotpotqa-9"
 
 
 def test_another_tasks_rows_are_not_called_reworked(tmp_path: Path) -> None:

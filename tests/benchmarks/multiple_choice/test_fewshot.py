@@ -12,6 +12,7 @@ from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Documents, Library
+from evalkit.data.sampling import DocumentSample
 from evalkit.errors import DataError
 from evalkit.progress import Progress
 from tests.benchmarks.multiple_choice.test_tasks import lm_eval_folder
@@ -124,6 +125,20 @@ def test_text_before_a_question(tmp_path: Path) -> None:
         * 4
     )
     assert text.continuations == ("one", "two", "three", "four")
+
+
+def test_a_document_of_a_sample_has_the_examples_of_the_whole_run(tmp_path: Path) -> None:
+    """lm-eval draws examples one document after the other, so those of a later one depend on the draws before it."""
+    suite = suite_of("mmlu", 2)
+    write(tmp_path, "mmlu", *(sample("mmlu", subject=name, question=f"{n}?") for name in SUBJECTS for n in range(4)))
+    places = [(name, place) for name in SUBJECTS for place in range(5)]
+    shown = (sample("mmlu_dev", subject=name, question=f" Is it {place}? ", answer=place % 4) for name, place in places)
+    write(tmp_path, "mmlu_dev", *shown)
+    documents = Library(tmp_path, allow_unofficial=True)
+    whole = {(one.subtask, one.doc_id): one for one in load_questions(suite, documents)["mmlu"]}
+    chosen = load_questions(suite, documents, DocumentSample(70, 3))["mmlu"]
+    assert len(chosen) == 70
+    assert [whole[one.subtask, one.doc_id] for one in chosen] == chosen
 
 
 class Watched(Library):

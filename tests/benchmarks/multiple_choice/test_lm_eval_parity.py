@@ -20,6 +20,7 @@ from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.models.load import LoadedModel, load
@@ -78,7 +79,7 @@ def leaves(library: Library) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def scored(library: Library, demo: LoadedModel, leaves: dict[str, Any]) -> dict[str, Scored]:
-    questions = load_questions(SUITE, library, DOCUMENTS)
+    questions = load_questions(SUITE, library, FirstDocuments(DOCUMENTS))
     return {
         task: Scored(our_scores(demo, asked), *lm_eval_scores(demo, leaves, asked)) for task, asked in questions.items()
     }

@@ -14,6 +14,7 @@ from evalkit.benchmarks.multiple_choice.stored_questions import pinned_questions
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.data import Library
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection, FirstDocuments
 from evalkit.errors import DataError
 
 SUITE = load_suite("zeroshot8")
@@ -42,11 +43,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return calls
 
 
-@pytest.mark.parametrize("limit", [None, 3])
-def test_what_is_read_is_what_lm_eval_built(documents: Path, counted: list[Any], limit: int | None) -> None:
-    expected = load_questions(SUITE, library(documents), limit)
-    first = pinned_questions(SUITE, library(documents), limit)
-    second = pinned_questions(SUITE, library(documents), limit)
+@pytest.mark.parametrize("selection", [ALL_DOCUMENTS, FirstDocuments(3), DocumentSample(3, 1)])
+def test_what_is_read_is_what_lm_eval_built(documents: Path, counted: list[Any], selection: DocumentSelection) -> None:
+    expected = load_questions(SUITE, library(documents), selection)
+    first = pinned_questions(SUITE, library(documents), selection)
+    second = pinned_questions(SUITE, library(documents), selection)
     assert first == second == expected
     assert list(second) == list(SUITE.tasks)
     assert repr(second) == repr(expected)  # types too: 1 is not 1.0 or True
@@ -54,9 +55,9 @@ def test_what_is_read_is_what_lm_eval_built(documents: Path, counted: list[Any],
 
 
 def test_only_what_is_missing_is_built(documents: Path, counted: list[Any]) -> None:
-    pinned_questions(choose_tasks(SUITE, ("piqa", "boolq")), library(documents), None)
-    pinned_questions(SUITE, library(documents), None)
-    pinned_questions(choose_tasks(SUITE, ("piqa",)), library(documents), 2)
+    pinned_questions(choose_tasks(SUITE, ("piqa", "boolq")), library(documents), ALL_DOCUMENTS)
+    pinned_questions(SUITE, library(documents), ALL_DOCUMENTS)
+    pinned_questions(choose_tasks(SUITE, ("piqa",)), library(documents), FirstDocuments(2))
     rest = tuple(task for task in SUITE.tasks if task not in ("piqa", "boolq"))
     assert counted == [choose_tasks(SUITE, ("piqa", "boolq")).tasks, rest, ("piqa",)]
 
@@ -70,7 +71,9 @@ def test_other_documents_are_built_anew(documents: Path, tmp_path: Path, counted
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "arc_easy.jsonl").write_text("\n".join(content), "utf-8")
-        assert pinned_questions(suite, library(folder), None) == load_questions(suite, library(folder), None)
+        assert pinned_questions(suite, library(folder), ALL_DOCUMENTS) == load_questions(
+            suite, library(folder), ALL_DOCUMENTS
+        )
     assert len(counted) == 3
 
 
@@ -79,10 +82,10 @@ def test_other_libraries_code_and_task_files_build_anew(
     documents: Path, counted: list[Any], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = choose_tasks(SUITE, ("piqa",))
-    pinned_questions(suite, library(documents), None)
+    pinned_questions(suite, library(documents), ALL_DOCUMENTS)
     monkeypatch.setattr(stored_questions, part, lambda *_: "another")
     stored_questions._code.cache_clear()
-    pinned_questions(suite, library(documents), None)
+    pinned_questions(suite, library(documents), ALL_DOCUMENTS)
     stored_questions._code.cache_clear()
     assert len(counted) == 2
 
@@ -91,11 +94,13 @@ def test_examples_belong_to_the_questions(documents: Path, tmp_path: Path, count
     suite = choose_tasks(SUITE, ("mmlu",))
     try:
         shot = with_fewshot(suite, 1)
-        expected = load_questions(shot, library(documents), 2)
+        expected = load_questions(shot, library(documents), FirstDocuments(2))
     except DataError:
         pytest.skip("the examples of MMLU are not on this machine")
-    assert pinned_questions(shot, library(documents), 2) == expected
-    assert pinned_questions(suite, library(documents), 2) == load_questions(suite, library(documents), 2)
+    assert pinned_questions(shot, library(documents), FirstDocuments(2)) == expected
+    assert pinned_questions(suite, library(documents), FirstDocuments(2)) == load_questions(
+        suite, library(documents), FirstDocuments(2)
+    )
     assert len(counted) == 2
 
 
@@ -108,5 +113,5 @@ def test_documents_that_are_not_plain_json_are_not_stored(
 
     monkeypatch.setattr(stored_questions, "load_questions", load)
     suite = choose_tasks(SUITE, ("piqa",))
-    assert pinned_questions(suite, library(documents), None)["piqa"][0].doc == {"id": {1, 2}}
+    assert pinned_questions(suite, library(documents), ALL_DOCUMENTS)["piqa"][0].doc == {"id": {1, 2}}
     assert not (cache / "questions").exists()

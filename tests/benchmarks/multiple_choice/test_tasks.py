@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks, load_suite
-from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, share_limit
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.data.subjects import SUBJECTS
 from evalkit.errors import DataError
 from evalkit.resources import resource
@@ -103,7 +102,7 @@ def test_questions_on_the_complete_data_are_lm_evals(complete: Path, task: str) 
 
 def compare_questions(folder: Path, task: str) -> int:
     """Compare the first questions with lm-eval's; return their number."""
-    questions = load_questions(suite_of(task), Library(folder, allow_unofficial=True), LIMIT)[task]
+    questions = load_questions(suite_of(task), Library(folder, allow_unofficial=True), FirstDocuments(LIMIT))[task]
     leaf = built_in(BUILT_IN[task], list(raw(folder, task))[:LIMIT])
     # `eval_docs` prepares all documents again on each access
     for doc_id, (question, doc) in enumerate(zip(questions, leaf.eval_docs, strict=True)):
@@ -210,27 +209,3 @@ def test_lm_eval_is_left_as_it_was(tmp_path: Path) -> None:
     before = logging.getLogger("lm_eval").level, lm_eval.utils.env.from_string
     test_a_users_own_documents(tmp_path)
     assert before == (logging.getLogger("lm_eval").level, lm_eval.utils.env.from_string)
-
-
-sizes = st.dictionaries(st.text(max_size=3), st.integers(0, 30), min_size=1, max_size=8)
-
-
-@given(sizes, st.none() | st.integers(1, 120))
-def test_share_limit_takes_turns(sizes: dict[str, int], limit: int | None) -> None:
-    taken = share_limit(sizes, limit)
-    total = sum(sizes.values())
-    assert sum(taken.values()) == (total if limit is None else min(limit, total))
-    assert list(taken) == list(sizes)
-    for name, count in taken.items():
-        assert 0 <= count <= sizes[name]
-    # Counts of subjects with documents left differ by at most one, and earlier subjects have at least as many
-    most = max(taken.values(), default=0)
-    unfinished = [taken[name] for name in sizes if taken[name] < sizes[name]]
-    assert all(count >= most - 1 for count in unfinished)
-    assert unfinished == sorted(unfinished, reverse=True)
-
-
-@given(sizes, st.integers(1, 120))
-def test_a_larger_limit_only_adds(sizes: dict[str, int], limit: int) -> None:
-    smaller, larger = share_limit(sizes, limit), share_limit(sizes, limit + 1)
-    assert all(larger[name] >= smaller[name] for name in sizes)

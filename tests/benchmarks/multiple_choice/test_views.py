@@ -18,6 +18,7 @@ from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
+from evalkit.data.sampling import FirstDocuments
 from evalkit.models.locate import silent
 from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
@@ -65,7 +66,7 @@ def test_text_is_what_is_tokenised(
     found = views(run)
     assert list(found) == [task for task in suite.tasks if task in tasks]
     for task, view in found.items():
-        [questions] = load_questions(choose_tasks(suite, (task,)), library, 3).values()
+        [questions] = load_questions(choose_tasks(suite, (task,)), library, FirstDocuments(3)).values()
         encoded = list(prompter.encode(questions))
         tokens = [one.tokens for each in encoded for one in each.sequences]
         expected = [
