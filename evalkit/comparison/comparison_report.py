@@ -12,7 +12,7 @@ from typing import Any
 
 from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
-from evalkit.comparison.prompts import PROMPT_NOTES, prompt_of, prompts_sentence
+from evalkit.comparison.prompts import PROMPT_NOTES, prompt_of, prompts_sentence, single_prompts
 from evalkit.comparison.units import Unit, p_text, unit_of
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
@@ -192,10 +192,13 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         )
         for one in found.rules
     )
-    verdicts = [one.average.verdict for one in found.rules]
+    if by_prompt:
+        verdicts = [one.average.verdict for one in single_prompts(found)]
+        what, above = "The prompts one by one", "the table above"
+    else:
+        verdicts = [one.average.verdict for one in found.rules]
+        what, above = "The same scores under every rule that all runs support", "the rule above"
     agree = verdicts.count(found.average.verdict)
-    what = "The prompts one by one" if by_prompt else "The same scores under every rule that all runs support"
-    above = "the table above" if by_prompt else "the rule above"
     title = f"{what}: {agree} of {len(verdicts)} agree on the average (<: {above})."
     headers = (
         "prompt" if by_prompt else "rule",

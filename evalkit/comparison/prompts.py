@@ -30,9 +30,14 @@ def prompt_of(rule: str) -> str:
     return rule.partition("@")[2] or _MEAN
 
 
+def single_prompts(found: Comparison) -> list[RuleVerdict]:
+    """Return the verdict under each prompt, without that on the mean."""
+    return [one for one in found.rules if "@" in one.rule]
+
+
 def prompts_sentence(found: Comparison) -> str:
     """Return whether B is better, or worse, than A under all prompts."""
-    single = [one for one in found.rules if "@" in one.rule]
+    single = single_prompts(found)
     up, down = (sum(one.average.verdict in verdicts for one in single) for verdicts in (UP, DOWN))
     count, on = len(single), " on average over the tasks" if len(found.tasks) > 1 else ""
     better, worse = found.verdicts

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.prompt_variants.tables import PROMPT, PROMPTS
+from evalkit.benchmarks.prompt_variants import PROMPTS
+from evalkit.benchmarks.prompt_variants.tables import PROMPT
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import Comparison

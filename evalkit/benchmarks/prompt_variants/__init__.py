@@ -2,3 +2,6 @@
 
 PROMPT_VARIANTS = "prompt_variants"
 """Name of the benchmark."""
+
+PROMPTS = "prompts.parquet"
+"""The score table of every prompt."""

@@ -12,13 +12,14 @@ choices of all orders, one order after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.outcomes import Metric
-from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS
+from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts, stored_varied, varied_metrics
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
@@ -26,6 +27,7 @@ from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.reporting.report import Report
@@ -83,7 +85,7 @@ class PromptVariants(MultipleChoice):
         """Write the score tables and the results under every rule."""
         from evalkit.benchmarks.multiple_choice.rows import part_table
         from evalkit.benchmarks.prompt_variants.results import varied_results
-        from evalkit.benchmarks.prompt_variants.tables import PROMPT, PROMPTS, PromptTables, by_order, joined
+        from evalkit.benchmarks.prompt_variants.tables import PROMPT, PromptTables, by_order, joined
 
         base, parts = plan.template.name, []
         seconds = dict.fromkeys(plan.suite.tasks, 0.0)
@@ -123,6 +125,14 @@ class PromptVariants(MultipleChoice):
     def comparable(self, run: Run) -> ComparablePrompts:
         """Return the documents, and by rule the share of prompts under which they are right."""
         return ComparablePrompts(run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of each task under the run's own prompt, and say so."""
+        from evalkit.benchmarks.multiple_choice.views import choice_views
+
+        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
+        for view in choice_views(run, tasks, say):
+            yield replace(view, problem="; ".join(filter(None, (view.problem, alone))))
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return mean and spread of each task, the accuracies under each prompt, and both under every rule."""

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.orders import Order, order_name, places_of
 from evalkit.errors import RunError
 from evalkit.scores.results import available_rules
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
     from evalkit.stats.estimates import Floats
 
-PROMPTS = "prompts.parquet"
 PROMPT = "prompt"
 """Column with the prompt's name."""
 _DOCUMENT = ["task", "subtask", "doc_id"]

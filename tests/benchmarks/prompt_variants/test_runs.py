@@ -260,4 +260,5 @@ def test_the_figure_shows_every_prompt(varied: Run, tmp_path: Path) -> None:
 def test_documents_can_be_looked_at_under_the_run_s_own_prompt(varied: Run, run_of: Evaluate) -> None:
     [view], [ordinary] = (benchmark_of(run).views(run, ["piqa"], silent) for run in (varied, run_of()))
     assert view.texts == ordinary.texts  # type: ignore[attr-defined]
+    assert "this shows the run's own prompt, inst" in view.problem
     assert len(view.scores) == len(of_prompt(varied, "inst", "piqa"))  # type: ignore[attr-defined]
