@@ -291,6 +291,12 @@ class Benchmark(ABC):
 
         return metrics_report(run, self.metrics(run, rule))
 
+    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return the report of a finished run's choices under a rule; arguments as of `report`."""
+        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+
+        return choices_report(run, rule, detail)
+
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
         """Return the figures of finished runs; by default none.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.scores.table import CLUSTER
@@ -83,8 +83,12 @@ class Measure:
     """None if neither direction is better."""
     layers: tuple[int, ...] = ()
     """Layers that each score every document; empty if a document has one score."""
+    alternatives: Literal["rule", "prompt"] = "rule"
+    """In what rules differ that measure the same: in how an answer is chosen, or in the prompt."""
     averaged: str = ""
     """Layers that a document's score is the mean of, in words; must be the same in two runs."""
+    resolution: float = 0.0
+    """Share of the scores up to which a difference of means is rounding: one checkpoint, computed in two ways."""
 
     @property
     def is_share(self) -> bool:
@@ -126,9 +130,8 @@ class Comparable(ABC):
     def rules(self) -> Sequence[str]:
         """The rules that the run has scores for."""
 
-    @property
-    def continuous(self) -> str | None:
-        """The continuous outcome that is reported beside accuracy, a further key of `by_rule`; None without one."""
+    def beside(self, rule: str) -> str | None:
+        """Return the continuous outcome that is reported beside a rule's accuracy, a further key; None without one."""
         return None
 
     @abstractmethod
@@ -138,6 +141,15 @@ class Comparable(ABC):
     @abstractmethod
     def measure(self, rule: str) -> Measure:
         """Return how documents are scored under a rule."""
+
+    def alternatives(self, rule: str) -> Sequence[str]:
+        """Return the rules that measure the same in other ways, `rule` among them if it is one of `rules`."""
+        name = self.measure(rule).name
+        return [other for other in self.rules if self.measure(other).name == name]
+
+    def check_alike(self, other: Comparable) -> None:
+        """Raise a `UsageError` if the scores of another run mean something else than these, whatever the documents."""
+        return
 
     def must_agree(self, task: str) -> dict[str, str]:
         """Return what must be equal for a task's documents to be the same: name → value, empty if unknown."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SWITCHES = ("log_samples", "allow_unofficial_data")
+_LISTS = ("tasks", "vary")
 _SHARED = {*ModelSpec.__dataclass_fields__, *SuiteRequest.__dataclass_fields__}
 """Settings that are parameters of `evaluate` and options on the command line."""
 
@@ -39,6 +40,7 @@ def evaluate(
     sample: int | None = None,
     seed: int | None = None,
     num_fewshot: int | None = None,
+    vary: str | Path | Sequence[str] = (),
     data_dir: str | Path | None = None,
     log_samples: bool = False,
     allow_unofficial_data: bool = False,
@@ -78,6 +80,8 @@ def evaluate(
             larger sample contains the smaller one; None: no sample.
         seed: seed of the sample; None: 0.
         num_fewshot: solved examples before each question; None: 0, or an lm-eval task's default.
+        vary: factors of the prompt to vary, of "template", "system_prompt" and "choice_order" (a list or
+            comma-separated), or a YAML file of prompts; empty: one prompt.
         data_dir: folder of <task>.jsonl files, searched before all other sources of documents.
         log_samples: whether to write lm-eval's per-document sample files.
         allow_unofficial_data: whether to accept documents that are not the pinned ones; their results are marked.
@@ -120,6 +124,7 @@ def evaluate(
         "sample": sample,
         "seed": seed,
         "num_fewshot": num_fewshot,
+        "vary": str(vary) if isinstance(vary, Path) else vary,
         "data_dir": data_dir,
         "log_samples": log_samples,
         "allow_unofficial_data": allow_unofficial_data,
@@ -186,7 +191,7 @@ def given_options(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         name: value
         for name, value in arguments.items()
         # An empty list of tasks is all of them; False is a value of switches only
-        if value is not None and not (value is False and name in _SWITCHES) and not (name == "tasks" and not value)
+        if value is not None and not (value is False and name in _SWITCHES) and not (name in _LISTS and not value)
     }
     own = own_settings(_benchmark_of(suite).request())
     if foreign := sorted(given.keys() - known):

@@ -98,7 +98,9 @@ def _what(runs: Sequence[SummarisedRun]) -> str:
     if one is None or one.run is None:
         return ""
     by_rule = "rules" in one.run.stored
-    return f" on {one.run.suite}" + (f", {one.run.template} prompts, rule {one.rule or one.run.rule}" * by_rule)
+    several = "prompts" in one.run.manifest["specification"]
+    prompts = f"mean over {one.run.template} and other prompts" if several else f"{one.run.template} prompts"
+    return f" on {one.run.suite}" + (f", {prompts}, rule {one.rule or one.run.rule}" * by_rule)
 
 
 def _heading(task: str, runs: Sequence[SummarisedRun], metrics: Sequence[Mapping[str, Metric]]) -> str:

@@ -28,6 +28,9 @@ class SuiteRequest(DocumentRequest):
     """The scoring rule; None: `ppl` if the template scores whole sequences, else `acc`."""
     num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
     """Number of solved examples before each question; None: 0, or an lm-eval task's default."""
+    vary: tuple[str, ...] = ()
+    """Factors of the prompt to vary (template, choice_order, system_prompt), or a YAML file of prompts; empty: one
+    prompt."""
     data_dir: Path | None = None
     """Folder of `<task>.jsonl` files, searched before all other sources."""
     allow_unofficial_data: bool = False

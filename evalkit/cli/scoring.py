@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 @option(
     "--num-fewshot", type=int, help="Solved examples before each question.  [default: 0; a task's own with lm_eval]"
 )
+@option("--vary", callback=comma_separated, help="Also under other prompts: template, system_prompt, choice_order, "
+        "separated by commas, or a YAML file. Prints the spread over prompts.")  # fmt: skip
 @OUTPUT
 @DATA_DIR
 @COMPUTING
@@ -96,6 +98,7 @@ def run(
     evalkit run --model CKPT --tasks sciq,lambada_openai            any of lm-eval's tasks, by its own metrics
     evalkit run CKPT --tasks sciq --template inst                   under the paper's prompt and every rule
     evalkit run CKPT --suite my_suite.yaml                          a suite of your own (docs/suites.md)
+    evalkit run CKPT --vary template,choice_order,system_prompt     how much the prompt matters (docs/running.md)
     evalkit run CKPT --suite longbench --set max_prompt_tokens=3500    a suite of any benchmark (evalkit ls suites)
     evalkit run --model CKPT --context 8192                         stretched by YaRN
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
@@ -150,10 +153,10 @@ def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format
     evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
     """
     with doing("reading scores"):
-        from evalkit.benchmarks.multiple_choice.results_report import choices_report
+        from evalkit.benchmarks.registry import benchmark_of
 
         opened = named_run(run, output)
-        report = choices_report(opened, rule, detail)
+        report = benchmark_of(opened).rescored(opened, rule, detail)
     print_run(opened, report, form, standalone)
 
 

@@ -35,7 +35,7 @@ from evalkit.comparison.line import ScoredLine, by_layer, by_task, line_label, l
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.scores.outcomes import ACCURACY, MARGIN
+from evalkit.scores.outcomes import MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA
@@ -55,13 +55,12 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     """
     rule = rule or _own_rule(pairing)
     if rule == MARGIN:
-        rule = f"{MARGIN}@{_own_rule(pairing)}"
+        rule = f"{MARGIN}:{_own_rule(pairing)}"
     measure = pairing.measure(rule)
     tasks, averages = _differences(pairing, rule, True)
     others = [
         (name, *((tasks, averages) if name == rule else _differences(pairing, name, False)))
-        for name in pairing.rules
-        if pairing.graded[0].measure(name).name == measure.name
+        for name in pairing.alternatives(rule)
     ]
     labels = {task: pairing.label(task) for task in (*(one.task for one in pairing.tasks), *pairing.left_out)}
     for task, layer in product([*labels], measure.layers):
@@ -82,7 +81,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
-        continuous=_continuous(pairing, rule) if measure.name == ACCURACY else None,
+        continuous=_continuous(pairing, rule),
     )
 
 
@@ -135,7 +134,7 @@ def _own_rule(pairing: Pairing) -> str:
 
 def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     """Return what the continuous outcome of the runs shows on the same documents; None if a run has none."""
-    outcomes = {one.continuous for one in pairing.graded}
+    outcomes = {one.beside(rule) for one in pairing.graded}
     outcome = outcomes.pop()
     if outcome is None or outcomes:
         return None
@@ -220,6 +219,8 @@ def _average(name: str, members: Sequence[ScoredLine], measure: Measure) -> Aver
         estimate, adjusted = crossed(estimate, parts), crossed(adjusted, parts)
     else:
         p = members[0].p if len(members) == 1 else nan_to_none(t_test(adjusted))
+    if abs(estimate.value) <= sum(one.rounding for one in members) / len(members) and measure.resolution:
+        p = 1.0
     common = _common(name, a[:, None], b[:, None], estimate, adjusted, p, measure)
     return AverageDifference(**common, spread=parts, verdict=verdict_of(p, estimate.value, measure.higher_is_better))
 

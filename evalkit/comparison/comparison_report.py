@@ -14,6 +14,7 @@ from evalkit.comparison.continuous_report import continuous_sentence
 from evalkit.comparison.difference_texts import difference_text, interval_text, p_text
 from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
+from evalkit.comparison.prompts import PROMPT_NOTES, prompt_of, prompts_sentence, single_prompts
 from evalkit.comparison.units import Unit, unit_of
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
@@ -78,7 +79,9 @@ def _one(found: Comparison, a: str, b: str) -> Report:
         tables.append(_spreads(found, a, b))
     if len(found.rules) > 1:
         tables.append(_rules(found, a, b))
-    verdict = tuple(filter(None, (headline(found), continuous_sentence(found), found.claim.sentence)))
+    prompts = prompts_sentence(found) if found.measure.alternatives == "prompt" else None
+    sentences = (headline(found), prompts, continuous_sentence(found), found.claim.sentence)
+    verdict = tuple(filter(None, sentences))
     return Report(tuple(tables), verdict, tuple(facts), tuple(_notes(found, a, b)))
 
 
@@ -168,10 +171,10 @@ def _spreads(found: Comparison, a: str, b: str) -> Table:
 
 
 def _rules(found: Comparison, a: str, b: str) -> Table:
-    unit = page_unit(found)
+    unit, by_prompt = page_unit(found), found.measure.alternatives == "prompt"
     rows = tuple(
         (
-            f"{one.rule} <" if one.rule == found.rule else one.rule,
+            (prompt_of(one.rule) if by_prompt else one.rule) + " <" * (one.rule == found.rule),
             unit.difference(one.average.difference),
             interval_text(one.average, unit),
             p_text(one.average.p),
@@ -181,14 +184,16 @@ def _rules(found: Comparison, a: str, b: str) -> Table:
         )
         for one in found.rules
     )
-    verdicts = [one.average.verdict for one in found.rules]
+    if by_prompt:
+        verdicts = [one.average.verdict for one in single_prompts(found)]
+        what, above = "The prompts one by one", "the table above"
+    else:
+        verdicts = [one.average.verdict for one in found.rules]
+        what, above = "The same scores under every rule that all runs support", "the rule above"
     agree = verdicts.count(found.average.verdict)
-    title = (
-        f"The same scores under every rule that all runs support: {agree} of {len(verdicts)} agree on the average "
-        "(<: the rule above)."
-    )
+    title = f"{what}: {agree} of {len(verdicts)} agree on the average (<: {above})."
     headers = (
-        "rule",
+        "prompt" if by_prompt else "rule",
         f"average {b} − {a}",
         "95 % interval",
         "p",
@@ -217,6 +222,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         else:
             test = "exact McNemar"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
+    if share := found.measure.resolution:
+        yield f"differences up to {share:.2%} of the values are rounding and have p 1"
     won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
         found.measure.higher_is_better
     ]
@@ -230,6 +237,8 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
     if strata := [task for task in found.tasks if task.strata > 1]:
         yield f"stratified by subject: {', '.join(label(found, task.name) for task in strata)}"
     evidence = "documents and runs" if any(task.spread for task in found.tasks) else "documents"
+    if found.measure.alternatives == "prompt":
+        yield from PROMPT_NOTES
     yield f"could show: the smallest true difference that so many {evidence} detect with 80 % power, before Holm"
     if dropped := [task for task in found.tasks if task.dropped]:
         yield "dropped, because not every run has them: " + ", ".join(

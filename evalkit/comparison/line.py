@@ -42,6 +42,7 @@ class ScoredLine:
         self.sums = cluster_sums(self.differences, paired.clusters)
         self.weights = cluster_sums(np.ones(paired.n), paired.clusters)
         self.size = size_of_differences(self.sums, self.weights, self.span)
+        self.rounding = measure.resolution * float(np.abs(a).mean() + np.abs(b).mean()) / 2
         self.several = len(a) > 1 or len(b) > 1
         self.spread = spread(a, b, *place) if self.several else None
         self.adjusted = self.documents
@@ -61,7 +62,9 @@ class ScoredLine:
 
     @cached_property
     def p(self) -> float | None:
-        """The p value; None if it is unknown."""
+        """The p value; None if it is unknown. A difference as small as rounding has 1."""
+        if abs(self.documents.value) <= self.rounding > 0:
+            return 1.0
         if self.spread is not None:
             return nan_to_none(crossed_p_value(self.of_documents, self.spread))
         if self.test == MCNEMAR:

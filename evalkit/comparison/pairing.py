@@ -75,6 +75,11 @@ class Pairing:
         """Rules that all runs support."""
         return [rule for rule in self.graded[0].rules if all(rule in other.rules for other in self.graded)]
 
+    def alternatives(self, rule: str) -> list[str]:
+        """Return the rules that all runs support and that measure the same as `rule`."""
+        first, *others = (one.alternatives(rule) for one in self.graded)
+        return [name for name in first if all(name in other for other in others)]
+
     def measure(self, rule: str) -> Measure:
         """Return the measure of documents under a rule, the same in all runs.
 
@@ -127,6 +132,9 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
         if str(run.folder) not in graded:
             graded[str(run.folder)] = benchmark_of(run).comparable(run)
     found = tuple(graded[str(run.folder)] for run in runs)
+    for one in found[1:]:
+        found[0].check_alike(one)
+        one.check_alike(found[0])
     by_run = [list(dict.fromkeys(one.documents["task"])) for one in found]
     shared = [task for task in by_run[0] if all(task in tasks for tasks in by_run)]
     left_out = {task: "not in every run" for task in dict.fromkeys(chain(*by_run)) if task not in shared}

@@ -10,6 +10,8 @@ prefixes are shared, which the start-up check compares with the model's own forw
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +91,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         found.append(_examples(run.manifest))
         found.append(_rule(rule or str(run.manifest["rule"])))
+        found.append(_trait("prompts", _prompts(specification)))
     if windows := specification.get("windows"):
         found.append(_windows(windows))
     if continuation := specification.get("continuation"):
@@ -217,6 +220,15 @@ def _windows(windows: Mapping[str, int | None]) -> Trait:
     parts = [f"of at most {tokens:,} tokens" if tokens else "of the model's own length"]
     parts += [f"stride {stride:,}"] if stride else []
     return Trait("windows", ", ".join(parts), f"windows {', '.join(parts)}", True)
+
+
+def _prompts(specification: Mapping[str, Any]) -> str:
+    """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
+    if not (found := specification.get("prompts")):
+        return "one"
+    names, orders = ", ".join(found["templates"]), found["choice_orders"]
+    content = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"
 
 
 def _extension(specification: Mapping[str, Any] | None) -> Trait:

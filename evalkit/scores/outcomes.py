@@ -74,9 +74,9 @@ OUTCOMES: dict[str, ContinuousOutcome] = {
 def outcome_of(key: str) -> tuple[ContinuousOutcome, str | None] | None:
     """Return the outcome that a key names, and the rule of a margin if the key has one; None if it names a rule.
 
-    Keys are the outcomes' names, and "margin@RULE".
+    Keys are the outcomes' names, and "margin:RULE".
     """
-    name, _, rule = key.partition("@")
+    name, _, rule = key.partition(":")
     if name == MARGIN:
         return OUTCOMES[MARGIN], rule or None
     return (OUTCOMES[key], None) if key in OUTCOMES else None
@@ -94,7 +94,7 @@ def outcome_key(outcome: str | None, rule: str | None) -> str | None:
     if outcome not in OUTCOMES:
         raise UnknownNameError("outcome", str(outcome), (ACCURACY, *OUTCOMES))
     if outcome == MARGIN:
-        return f"{MARGIN}@{rule}" if rule else MARGIN
+        return f"{MARGIN}:{rule}" if rule else MARGIN
     if rule:
         raise UsageError(f"--outcome {outcome} does not depend on a rule; leave out --rule {rule}")
     return outcome
@@ -104,4 +104,4 @@ def with_default_rule(key: str | None, rule: str | None) -> str | None:
     """Return a key under a default rule: that of accuracy or of a margin that names none."""
     if key is None:
         return rule
-    return f"{MARGIN}@{rule}" if key == MARGIN and rule else key
+    return f"{MARGIN}:{rule}" if key == MARGIN and rule else key

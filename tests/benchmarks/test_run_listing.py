@@ -161,7 +161,7 @@ def test_json_has_everything(evalkit: Command, own_run: Path, checkpoint: Path) 
     run = load_run(own_run)
     [listed] = json.loads(evalkit("ls", "runs", "-o", own_run.parent, "--format", "json").out)
     expected = {"folder": str(own_run), "id": run.manifest["id"], "state": "finished", "suite": "zeroshot8",
-                "template": "inst", "dtype": "float32", "limit": None, "context": "", "model": str(checkpoint),
+                "template": "inst", "dtype": "float32", "documents": "", "context": "", "model": str(checkpoint),
                 "path": str(checkpoint.resolve()), "created": run.manifest["created"], "journal": True,
                 "score": run.results().average.accuracy, "rule": "ppl"}  # fmt: skip
     assert listed.items() >= expected.items()

@@ -26,7 +26,7 @@ def completed(*words: str) -> list[str]:
         (["run", "--suite", "zeroshot8_"], ["zeroshot8_text"]),
         (["run", "--suite", "my_suite.y"], ["file"]),
         (["run", "--tasks", "piqa,arc_"], ["piqa,arc_easy", "piqa,arc_challenge"]),
-        (["run", "--template", "in"], ["inst"]),
+        (["run", "--template", "in"], ["inst", "instruction-line"]),
         (["rescore", "x", "--rule", "acc_n"], ["acc_norm"]),
         (["export", "x", "--to", "h"], ["hub"]),
         (["table", "main"], ["main_res"]),

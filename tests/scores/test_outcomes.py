@@ -114,11 +114,11 @@ def test_what_cannot_be_computed_is_an_error() -> None:
 
 def test_keys() -> None:
     assert outcome_key(None, None) is None and outcome_key("accuracy", "acc") == "acc"
-    assert outcome_key("margin", "acc_norm") == "margin@acc_norm" and outcome_key("margin", None) == "margin"
+    assert outcome_key("margin", "acc_norm") == "margin:acc_norm" and outcome_key("margin", None) == "margin"
     assert outcome_of("acc_norm") is None and outcome_of("acc@order-2") is None
-    found = outcome_of("margin@acc_norm")
+    found = outcome_of("margin:acc_norm")
     assert found is not None and (found[0].name, found[1]) == ("margin", "acc_norm")
-    assert with_default_rule("margin", "ppl") == "margin@ppl" and with_default_rule("brier", "ppl") == "brier"
+    assert with_default_rule("margin", "ppl") == "margin:ppl" and with_default_rule("brier", "ppl") == "brier"
     with pytest.raises(UsageError, match="does not depend on a rule"):
         outcome_key("brier", "acc")
     with pytest.raises(UnknownNameError, match="did you mean 'bits_per_byte'"):

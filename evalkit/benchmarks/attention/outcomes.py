@@ -75,7 +75,7 @@ class AttentionDocuments(Comparable):
         where = f"mean over {averaged}" if averaged else "by layer" if layer == _EVERY else f"layer {layer}"
         unit = "; in %" if info.in_percent else ""
         layers = tuple(map(int, self._by_layer(name).columns)) if layer == _EVERY else ()
-        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers, averaged)
+        return Measure(f"{info.words}; {where}{unit}", True, rule, info.bounds, None, layers, averaged=averaged)
 
     @cached_property
     def _table(self) -> pd.DataFrame:

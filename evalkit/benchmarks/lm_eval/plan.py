@@ -172,6 +172,8 @@ def _check_request(request: SuiteRequest) -> None:
     if not request.tasks:
         raise UsageError("lm-eval's tasks must be named: --tasks lambada_openai,sciq, or a group such as mmlu")
     refuse_duplicate_tasks(request.tasks)
+    if request.vary:
+        raise UsageError("--vary: suite lm_eval has its tasks' own prompts; leave out --suite lm_eval, or --vary")
 
 
 def set_seeds() -> None:

@@ -9,29 +9,24 @@ lm_eval/         the same in lm-eval's format
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
-from evalkit.errors import EvalkitError, RunError
+from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
-from evalkit.scores.table import CLUSTER, ScoreRow
+from evalkit.scores.table import ScoreRow
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
-    from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.suite_request import SuiteRequest
     from evalkit.benchmarks.task_tokens import TaskTokens
     from evalkit.data import HubSplit
@@ -81,7 +76,7 @@ class MultipleChoice(Benchmark):
     kind = "multiple_choice"
     row = ScoreRow
     key = ("subtask", "doc_id")
-    results_form = _ChoiceResults
+    results_form: ClassVar[type[Stored]] = _ChoiceResults
 
     def request(self) -> type[SuiteRequest]:
         """Return `SuiteRequest`."""
@@ -90,7 +85,14 @@ class MultipleChoice(Benchmark):
         return SuiteRequest
 
     def plan(self, request: SuiteRequest, say: Say) -> ChoicePlan | TaskPlan:
-        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`)."""
+        """Make the plan of a suite, or of lm-eval's tasks if the request is for these (see `resolve_suite`).
+
+        With `vary` it is the plan of another benchmark (`prompt_variants`).
+        """
+        if request.vary:
+            from evalkit.benchmarks.prompt_variants.plan import plan_varied
+
+            return plan_varied(request, say)
         from evalkit.benchmarks.lm_eval.plan import plan_tasks
         from evalkit.benchmarks.multiple_choice.plan import plan_suite, resolve_suite
 
@@ -99,9 +101,7 @@ class MultipleChoice(Benchmark):
 
     def is_missing(self, plan: ChoicePlan, finished: FinishedRows) -> bool:
         """Return whether a document has no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import key_of
-
-        return any(key_of(question) not in finished for question in chain(*plan.questions.values()))
+        return any(part.is_missing(finished) for part in plan.parts)
 
     def facts(self) -> type[ScoringFacts]:
         """Return `ScoringFacts`."""
@@ -109,13 +109,13 @@ class MultipleChoice(Benchmark):
 
         return ScoringFacts
 
-    def setup(self, plan: ChoicePlan) -> ScoringSetup:
-        """Return the template, and the documents of the start-up check."""
-        from evalkit.benchmarks.multiple_choice.scoring import setup_of
+    def setup(self, plan: ChoicePlan) -> list[ScoringSetup]:
+        """Return each template with documents for the start-up check."""
+        from evalkit.benchmarks.multiple_choice.scoring import setups_of
 
-        return setup_of(plan)
+        return setups_of(plan)
 
-    def computer(self, setup: ScoringSetup, loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
+    def computer(self, setup: list[ScoringSetup], loaded: LoadedModel, budget: Budget, say: Say) -> Scoring:
         """Prepare a loaded model for scoring."""
         from evalkit.benchmarks.multiple_choice.scoring import Scoring
 
@@ -125,20 +125,21 @@ class MultipleChoice(Benchmark):
         self, plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
     ) -> Planned:
         """Plan the batches of the documents that have no scores."""
-        from evalkit.benchmarks.multiple_choice.scoring import batches_of, key_of, work_of
+        from evalkit.benchmarks.multiple_choice.scoring import batches_of
 
-        work = {key_of(question): work_of(question) for question in chain(*plan.questions.values())}
-        batches, stop = batches_of(plan, facts, tokenizer, finished, say)
-        done = sum(size for key, size in work.items() if key in finished)
-        return Planned(batches, sum(work.values()), done, stop=stop)
+        return batches_of(plan, facts, tokenizer, finished, say)
 
     def finish(self, plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score table, lm-eval's files and the results under every rule."""
+        import pandas as pd
+
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
+        from evalkit.benchmarks.multiple_choice.rows import part_table
         from evalkit.export.lm_eval import write_lm_eval
         from evalkit.scores.results import summarise_all
 
-        scores = _table(plan, finished, writer)
+        tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in plan.parts]
+        scores = pd.concat(tables, ignore_index=True)
         writer.save_table(SCORES, scores)
         manifest = writer.manifest
         seconds = dict.fromkeys(plan.suite.tasks, 0.0) | finished.seconds
@@ -227,29 +228,3 @@ class MultipleChoice(Benchmark):
     def dataset(self, run: Run, task: str) -> HubSplit | None:
         """Return the hub dataset of a pinned task; None for other tasks."""
         return dataset_of(task)
-
-
-def _table(plan: ChoicePlan, finished: FinishedRows, writer: RunWriter) -> pd.DataFrame:
-    """Return the score table: the journal's rows in the order of the documents."""
-    import pandas as pd
-
-    parts = [_task_table(members, finished.table(task), writer) for task, members in plan.questions.items()]
-    return pd.concat(parts, ignore_index=True)
-
-
-def _task_table(questions: Sequence[Question], rows: pa.Table, writer: RunWriter) -> pd.DataFrame:
-    """Return the score table of one task."""
-    order = {(question.subtask, question.doc_id): place for place, question in enumerate(questions)}
-    documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
-    # The sort keeps the order of a document's rows
-    places = sorted((order[one], number) for number, one in enumerate(documents) if one in order)
-    table = rows.take([number for _, number in places])
-    found = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
-    if found != [(place, choice) for place, one in enumerate(questions) for choice in range(len(one.contexts))]:
-        # Happens only if lines of the journal were removed while it was read
-        raise RunError(
-            f"the journal of {writer.folder} lacks choices of some documents; "
-            "delete the folder and run the command again"
-        )
-    scores: pd.DataFrame = table.to_pandas()
-    return scores.assign(**{CLUSTER: [questions[place].cluster for place, _ in places]})

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from evalkit.stats.estimates import Floats
 
 
+_RESOLUTION = 1e-4
+"""Tolerance of a choice's log-likelihood between two ways of computing it in float32."""
 _DIRECTION = {True: "higher is better", False: "lower is better"}
 
 
@@ -46,10 +48,9 @@ class ComparableChoices(Comparable):
 
         return available_rules(self.run.scores)
 
-    @property
-    def continuous(self) -> str:
-        """Bits per byte, which tokenizers do not change."""
-        return "bits_per_byte"
+    def beside(self, rule: str) -> str | None:
+        """Return bits per byte, which does not depend on the tokenizer's units."""
+        return "bits_per_byte" if outcome_of(rule) is None else None
 
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
@@ -73,6 +74,7 @@ class ComparableChoices(Comparable):
             f"{outcome.title}{about}",
             outcome.bounds,
             outcome.higher_is_better,
+            resolution=_RESOLUTION,
         )
 
     def _rule_of(self, given: str | None) -> str:

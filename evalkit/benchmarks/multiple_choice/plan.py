@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalkit.activity import doing
+from evalkit.benchmarks.multiple_choice.parts import TaskPart
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.remembered import remembered
@@ -28,7 +29,6 @@ from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 from evalkit.scores.rules import Rule, find_rule
-from evalkit.scores.table import SEGMENTS
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
@@ -61,6 +61,16 @@ class ChoicePlan:
     def questions(self) -> dict[str, list[Question]]:
         """Task → its selected documents."""
         return remembered("questions", self.documents_key, self._load_questions)
+
+    @property
+    def parts(self) -> list[TaskPart]:
+        """What is scored: the documents of each task under the template."""
+        return [TaskPart(task, self.template, members) for task, members in self.questions.items()]
+
+    @property
+    def message(self) -> str:
+        """See `Planned.message`."""
+        return ""
 
     @property
     def documents_key(self) -> str:
@@ -100,7 +110,7 @@ def plan_suite(request: SuiteRequest, suite: Suite, say: Say) -> ChoicePlan:
     shots = suite.num_fewshot if request.num_fewshot is None else request.num_fewshot
     suite = with_fewshot(suite, shots)
     template = load_template(request.template or suite.template or "inst")
-    rule = _rule_of(request.rule or suite.rule, template)
+    rule = rule_of(request.rule or suite.rule, template)
     checkpoint = request.model.locate(say)
     library = shared_library(request, say)
     _check_data_dir(request, suite, library)
@@ -221,10 +231,13 @@ def _check_data_dir(request: SuiteRequest, suite: Suite, library: Library) -> No
         )
 
 
-def _rule_of(requested: str | None, template: Template) -> Rule:
-    """Return the requested rule; default: the paper's if the template scores whole sequences, else lm-eval's."""
-    whole = set(template.score) == set(SEGMENTS)
-    rule = find_rule(requested or ("ppl" if whole else "acc"))
+def rule_of(requested: str | None, template: Template) -> Rule:
+    """Return the requested rule; default: the paper's if the template scores whole sequences, else lm-eval's.
+
+    Raises:
+        UsageError: there is no such rule, or the template does not score what it needs.
+    """
+    rule = find_rule(requested or ("ppl" if template.scores_all else "acc"))
     absent = [s for s in rule.segments if s not in template.score and s != "unconditional"]
     # A segment that the template does not have, such as an end token, needs no score
     present = {part.segment for part in template.parts} | ({"end"} if template.eos or template.chat else set())

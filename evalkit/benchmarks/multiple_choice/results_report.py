@@ -108,7 +108,7 @@ def outcomes_table(run: Run, rule: str) -> Table:
     """Return the mean of every continuous outcome on each task, and the unweighted means over the tasks."""
     rows, tasks = [], [task for members in run.manifest["groups"].values() for task in members]
     for outcome in OUTCOMES.values():
-        found = stored_metrics(run, f"{MARGIN}@{rule}" if outcome.name == MARGIN else outcome.name)
+        found = stored_metrics(run, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         values = [one.value for one in found if one.value is not None]
         cells = [fixed(one.value, _PLACES) for one in found]
         rows.append([outcome.title, *cells, fixed(sum(values) / len(values), _PLACES)])
@@ -148,9 +148,9 @@ def _notes(results: Results, manifest: Mapping[str, Any], marked: bool) -> Itera
         yield "ties: documents with several best choices; the first of them is the prediction, as in lm-eval"
     if any(task.truncated for task in results.tasks):
         yield "cut: documents whose context was truncated on the left to fit the context window"
-    yield "documents: " + _sources(manifest["documents"])
+    yield "documents: " + sources_text(manifest["documents"])
     if examples := manifest.get("examples"):
-        yield "examples: " + _sources(examples)
+        yield "examples: " + sources_text(examples)
     if marked:
         yield "*: not the official documents of the task"
 
@@ -168,7 +168,7 @@ def _records(results: Results, manifest: Mapping[str, Any], detail: bool) -> Ite
         yield about | {"accuracy": average.accuracy, "stderr": average.stderr}
 
 
-def _sources(documents: Mapping[str, Mapping[str, Any]]) -> str:
+def sources_text(documents: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sources of the documents, with the tasks of each if there are several."""
     by_source: dict[str, list[str]] = {}
     for task, found in documents.items():

@@ -1,21 +1,28 @@
 """Conversion between questions and the scoring engine.
 
-In: encoded questions, and later their scores. Out: `SequenceSet`s for the engine, and rows of the score table.
+In: encoded questions, and later their scores. Out: `SequenceSet`s for the engine, rows of the score table, and the
+table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, TokenSequence
-from evalkit.scores.table import SEGMENTS, ScoreRow
+from evalkit.errors import RunError
+from evalkit.scores.table import CLUSTER, SEGMENTS, ScoreRow
 from evalkit.scoring.pack import SequenceSet
 
 if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.scoring.forward import Scores
 
 
@@ -56,6 +63,32 @@ def question_rows(encoded: EncodedQuestion, scores: Sequence[Scores], scored: fr
         place = (question.task, question.subtask, question.doc_id, choice, count, question.gold)
         sizes = (len(option), len(option.encode("utf-8")), sequence.truncated, sequence.straddles)
         yield ScoreRow._make((*place, *sums, *counts, ll_unconditional, *sizes))
+
+
+def part_table(questions: Sequence[Question], rows: pa.Table, folder: Path) -> pd.DataFrame:
+    """Return the score table of questions: the journal's rows in the order of the documents.
+
+    Args:
+        questions: of one task.
+        rows: from the journal, in any order of the documents.
+        folder: of the run, for messages.
+
+    Raises:
+        RunError: a choice has no row.
+    """
+    order = {(question.subtask, question.doc_id): place for place, question in enumerate(questions)}
+    documents = zip(rows["subtask"].to_pylist(), rows["doc_id"].to_pylist(), strict=True)
+    # The sort keeps the order of a document's rows
+    places = sorted((order[one], number) for number, one in enumerate(documents) if one in order)
+    table = rows.take([number for _, number in places])
+    found = list(zip((place for place, _ in places), table["choice"].to_pylist(), strict=True))
+    if found != [(place, choice) for place, one in enumerate(questions) for choice in range(len(one.contexts))]:
+        # Happens only if lines of the journal were removed while it was read
+        raise RunError(
+            f"the journal of {folder} lacks choices of some documents; delete the folder and run the command again"
+        )
+    scores: pd.DataFrame = table.to_pandas()
+    return scores.assign(**{CLUSTER: [questions[place].cluster for place, _ in places]})
 
 
 def _segment_sums(

@@ -6,12 +6,13 @@ the tasks, in order, while the model scores the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Batch, Batches, Say
+from evalkit.benchmarks.base import Batch, Batches, Planned, Say
 from evalkit.benchmarks.multiple_choice.background import BackgroundPlanner, Pace
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
@@ -24,11 +25,13 @@ from evalkit.scores.table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.multiple_choice.parts import TaskPart
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.multiple_choice.templates import Template
     from evalkit.models.load import LoadedModel
-    from evalkit.runs.finished_rows import FinishedRows, Key
+    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.scoring.pack import SequenceSet
 
 _CANDIDATES = 2
 """Questions of each task among which the start-up check chooses."""
@@ -55,6 +58,8 @@ class ChoiceContent:
     batch: pack.TreeBatch
     questions: dict[int, EncodedQuestion]
     """Index of an item → its document."""
+    scored: frozenset[int]
+    """Indices into `SEGMENTS` of the segments that the template scores."""
 
     def warm(self) -> None:
         """See `Batch.warm`."""
@@ -62,12 +67,13 @@ class ChoiceContent:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without texts, and with tokens once."""
-        return ChoiceContent, (self.batch, {item: one.without_text() for item, one in self.questions.items()})
+        questions = {item: one.without_text() for item, one in self.questions.items()}
+        return ChoiceContent, (self.batch, questions, self.scored)
 
 
 @dataclass(frozen=True)
 class ScoringSetup:
-    """What scoring needs of a plan."""
+    """What scoring needs of a plan's documents under one template."""
 
     template: Template
     unconditional: bool
@@ -76,31 +82,30 @@ class ScoringSetup:
     """Documents among which the start-up check chooses."""
 
 
-def setup_of(plan: ChoicePlan) -> ScoringSetup:
-    """Return what scoring needs of a plan."""
-    first = tuple(question for members in plan.questions.values() for question in members[:_CANDIDATES])
-    return ScoringSetup(plan.template, plan.unconditional, first)
+def setups_of(plan: ChoicePlan) -> list[ScoringSetup]:
+    """Return what scoring needs of a plan, for each template."""
+    first: dict[Template, list[Question]] = {}
+    for part in plan.parts:
+        first.setdefault(part.template, []).extend(part.questions[:_CANDIDATES])
+    return [ScoringSetup(template, plan.unconditional, tuple(members)) for template, members in first.items()]
 
 
 class Scoring:
     """Computer of multiple-choice batches."""
 
-    def __init__(self, setup: ScoringSetup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+    def __init__(self, setups: Sequence[ScoringSetup], loaded: LoadedModel, budget: int | None, say: Say) -> None:
         from evalkit.scoring.budget import auto_budget
         from evalkit.scoring.engine import Engine
 
-        self._scored = _scored(setup.template)
         self._engine = engine = Engine(
             loaded.model, budget or auto_budget(loaded.model), say, remembers=loaded.stock, files=loaded.files
         )
-        prompter = Prompter(setup.template, loaded.tokenizer, loaded.window, silent)
-        encoded = prompter.encode(setup.candidates, setup.unconditional)
-        engine.check([question_item(number, one, self._scored) for number, one in enumerate(encoded)])
+        engine.check(list(_candidates(setups, loaded)))
         self.facts = ScoringFacts(loaded.window, engine.budget, engine.shares)
         self.about = {
             "token_budget": engine.budget,
             "sharing": engine.describe(),
-            "loaded": loaded.facts() | {"markers": _markers(setup.template, loaded.tokenizer)},
+            "loaded": loaded.facts() | {"markers": _markers(setups, loaded.tokenizer)},
         }
         self._place = place_of(loaded.device, engine.kernel if engine.shares else "alone")
 
@@ -114,55 +119,69 @@ class Scoring:
         return [
             row
             for item, scores in self._engine.score(content.batch)
-            for row in question_rows(content.questions[item.index], scores, self._scored)
+            for row in question_rows(content.questions[item.index], scores, content.scored)
         ]
+
+
+def _candidates(setups: Sequence[ScoringSetup], loaded: LoadedModel) -> Iterator[SequenceSet]:
+    """Yield the documents of the start-up check under their templates."""
+    number = count()
+    for setup in setups:
+        prompter = Prompter(setup.template, loaded.tokenizer, loaded.window, silent)
+        for one in prompter.encode(setup.candidates, setup.unconditional):
+            yield question_item(next(number), one, _scored(setup.template))
 
 
 @dataclass(frozen=True)
 class _PlannedTask:
     """A task's tokens and batches, whose content is made one by one."""
 
-    task: str
     encoded: EncodedQuestions
     batches: Sequence[pack.PlannedBatch]
 
-    def missing(self, finished: FinishedRows, scored: frozenset[int]) -> Iterator[Batch]:
+    def missing(self, part: TaskPart, finished: FinishedRows) -> Iterator[Batch]:
         """Yield the batches with documents without scores."""
-        questions = self.encoded.questions
+        questions, scored = self.encoded.questions, _scored(part.template)
         for number, planned in enumerate(self.batches):
             # A finished batch is left out as a whole: the others' numbers stay the same
-            if any(key_of(questions[item]) not in finished for item in planned.items):
-                yield self._batch(number, planned, scored)
-
-    def _batch(self, number: int, planned: pack.PlannedBatch, scored: frozenset[int]) -> Batch:
-        members = {item: self.encoded[item] for item in planned.items}
-        items = tuple(question_item(item, one, scored) for item, one in members.items())
-        work = sum(work_of(one.question) for one in members.values())
-        return Batch(
-            self.task, number, ChoiceContent(pack.TreeBatch(planned.trunk, items), members), work, len(members)
-        )
+            if any(part.key_of(questions[item]) not in finished for item in planned.items):
+                members = {item: self.encoded[item] for item in planned.items}
+                items = tuple(question_item(item, one, scored) for item, one in members.items())
+                content = ChoiceContent(pack.TreeBatch(planned.trunk, items), members, scored)
+                work = sum(_work_of(one.question) for one in members.values())
+                yield Batch(part.task, number, content, work, len(members), part.journal)
 
 
 def batches_of(
-    plan: ChoicePlan, facts: ScoringFacts, tokenizer: Any, finished: FinishedRows, say: Say
-) -> tuple[Batches, Callable[[], None]]:
-    """Return the batches that have documents without scores, task by task, and `Planned.stop`."""
-    prompter, scored = Prompter(plan.template, tokenizer, facts.window, say), _scored(plan.template)
-    specification = plan.manifest["specification"]
-    tokenized = (plan.documents_key, specification["checkpoint"]["tokenizer"], specification["template"], facts)
-    given = plan.request.token_budget
+    plan: ChoicePlan,
+    facts: ScoringFacts,
+    tokenizer: Any,
+    finished: FinishedRows,
+    say: Say,
+) -> Planned:
+    """Plan the batches that have documents without scores, part by part.
 
-    def planned(task: str, pace: Pace) -> _PlannedTask:
-        """Encode and plan a task; within `remembering`, that of an earlier run with the same tokens."""
+    Arguments: as of `Benchmark.batches`.
+    """
+    parts = plan.parts
+    prompters = {part.template: Prompter(part.template, tokenizer, facts.window, say) for part in parts}
+    identity, given = plan.manifest["specification"]["checkpoint"]["tokenizer"], plan.request.token_budget
+    by_name = {part.journal: part for part in parts}
 
-        key, questions = (tokenized, task), plan.questions[task]
+    def planned(name: str, pace: Pace) -> _PlannedTask:
+        """Encode and plan a part; within `remembering`, that of an earlier run with the same tokens."""
+        part = by_name[name]
+        questions = part.questions
+        # Several orders of the choices are more contexts
+        what = (part.task, len(questions[0].contexts), part.template.content_hash)
+        key = (plan.documents_key, identity, facts, *what)
         groups = [question.subtask for question in questions]
 
         def make() -> _PlannedTask:
             # Another run that waits for these tokens is not kept waiting by this run's pace
             own = partial(pace, count=len(questions), is_awaited=lambda: is_awaited("batches", key))
-            encoded = encoded_questions(prompter, questions, plan.unconditional, own)
-            return _PlannedTask(task, encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget))
+            encoded = encoded_questions(prompters[part.template], questions, plan.unconditional, own)
+            return _PlannedTask(encoded, pack.plan_arrays(encoded.arrays, groups, facts.token_budget))
 
         found = remembered("batches", key, make, most=_TASKS_KEPT)
         if facts.shares and given == facts.token_budget:
@@ -170,27 +189,24 @@ def batches_of(
             pack.check_arrays(found.batches, found.encoded.arrays, groups, labels, given)
         return found
 
-    tasks = [task for task, members in plan.questions.items() if any(key_of(one) not in finished for one in members)]
-    planner = BackgroundPlanner(planned, tasks)
+    missing = [name for name, part in by_name.items() if part.is_missing(finished)]
+    planner = BackgroundPlanner(planned, missing)
 
     def batches() -> Batches:
         with planner:
             if given is not None:
                 # Fail before scoring if the budget is too small for a later task: a started run keeps its budget
                 planner.wait()
-            for task in tasks:
-                found = planner.take(task)
-                for batch in found.missing(finished, scored):
+            for name in missing:
+                found = planner.take(name)
+                for batch in found.missing(by_name[name], finished):
                     yield batch
-                    planner.scored(task, (batch.number + 1) / len(found.batches))
+                    planner.scored(name, (batch.number + 1) / len(found.batches))
                     planner.raise_failure()
 
-    return batches(), planner.stop
-
-
-def key_of(question: Question) -> Key:
-    """Return a document's key in the journal."""
-    return question.task, question.subtask, question.doc_id
+    work = {part.key_of(question): _work_of(question) for part in parts for question in part.questions}
+    done = sum(size for key, size in work.items() if key in finished)
+    return Planned(batches(), sum(work.values()), done, plan.message, planner.stop)
 
 
 def _scored(template: Template) -> frozenset[int]:
@@ -198,13 +214,14 @@ def _scored(template: Template) -> frozenset[int]:
     return frozenset(map(SEGMENTS.index, template.score))
 
 
-def work_of(question: Question) -> int:
+def _work_of(question: Question) -> int:
     """Return the characters that a question adds to the tree, which approximate its share of the time."""
     return len(question.contexts[0]) + sum(map(len, question.continuations))
 
 
-def _markers(template: Template, tokenizer: Any) -> Mapping[str, str]:
-    """Return literal marker of the template, such as [INST] → whether the tokenizer has it as a special token."""
+def _markers(setups: Sequence[ScoringSetup], tokenizer: Any) -> Mapping[str, str]:
+    """Return literal marker of a template, such as [INST] → whether the tokenizer has it as a special token."""
     special = set(tokenizer.all_special_tokens)
-    literals = [part.text.strip() for part in template.parts if part.segment == "special"]
+    parts = [part for setup in setups for part in setup.template.parts if part.segment == "special"]
+    literals = [part.text.strip() for part in parts]
     return {literal: "special token" if literal in special else "text" for literal in literals}

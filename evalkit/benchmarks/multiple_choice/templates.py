@@ -57,6 +57,11 @@ class Template:
     chat: bool = False
 
     @property
+    def scores_all(self) -> bool:
+        """Whether every token of a sequence gets a log-likelihood, so that every rule applies."""
+        return set(self.score) == set(SEGMENTS)
+
+    @property
     def content_hash(self) -> str:
         """Hash of everything that affects a sequence; part of a run's specification."""
         content = {k: v for k, v in asdict(self).items() if k not in ("name", "description")}

@@ -19,10 +19,21 @@ def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[T
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompter = Prompter(plan.template, tokenizer, window, say)
     found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
-    return [_task(plan, prompter, task, questions) for task, questions in found.items()]
+    return [task_tokens(plan, prompter, task, questions) for task, questions in found.items()]
 
 
-def _task(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
+def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
+    """Return the estimates for a task.
+
+    Args:
+        plan: its limit is that of the task.
+        prompter: of the template.
+        task: its name.
+        questions: sampled documents.
+
+    Raises:
+        EvalkitError: a document cannot be computed.
+    """
     subjects: dict[str, list[Question]] = {}
     for question in questions:
         subjects.setdefault(question.subtask, []).append(question)

@@ -1,0 +1,171 @@
+"""Suites under several prompts (`--vary`): the spread of accuracies over prompts beside their standard error.
+
+In: a `SuiteRequest` with `vary`. Out: a run folder with
+
+prompts.parquet  the score table of every prompt
+scores.parquet   that of the run's own prompt, as in an ordinary run
+results.json     accuracies by prompt, means and spreads under every rule
+
+The journal has the documents by task and template; a document whose options are listed in several orders has the
+choices of all orders, one order after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from evalkit.benchmarks.base import Say
+from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
+from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS, PROMPTS
+from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts, stored_varied, varied_metrics
+from evalkit.inputs.validated import Stored
+from evalkit.reporting.decimals import percent
+from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.forms import StoredAverage, StoredTask
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.document_views import TaskView
+    from evalkit.benchmarks.run_figures import RunFigure
+    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.reporting.report import Report
+    from evalkit.runs.finished_rows import FinishedRows
+    from evalkit.runs.writing import RunWriter
+
+
+class _StoredPrompt(Stored):
+    prompt: str
+    accuracy: float
+    stderr: float | None
+
+
+class _VariedTask(StoredTask):
+    n: int
+    accuracy: float
+    stderr: float | None
+    spread: float | None
+    by_chance: float | None
+    chance: float
+    truncated: int
+    prompts: list[_StoredPrompt]
+
+
+class _TimedVariedTask(_VariedTask):
+    seconds: float
+
+
+class _VariedAverage(StoredAverage):
+    spread: float | None
+    by_chance: float | None
+    prompts: list[_StoredPrompt]
+
+
+class _VariedRule(Stored):
+    tasks: list[_VariedTask]
+    averages: list[_VariedAverage]
+
+
+class _VariedResultsFile(Stored):
+    """Schema of results.json, beyond the keys that every benchmark has."""
+
+    tasks: list[_TimedVariedTask]
+    averages: list[_VariedAverage]
+    rules: dict[str, _VariedRule]
+
+
+class PromptVariants(MultipleChoice):
+    """Benchmark of suites under several prompts; `MultipleChoice` makes its plans, which are `VariedPlan`s."""
+
+    kind = PROMPT_VARIANTS
+    results_form = _VariedResultsFile
+
+    def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
+        """Write the score tables and the results under every rule."""
+        from evalkit.benchmarks.multiple_choice.rows import part_table
+        from evalkit.benchmarks.prompt_variants.results import varied_results
+        from evalkit.benchmarks.prompt_variants.tables import PROMPT, PromptTables, by_order, joined
+
+        base, parts = plan.template.name, []
+        seconds = dict.fromkeys(plan.suite.tasks, 0.0)
+        for part in plan.parts:
+            table = part_table(part.questions, finished.table(part.journal), writer.folder)
+            is_base = part.prompt == base
+            parts.append(by_order(table, plan.orders[part.task], base) if is_base else {part.prompt: table})
+            seconds[part.task] += finished.seconds.get(part.journal, 0.0)
+        scores = joined(parts, list(plan.prompts.templates))
+        writer.save_table(PROMPTS, scores)
+        writer.save_table(SCORES, scores[scores[PROMPT] == base].drop(columns=PROMPT).reset_index(drop=True))
+        tables = PromptTables(scores)
+        found = {rule: varied_results(tables, writer.manifest, rule).to_json() for rule in tables.rules}
+        content = dict(found[writer.manifest["rule"]])
+        content["tasks"] = [one | {"seconds": round(seconds[one["task"]], 3)} for one in content["tasks"]]
+        writer.save_results(content | {"rules": found, "samples": False})
+
+    def serves(self, plan: Any, run: Run) -> bool:
+        """Return whether a finished run has everything."""
+        return run.complete
+
+    def metrics(self, run: Run, rule: str | None = None) -> list[Metric]:
+        """Return the mean accuracies over prompts, then the accuracies under each prompt."""
+        return varied_metrics(run, rule)
+
+    def stored_averages(self, run: Run, rule: str | None = None) -> list[dict[str, Any]]:
+        """Return the averages of the mean accuracies under a rule."""
+        return list(stored_varied(run, rule)["averages"])
+
+    def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
+        """Return the last average and its printed form, with the spread over prompts."""
+        key, text = super().headline(run, rule)
+        average = self.stored_averages(run, rule)[-1]
+        spread = "" if average["spread"] is None else f", SD {percent(average['spread'])}"
+        return key, f"{text} over {len(average['prompts'])} prompts{spread}"
+
+    def comparable(self, run: Run) -> ComparablePrompts:
+        """Return the documents, and by rule the share of prompts under which they are right."""
+        return ComparablePrompts(run)
+
+    def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
+        """Yield the documents of each task under the run's own prompt, and say so."""
+        from evalkit.benchmarks.multiple_choice.views import choice_views
+
+        alone = f"this shows the run's own prompt, {run.template}; its other prompts are in {PROMPTS}"
+        for view in choice_views(run, tasks, say):
+            yield replace(view, problem="; ".join(filter(None, (view.problem, alone))))
+
+    def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """Return mean and spread of each task, the accuracies under each prompt, and both under every rule."""
+        from evalkit.benchmarks.prompt_variants.results_report import varied_report
+
+        return varied_report(run, rule, detail)
+
+    def rescored(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
+        """See `report`."""
+        return self.report(run, rule, detail)
+
+    def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+        """Return a figure for each run: the accuracies of each task by prompt."""
+        from evalkit.benchmarks.prompt_variants.figures import prompt_figures
+
+        return prompt_figures(runs, names)
+
+    def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
+        """Yield the first questions of each task under each prompt, with their segments in colour."""
+        from evalkit.benchmarks.prompt_variants.prompt_text import varied_prompts
+
+        return varied_prompts(plan, count, say)
+
+    def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+        """Estimate the tokens of all prompts."""
+        from evalkit.benchmarks.prompt_variants.token_counts import estimated_prompts
+
+        return estimated_prompts(plan, tokenizer, sample, say)
+
+    def suites(self) -> dict[str, str]:
+        """Return none: the suites are those of multiple choice, with `vary`."""
+        return {}
+
+    def averages(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """See `suites`."""
+        return {}

@@ -1,0 +1,192 @@
+"""Report of a finished run under several prompts.
+
+In: a run. Out: a `Report` with the mean and spread of each task, the accuracies under each prompt, and both under every
+rule, in percent. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from evalkit.benchmarks.multiple_choice.results_report import sources_text
+from evalkit.benchmarks.multiple_choice.suites import label, short_label
+from evalkit.benchmarks.prompt_variants.results import VariedAccuracy, VariedResults, subject_accuracies, varied_results
+from evalkit.benchmarks.prompt_variants.tables import PromptTables, prompt_tables
+from evalkit.models.context import Extension
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.batch_devices import mixture
+from evalkit.runs.folder import Run
+from evalkit.runs.traits import unofficial
+from evalkit.scores.rules import find_rule
+
+_NONE = "–"
+
+
+def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return the report of a finished run under one rule.
+
+    Args:
+        run: a run under several prompts.
+        rule: the scoring rule; None: the run's own.
+        detail: whether to include the subjects of tasks that have them.
+
+    Raises:
+        UsageError: there is no such rule, or a prompt lacks the scores that it needs.
+    """
+    tables, manifest = prompt_tables(run), run.manifest
+    results = varied_results(tables, manifest, rule or manifest["rule"])
+    subjects = [_subjects(run, tables, one.name, results.rule) for one in results.tasks] if detail else []
+    about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
+    content = about | {"specification": manifest["specification"], "prompts": manifest["prompts"]} | results.to_json()
+    return Report(
+        (
+            _spread_table(run, results),
+            _prompts_table(run, tables, results),
+            *(table for table in subjects if table is not None),
+            _rules_table(run, tables, results),
+        ),
+        notes=tuple(_notes(run, tables, results)),
+        content=content,
+        records=list(_records(results)),
+    )
+
+
+def _spread_table(run: Run, results: VariedResults) -> Table:
+    """Return mean, standard error, spread and extremes of each task and average."""
+    groups: dict[str, list[str]] = run.manifest["groups"]
+    by_name = {one.name: one for one in results.tasks}
+    rows: list[list[str]] = []
+    for members, average in zip(groups.values(), results.averages, strict=False):
+        rows += [_spread_row(_label(run, name), by_name[name]) for name in members]
+        if len(members) > 1:
+            rows.append(_spread_row(average.name, average))
+    ruled = {len(rows)} if len(groups) > 1 else set()
+    if ruled:
+        rows.append(_spread_row(results.average.name, results.average))
+    headers = ["task", "n", "prompts", "mean %", "± SE", "SD", "by chance", "lowest", "highest"]
+    return simple_table("results", headers, rows, ruled=ruled, title=f"Accuracy over prompts, rule {results.rule}")
+
+
+def _spread_row(name: str, one: VariedAccuracy) -> list[str]:
+    extremes = [f"{percent(end.accuracy)} ({end.prompt})" for end in (one.lowest, one.highest)]
+    extremes = extremes if len(one.prompts) > 1 else [_NONE, _NONE]
+    n = "" if one.n is None else f"{one.n:,}"
+    errors = _errors(one), _percent(one.spread), _percent(one.by_chance)
+    return [name, n, str(len(one.prompts)), percent(one.accuracy), *errors, *extremes]
+
+
+def _errors(one: VariedAccuracy) -> str:
+    return _NONE if one.stderr is None else f"± {percent(one.stderr)}"
+
+
+def _percent(value: float | None) -> str:
+    return _NONE if value is None else percent(value)
+
+
+def _prompts_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
+    """Return the accuracies of each task under each prompt."""
+    columns = [*results.tasks, results.average] if len(results.tasks) > 1 else results.tasks
+    accuracies = [{one.prompt: one.accuracy for one in column.prompts} for column in columns]
+    rows = [
+        [prompt, *(percent(found[prompt]) if prompt in found else _NONE for found in accuracies)]
+        for prompt in tables.prompts
+    ]
+    names = [_short(run, one.name) for one in results.tasks] + ["Avg."] * (len(results.tasks) > 1)
+    title = f"Accuracy in % under each prompt, rule {results.rule}"
+    return simple_table("prompts", ["prompt", *names], rows, title=title)
+
+
+def _subjects(run: Run, tables: PromptTables, task: str, rule: str) -> Table | None:
+    if not (found := subject_accuracies(tables, task, rule)):
+        return None
+    rows = [
+        [
+            one.name.removeprefix(f"{task}_"),
+            f"{one.n:,}",
+            percent(one.accuracy),
+            _errors(one),
+            _percent(one.spread),
+            _percent(one.by_chance),
+        ]
+        for one in found
+    ]
+    return simple_table(task, [_label(run, task), "n", "mean %", "± SE", "SD", "by chance"], rows)
+
+
+def _rules_table(run: Run, tables: PromptTables, results: VariedResults) -> Table:
+    """Return the mean over prompts of every task under every rule, with the spread of the average."""
+    rows = []
+    for rule in tables.rules:
+        found = results if rule == results.rule else varied_results(tables, run.manifest, rule)
+        means = [percent(one.accuracy) for one in found.tasks]
+        average = [percent(found.average.accuracy)] if len(found.tasks) > 1 else []
+        spread = _percent(found.average.spread), _percent(found.average.by_chance)
+        rows.append([f"{rule} <" if rule == results.rule else rule, *means, *average, *spread])
+    names = [_short(run, one.name) for one in results.tasks]
+    headers = ["rule", *names, *(["Avg."] if len(names) > 1 else []), "SD", "by chance"]
+    title = "The same scores under every rule that all prompts support (mean over prompts in %; <: the rule above)"
+    return simple_table("rules", headers, rows, title=title)
+
+
+def _notes(run: Run, tables: PromptTables, results: VariedResults) -> Iterator[str]:
+    manifest, tasks = run.manifest, [one.name for one in results.tasks]
+    base, *others = tables.prompts
+    orders = [name for name in others if name not in manifest["prompts"]]
+    reordered = [task for task in tasks if orders and orders[0] in tables.prompts_of(task)]
+    unordered = [task for task in tasks if task not in reordered]
+    yield f"rule {results.rule}: {find_rule(results.rule).description}"
+    yield f"prompt {base}: the run's own; each of the others differs from it in one factor"
+    yield from (f"prompt {name}: {words}" for name, words in manifest["prompts"].items())
+    if orders:
+        yield f"prompts {', '.join(orders)}: the original options, in the order in which they are listed as A, B, …"
+    if manifest["specification"]["prompts"]["choice_orders"] > 1 and unordered:
+        alone = f"; in averages under an order the task counts with prompt {base}" if orders else ""
+        yield f"no order of the options, since prompts do not list them: {_names(run, unordered)}{alone}"
+    yield "mean, ± SE: mean over prompts and documents, and its standard error if other documents are drawn"
+    yield (
+        "SD: standard deviation of the accuracies over these prompts, which are a fixed set and no sample: it "
+        "describes them, and is no error of the mean"
+    )
+    yield (
+        "by chance: the SD to expect with these documents if no prompt were easier than another; only an SD well "
+        "above it shows that the prompt matters"
+    )
+    if shots := manifest["specification"].get("num_fewshot", 0):
+        yield f"{shots}-shot: {shots} solved example{'s' * (shots > 1)} before each question, in the original order"
+    if extension := manifest["specification"].get("context_extension"):
+        yield Extension(**extension).describe()
+    yield from mixture(manifest)
+    if cut := [f"{_label(run, one.name)} {one.truncated:,}" for one in results.tasks if one.truncated]:
+        yield f"documents whose context was truncated on the left to fit the context window: {', '.join(cut)}"
+    if examples := manifest.get("examples"):
+        yield "examples: " + sources_text(examples)
+    yield "documents: " + sources_text(manifest["documents"])
+    if any(unofficial(manifest).values()):
+        yield "*: not the official documents of the task"
+
+
+def _records(results: VariedResults) -> Iterator[dict[str, Any]]:
+    """Yield a record for each task and average, over all prompts and under each; accuracies are fractions."""
+    for kind, members in (("task", results.tasks), ("average", results.averages)):
+        for one in members:
+            about = {"kind": kind, "rule": results.rule, "task": one.name, "n": one.n}
+            yield about | {"prompt": "mean", "accuracy": one.accuracy, "stderr": one.stderr, "spread": one.spread}
+            for under in one.prompts:
+                values = {"prompt": under.prompt, "accuracy": under.accuracy, "stderr": under.stderr, "spread": None}
+                yield about | values
+
+
+def _label(run: Run, task: str) -> str:
+    mark = "*" if any(task in tasks for tasks in unofficial(run.manifest).values()) else ""
+    return label(task, run.manifest.get("labels")) + mark
+
+
+def _short(run: Run, task: str) -> str:
+    return short_label(task, run.manifest.get("short"), run.manifest.get("labels"))
+
+
+def _names(run: Run, tasks: Sequence[str]) -> str:
+    return ", ".join(label(task, run.manifest.get("labels")) for task in tasks)
