@@ -13,16 +13,18 @@ from evalkit.cli.options import (
     COMPUTING,
     CONFIG,
     CONTEXT,
+    DRY_RUN,
     ORIGIN,
     OUTPUT,
     PLOT,
+    SELECTION,
     TOKEN_BUDGET,
     TRUST,
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option, typed_option
 from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import run_and_print
+from evalkit.cli.running import dry_run, run_and_print
 from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.reporting.escape import printable
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 @typed_option("--text", type=FOLDER, multiple=True, metavar="FILE", help="A .txt file (one document), a .jsonl file "
               "(one on each line), or a folder of them; repeat for several tasks.")  # fmt: skip
 @typed_option("--key", default="text", show_default=True, help="Key of the text in .jsonl files.")
-@option("--limit", "-L", type=int, help="Most documents of each task.  [default: all]")
+@SELECTION
 @CONTEXT
 @typed_option("--methods", callback=comma_separated, metavar="NAMES", help="Several methods of context extension, "
               "separated by commas: a run each, in one table and one picture.")  # fmt: skip
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 @COMPUTING
 @TOKEN_BUDGET
 @TRUST
+@DRY_RUN
 @WORKERS
 @PLOT
 @PRINTING
@@ -62,6 +65,7 @@ def perplexity(
     text: tuple[Path, ...],
     methods: tuple[str, ...] | None,
     plot: Path | None,
+    without_computing: bool,
     form: Format,
     standalone: bool,
     **options: Any,
@@ -74,7 +78,7 @@ def perplexity(
 
     \b
     evalkit perplexity --model CKPT --text book.txt
-    evalkit perplexity --model CKPT --text articles.jsonl --text books/ --limit 50
+    evalkit perplexity --model CKPT --text articles.jsonl --text books/ --sample 50
     evalkit perplexity --model CKPT --text book.txt --stride 512              at least window - 512 tokens of context
     evalkit perplexity --model CKPT --text book.txt --context 8192            stretched to 8,192 tokens by YaRN
     evalkit perplexity --model CKPT --text book.txt --context 8192 --methods none,linear,ntk,yarn --plot curves.png
@@ -83,6 +87,11 @@ def perplexity(
     runner = runner_of(workers)
     asked = options | {"suite": "perplexity", "text": text}
     named = checkpoint_of(ctx, checkpoint, model)
+    if without_computing:
+        if methods is not None:
+            raise UsageError("--dry-run is of one method, and the others take as much; leave out --methods")
+        print_report(dry_run([named], asked), form, standalone)
+        return
     if methods is not None:
         _check_methods(methods, options)
         _print_methods(_run_methods(named, asked, methods, runner), plot, form, standalone)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.perplexity.texts import TextDocument, TextTask, limited, read_texts
-from evalkit.benchmarks.request import Request, numerics, provenance
+from evalkit.benchmarks.perplexity.texts import TextDocument, TextTask, read_texts, selected
+from evalkit.benchmarks.request import DocumentRequest, numerics, provenance
 from evalkit.models.locate import Checkpoint, Say
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class PerplexityRequest(Request):
+class PerplexityRequest(DocumentRequest):
     """Settings of a perplexity run."""
 
     text: tuple[Path, ...] = ()
@@ -28,8 +28,6 @@ class PerplexityRequest(Request):
     """Key of the text in the objects of .jsonl files."""
     stride: int | None = field(default=None)
     """Tokens that each window after the first scores; None: the window, so that windows do not overlap."""
-    limit: int | None = None
-    """Maximum number of documents of each task; None: all."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class PerplexityPlan:
     @cached_property
     def documents(self) -> dict[str, tuple[TextDocument, ...]]:
         """Task → the documents that are scored."""
-        return limited(self.tasks, self.request.limit)
+        return selected(self.tasks, self.request.selection)
 
     @property
     def window(self) -> int | None:
@@ -70,6 +68,7 @@ def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
     context = request.model.context
     specification = {
         **numerics(request.model, checkpoint, request.limit, say),
+        **request.selection.specification,
         "suite": PERPLEXITY,
         "documents": {name: task.digest for name, task in tasks.items()},
         "windows": {"tokens": None if context in (None, "none") else int(context), "stride": request.stride},
@@ -77,7 +76,7 @@ def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
     }
     documents = {
         name: {"source": str(tasks[name].source), "official": None, "count": len(members)}
-        for name, members in limited(tasks, request.limit).items()
+        for name, members in selected(tasks, request.selection).items()
     }
     manifest = {
         "id": specification_id(specification),

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from evalkit.data.files import read
+from evalkit.data.sampling import DocumentSelection
 from evalkit.errors import DataError, UsageError
 from evalkit.inputs.numbered import by_number
 from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
@@ -92,9 +93,12 @@ def _document(task: str, number: int, text: str, place: str) -> TextDocument:
     return TextDocument(task, number, text, place)
 
 
-def limited(tasks: Mapping[str, TextTask], limit: int | None) -> dict[str, tuple[TextDocument, ...]]:
-    """Return task → its first documents, at most `limit`."""
-    return {name: task.documents[:limit] for name, task in tasks.items()}
+def selected(tasks: Mapping[str, TextTask], selection: DocumentSelection) -> dict[str, tuple[TextDocument, ...]]:
+    """Return task → its selected documents."""
+    return {
+        name: tuple(task.documents[place] for place in selection.places(name, [name] * len(task.documents)))
+        for name, task in tasks.items()
+    }
 
 
 def _sources(given: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.perplexity.texts import limited, read_texts
+from evalkit.benchmarks.perplexity.texts import read_texts, selected
+from evalkit.data.sampling import FirstDocuments
 from evalkit.errors import DataError, ScoringError, UsageError
 
 
@@ -28,7 +29,7 @@ def test_a_file_is_a_task(tmp_path: Path) -> None:
         (0, "a 👍", f"{wiki}, line 1"),
         (1, "b", f"{wiki}, line 2"),
     ]
-    assert [len(members) for members in limited(found, 1).values()] == [1, 1]
+    assert [len(members) for members in selected(found, FirstDocuments(1)).values()] == [1, 1]
 
 
 def test_a_folder(tmp_path: Path) -> None:
