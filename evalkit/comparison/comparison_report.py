@@ -16,7 +16,7 @@ from evalkit.comparison.differences import UNDECIDED, Comparison, Difference
 from evalkit.comparison.line import SEEDS, SIGN_FLIP
 from evalkit.comparison.prompts import PROMPT_NOTES, prompt_of, prompts_sentence, single_prompts
 from evalkit.comparison.units import Unit, unit_of
-from evalkit.reporting.decimals import fixed
+from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 from evalkit.stats.significance import DRAWS
@@ -223,7 +223,7 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
             test = "exact McNemar"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
     if share := found.measure.resolution:
-        yield f"differences up to {share:.2%} of the values are rounding and have p 1"
+        yield f"differences up to {percent(share, 2)} % of the values are rounding and have p 1"
     won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[
         found.measure.higher_is_better
     ]

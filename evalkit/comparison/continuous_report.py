@@ -35,13 +35,13 @@ def _documents(one: ContinuousEvidence) -> str:
     if one.times_high is None:
         if one.times_low < 1:
             return ""
-        return f", on at least {_ratio(one.times_low)} times fewer documents than accuracy needs (95 % confidence)"
+        return f"; for the same power it needs at least {_ratio(one.times_low)} times fewer documents than accuracy"
     assert one.times is not None
     interval = f"95 % interval {_ratio(one.times_low)} to {_ratio(one.times_high)}"
     if one.times >= 1:
-        return f", on {_ratio(one.times)} times fewer documents than accuracy needs ({interval})"
+        return f"; for the same power it needs {_ratio(one.times)} times fewer documents than accuracy ({interval})"
     turned = f"95 % interval {_ratio(1 / one.times_high)} to {_ratio(1 / one.times_low)}"
-    return f", though accuracy needs {_ratio(1 / one.times)} times fewer documents ({turned})"
+    return f"; for the same power accuracy needs {_ratio(1 / one.times)} times fewer documents ({turned})"
 
 
 def _ratio(times: float) -> str:

@@ -17,10 +17,10 @@ from evalkit.studies.results import StudyResults
 from evalkit.studies.study import Study, StudyBenchmark, StudyTable
 from evalkit.studies.table_rows import assign, with_baselines
 from evalkit.tables.adjusted_layout import retitled
-from evalkit.tables.layout import TableLayout, layout_names, load_layout
+from evalkit.tables.layout import TableLayout, layout_names
 from evalkit.tables.measured import RunMapping
 from evalkit.tables.paired_sizes import rows_by_key
-from evalkit.tables.request import TableRequest, check_options, made_of_runs
+from evalkit.tables.request import TableRequest, check_options, made_of_runs, requested_layout
 
 _YAML = (".yaml", ".yml")
 
@@ -57,7 +57,7 @@ def study_table(results: StudyResults, request: TableRequest, benchmark: str | N
     check_options(request)
     study = results.study
     located = _located(study, request.name)
-    given, layout = _settings(study, located), load_layout(located)
+    given, layout = _settings(study, located), requested_layout(replace(request, name=located))
     where = f"study {study.path}, table '{layout.name}'"
     layout = retitled(layout, given.caption, given.titles, where)
     chosen = _fitting(results, layout, benchmark or given.benchmark, where)

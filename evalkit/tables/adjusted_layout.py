@@ -15,6 +15,7 @@ from evalkit.tables.layout import Group, LayoutItem, TableLayout
 
 _DECIMALS = 3
 """Of continuous outcomes."""
+_SCOPES = {"section": "each section", "table": "the table"}
 
 
 def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str], where: str) -> TableLayout:
@@ -47,7 +48,7 @@ def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str]
 
 
 def of_outcome(layout: TableLayout, name: str) -> TableLayout:
-    """Return a layout for the means of a continuous outcome: with its name, direction and decimals.
+    """Return a layout for the means of a continuous outcome: another caption, its decimals, and marks by its direction.
 
     Raises:
         UnknownNameError: there is no such outcome.
@@ -58,14 +59,16 @@ def of_outcome(layout: TableLayout, name: str) -> TableLayout:
     if layout.pairs:
         raise UsageError(f"table {layout.name} shows shares of documents, not means; omit --outcome {name}")
     outcome = OUTCOMES[name]
-    words = f" Numbers: {outcome.title}, {'higher' if outcome.higher_is_better else 'lower'} is better."
     turned = {"highest": "lowest", "lowest": "highest"}
-    marks = (
-        layout.marks
-        if outcome.higher_is_better
-        else {kind: replace(mark, extreme=turned[mark.extreme]) for kind, mark in layout.marks.items()}
-    )
-    return replace(layout, caption=(*layout.caption, *literal(words)), decimals=_DECIMALS, unit="", marks=marks)
+    marks = {
+        kind: mark if outcome.higher_is_better else replace(mark, extreme=turned[mark.extreme])
+        for kind, mark in layout.marks.items()
+    }
+    direction = "higher" if outcome.higher_is_better else "lower"
+    legend = [f"{kind.capitalize()}: {mark.extreme} in {_SCOPES[mark.scope]}." for kind, mark in marks.items()]
+    title = f"{outcome.title[:1].upper()}{outcome.title[1:]} of suite {layout.suite}, mean over documents; {direction}"
+    caption = " ".join([f"{title} is better.", *legend])
+    return replace(layout, caption=literal(caption), decimals=_DECIMALS, unit="", marks=marks)
 
 
 def without_empty(layout: TableLayout, filled: Collection[str]) -> TableLayout:

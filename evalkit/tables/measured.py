@@ -36,6 +36,7 @@ from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
+from evalkit.scores.outcomes import MARGIN
 from evalkit.tables.layout import TableLayout
 from evalkit.tables.paired_sizes import rows_by_key
 from evalkit.tables.published import Number, read_numbers
@@ -143,6 +144,8 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
                 )
         if same_checkpoint(seeds):
             raise UsageError(f"row '{model}': two runs are of one checkpoint, not of two seeds; remove one")
+    if rule == MARGIN:
+        rule = f"{MARGIN}:{_own_rule(runs)}"
     letters, notes = _notes(layout, runs, rule, mixed)
     numbers = _numbers(layout, runs, rule)
     if mapping.values:
@@ -155,6 +158,14 @@ def measure(layout: TableLayout, mapping: RunMapping, rule: str | None = None, m
     used = rule or (own.pop() if len(own) == 1 else None)
     shown = {model: seeds for model, seeds in runs.items() if model in rows_by_key(layout)}
     return Measured(numbers, shown, used, letters, tuple(map(literal, [*_summary(runs, used), *notes])))
+
+
+def _own_rule(runs: Mapping[str, tuple[Run, ...]]) -> str:
+    """Return the rule of all runs; raise a `UsageError` if they have several."""
+    rules = list(dict.fromkeys(str(run.manifest["rule"]) for seeds in runs.values() for run in seeds))
+    if len(rules) > 1:
+        raise UsageError(f"the runs have different rules ({', '.join(rules)}), and margins are a rule's; give --rule")
+    return rules[0] if rules else ""
 
 
 def _numbers(

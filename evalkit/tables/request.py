@@ -57,11 +57,21 @@ def make(request: TableRequest) -> Table:
     """
     _check_source(request)
     check_options(request)
-    layout = load_layout(request.name)
+    layout = requested_layout(request)
     if request.source == "published":
         printed = printed_cells(layout) if request.as_printed else None
         return fill(layout, Filling(published_numbers(layout), printed=printed))
     return made_of_runs(layout, _mapping(layout, request), request)
+
+
+def requested_layout(request: TableRequest) -> TableLayout:
+    """Return the layout of a request, for its outcome.
+
+    Raises:
+        EvalkitError: there is no such layout or outcome, or the layout is not valid.
+    """
+    layout = load_layout(request.name)
+    return layout if request.outcome in (None, ACCURACY) else of_outcome(layout, request.outcome)
 
 
 def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest, remarks: Sequence[str] = ()) -> Table:
@@ -79,7 +89,6 @@ def made_of_runs(layout: TableLayout, mapping: RunMapping, request: TableRequest
     key = request.rule
     if request.outcome not in (None, ACCURACY):
         key = outcome_key(request.outcome, request.rule or mapping.rule)
-        layout = of_outcome(layout, request.outcome)
     found = measure(layout, mapping, key, request.mixed)
     published = published_numbers(layout) if request.source == "both" else None
     if request.drop_empty:

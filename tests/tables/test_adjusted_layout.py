@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Table
-from evalkit.runs.folder import Run
+from evalkit.runs.folder import SCORES, Run
 from evalkit.tables.adjusted_layout import retitled, without_empty
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import RunMapping
 from evalkit.tables.request import TableRequest, made_of_runs, make
 from tests.printed import printed
+from tests.sealed import reseal
 from tests.tables.test_measured import altered, mapped
 
 MAIN = load_layout("main_res")
@@ -111,3 +115,41 @@ def test_a_section_of_values_stays(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"values": str(values)}), encoding="utf-8")
     made = make(TableRequest("app_long_contx", "runs", path, drop_empty=True))
     assert [[plain(label) for label in group.labels] for group in made.columns] == [["Intg"]]
+
+
+@pytest.mark.parametrize("outcome", ["bits_per_byte", "brier", "margin"])
+def test_a_table_of_a_continuous_outcome(finished: Run, tmp_path: Path, outcome: str) -> None:
+    """Means over documents with three decimals; the best is the lowest, except of margins."""
+    better = Path(altered(finished, tmp_path / "b"))
+    scores = pd.read_parquet(better / SCORES)
+    scores["ll_continuation"] += np.where(scores["choice"] == scores["gold"], 3.0, 0.0)
+    scores.to_parquet(better / SCORES)
+    reseal(better)
+    path = mapped(tmp_path, rows={"diff_125m": str(finished.folder), "intg_125m": str(better)})
+    table = make(TableRequest("main_res", "runs", path, outcome=outcome, spreads=True, drop_empty=True))
+    key = f"margin:{finished.manifest['rule']}" if outcome == "margin" else outcome
+    expected = {one.task: one.value for one in benchmark_of(finished).metrics(finished, key)}
+    places = [item.key for item in MAIN.measures]
+    [first, second] = [line for line in table.lines if line.cells]
+    for task, value in expected.items():
+        assert value is not None
+        assert first.cells[places.index(task)].value == f"{value:.3f}"
+    for own, other in zip(first.cells, second.cells, strict=True):
+        better_by = float(own.value) - float(other.value)
+        assert (better_by >= 0) if outcome != "margin" else (better_by <= 0)
+        assert (own.bold, other.bold) == (better_by == 0, True)
+    assert any(own.value != other.value for own, other in zip(first.cells, second.cells, strict=True))
+    caption = plain(table.caption)
+    assert "mean over documents" in caption and "ccuracy" not in caption
+    assert f"Bold: {'highest' if outcome == 'margin' else 'lowest'} in each section." in caption
+    assert any(f"outcome {key}" in plain(note) for note in table.notes)
+
+
+def test_outcomes_are_of_runs(finished: Run, tmp_path: Path) -> None:
+    path = mapped(tmp_path, rows={"diff_125m": str(finished.folder)})
+    with pytest.raises(UsageError, match="--outcome is for numbers of runs"):
+        make(TableRequest("main_res", outcome="brier"))
+    with pytest.raises(UsageError, match="the published numbers are accuracies"):
+        make(TableRequest("main_res", "both", path, outcome="brier"))
+    with pytest.raises(UnknownNameError, match="did you mean 'brier'"):
+        make(TableRequest("main_res", "runs", path, outcome="briers"))
