@@ -2,7 +2,7 @@
 
     import evalkit
 
-    run = evalkit.evaluate(model="demo", suite="zeroshot8", limit=50)
+    run = evalkit.evaluate(model="demo", suite="zeroshot8", sample=50)
     run.results().average        # accuracy and standard error
     run.scores                   # the score table, a pandas DataFrame
     run.results("acc_norm")      # another rule, no model needed

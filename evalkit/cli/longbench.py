@@ -111,7 +111,7 @@ def run(
     \b
     evalkit longbench --model CKPT --data-dir DOCUMENTS                  stretched to 8,192 tokens by YaRN if shorter
     evalkit longbench --model CKPT --context none                        with its trained context window
-    evalkit longbench --model CKPT --tasks qasper,trec --limit 20
+    evalkit longbench --model CKPT --tasks qasper,trec --sample 20
     evalkit longbench rescore RUN --edit-similarity rapidfuzz            no model needed
     evalkit longbench score PREDICTIONS                                  of the official code
     """

@@ -49,7 +49,7 @@ def cli() -> None:
 
     \b
     Start here:
-      evalkit run --model demo --limit 25        a small real checkpoint on real documents
+      evalkit run --model demo --sample 25       a small real checkpoint on real documents
       evalkit run --model FOLDER                 your own, on all eight zero-shot tasks
       evalkit table main_res                     the paper's tables, filled from it or from your runs
       evalkit compare RUN_A RUN_B                is B better than A?

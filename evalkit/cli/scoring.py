@@ -91,7 +91,7 @@ def run(
     The same command again resumes an interrupted run, or prints the finished result at once.
 
     \b
-    evalkit run demo --limit 50 --data-dir DOCUMENTS
+    evalkit run demo --sample 50 --data-dir DOCUMENTS
     evalkit run --model org/name --revision step1000 --dtype float32
     evalkit run --model CKPT --template plain --rule acc_norm       as lm-eval scores
     evalkit run --model CKPT --show-prompts 1 --tasks mmlu          inspect prompts before scoring
@@ -104,7 +104,7 @@ def run(
     evalkit run --model 'train/checkpoint-*'                        several checkpoints, a line each
     evalkit run CKPT --dry-run                                      how many tokens, how long, how much memory and disk
     evalkit run CKPT --workers 8                                    by eight GPUs, or shares of the cores
-    evalkit run --watch TRAINING --limit 200 --plot curve.png       each checkpoint of a training, as it appears
+    evalkit run --watch TRAINING --sample 200 --plot curve.png      each checkpoint of a training, as it appears
     """
     workers = worker_options(options)
     runner = runner_of(workers)
