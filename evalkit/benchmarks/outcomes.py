@@ -220,5 +220,5 @@ class GradedAnswers(Comparable):
             raise UnknownNameError(f"measure of run {self.run.folder.name}", rule, self._measures)
         raise UsageError(
             f"run {self.run.folder.name} is of {self.run.kind}, whose tasks have their own metrics; "
-            f"leave out --rule {rule}"
+            f"leave out {rule} (--rule or --outcome)"
         )

@@ -19,7 +19,7 @@ from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture
 from evalkit.runs.finding import DamagedRun, scan
 from evalkit.runs.folder import JOURNAL, Run
-from evalkit.runs.traits import documents_read, is_imported, origin_notes, unofficial_notes
+from evalkit.runs.traits import documents_read, is_imported, origin_notes, unofficial_notes, windows_of_text
 
 _ID_SHOWN = 7
 
@@ -45,6 +45,8 @@ class ListedRun:
     dtype: str = ""
     context: str = ""
     """Tokens and method of a context extension; empty without one."""
+    windows: str = ""
+    """Windows of a text; empty without one."""
     documents: str = ""
     """Which documents of each task are read; empty: all."""
     rule: str = ""
@@ -76,7 +78,7 @@ class ListedRun:
         """Settings that are not the default: examples, documents, context, origin."""
         shots = f"{self.num_fewshot}-shot" if self.num_fewshot else ""
         origin = "imported" if self.imported else ""
-        return ", ".join(filter(None, (shots, self.documents, self.context, origin)))
+        return ", ".join(filter(None, (shots, self.documents, self.context, self.windows, origin)))
 
 
 def list_found(root: Path, sort: str = "date", text: str = "") -> list[ListedRun]:
@@ -160,6 +162,7 @@ def _listed(run: Run) -> ListedRun:
         "dtype": specification["dtype"],
         "context": f"{extension['target']:,} by {extension['method']}" if extension else "",
         "documents": documents_read(specification),
+        "windows": windows_of_text(specification),
         "rule": manifest["rule"],
         "journal": (run.folder / JOURNAL).is_file(),
         "imported": is_imported(manifest),

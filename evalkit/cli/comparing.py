@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 @PRINTING
 @PLOT
 @option("--fail-if-worse", is_flag=True, help="Exit with 3 where a later side is worse, with 4 where it is undecided.")
-@option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points by which the average "
-        "may be lower.")  # fmt: skip
+@option("--margin", type=MARGIN, default=0.0, help="With --fail-if-worse: points, or the outcome's "
+        "unit, by which the average may be worse.")  # fmt: skip
 @OUTPUT
 @click.pass_context
 def compare(

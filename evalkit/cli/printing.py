@@ -48,8 +48,11 @@ def print_report(report: Report, form: Format, standalone: bool = False, output:
 
 
 def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
-    """Print a report of a run; in the terminal format, also the run's folder."""
-    print_report(report, form, standalone)
+    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
+    from evalkit.runs.traits import selection_words
+
+    selected = selection_words(run)
+    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
     if form == "terminal":
         click.echo(f"\n{printable(str(run.folder))}")
 

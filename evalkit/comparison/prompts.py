@@ -10,13 +10,11 @@ the number of prompts, and the prompts need not be independent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from evalkit.comparison.difference_texts import p_text
 from evalkit.comparison.differences import DOWN, UP, Comparison, RuleVerdict
 
 PROMPT_NOTES = (
-    "mean over prompts: of each document the share of its prompts under which it is right",
+    "mean over prompts: of each document the mean of its values under its prompts (1 or 0: right or wrong)",
     "prompts one by one: a task that lacks a prompt (an order of options that it does not list) counts with the run's "
     "own prompt; p and intervals of single prompts are not corrected for their number",
     "under all prompts: intersection-union test, whose p is the largest of the prompts' and needs no correction "
@@ -46,9 +44,10 @@ def prompts_sentence(found: Comparison) -> str:
         said = f"{found.b} is {better if up else worse} than {found.a} under all {count} prompts{on}"
         return f"{said} (intersection-union test: the largest p is {p_text(last.average.p)}, {prompt_of(last.rule)})."
     if not up and not down:
-        ahead = sum(one.average.difference > 0 for one in single)
+        sign = -1 if found.measure.higher_is_better is False else 1
+        ahead, behind = (sum(sign * side * one.average.difference > 0 for one in single) for side in (1, -1))
         said = f"No difference between {found.b} and {found.a} is shown under any of {count} prompts{on}"
-        return f"{said}; {found.b} has the higher score under {ahead}, {found.a} under {_behind(single)}."
+        return f"{said}; {found.b} is ahead under {ahead}, {found.a} under {behind}."
     counts = {better: up, worse: down, "undecided": count - up - down}
     said = ", ".join(f"{verdict} under {number}" for verdict, number in counts.items() if number)
     return (
@@ -59,7 +58,3 @@ def prompts_sentence(found: Comparison) -> str:
 
 def _p(one: RuleVerdict) -> float:
     return 1.0 if one.average.p is None else one.average.p
-
-
-def _behind(single: Sequence[RuleVerdict]) -> int:
-    return sum(one.average.difference < 0 for one in single)

@@ -105,6 +105,8 @@ def _description(content: Content, score: ExportedScore) -> str:
         where = "" if score.metric.layer is None else f" in layer {score.metric.layer}"
         neither = "; neither higher nor lower is better" * (score.metric.higher_is_better is None)
         return f"mean {score.metric.name} over documents{where}{neither}"
+    if content.run.manifest["specification"].get("prompts"):
+        return f"{score.metric.name} by {content.rule}, mean over documents"
     return f"share of questions whose right answer has the best score under {content.rule}"
 
 

@@ -114,10 +114,7 @@ def plan_extension(
         )
     if settings.target <= original:
         by_itself = f", by the stretching in config.json ({own})" if own and not settings.original else ""
-        say(
-            f"--context {settings.target}: the window is {original:,} tokens already{by_itself}; nothing is stretched, "
-            f"and documents of up to {original:,} tokens are processed"
-        )
+        say(f"--context {settings.target}: the window is {original:,} tokens already{by_itself}; nothing is stretched")
         # A window other than config.json's comes from the user and replaces config.json's own stretching
         replaced = settings.original and (own or window != original)
         return Extension(NONE, original, original, 1.0) if replaced else None

@@ -26,6 +26,7 @@ _SUMMARY = (
     "continuation",
     "windows",
     "template",
+    "prompts",
     "solved examples",
     "prompt tokens",
     "rule",
@@ -33,6 +34,8 @@ _SUMMARY = (
     "context extension",
 )
 """Traits in a run's one-line summary; the others are hashes and versions."""
+_ONE = "one"
+"""Value of the trait "prompts" of a run under its own prompt alone."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
     if run.rule is not None:
         found.append(_examples(run.manifest))
         found.append(_rule(rule or str(run.manifest["rule"])))
-        found.append(_trait("prompts", _prompts(specification)))
+        found.append(Trait("prompts", prompts := _prompts(specification), f"mean over prompts {prompts}", True))
     if windows := specification.get("windows"):
         found.append(_windows(windows))
     if continuation := specification.get("continuation"):
@@ -111,6 +114,18 @@ def traits(run: Run, rule: str | None = None) -> dict[str, Trait]:
         for name, text in specification.get("versions", {}).items()
     ]
     return {trait.name: trait for trait in found}
+
+
+def selection_words(run: Run) -> str:
+    """Return which documents of each task a run read, in words; empty if all."""
+    found = _limit(run.manifest["specification"])
+    return "" if found.value == "none" else found.words
+
+
+def windows_of_text(specification: Mapping[str, Any]) -> str:
+    """Return the windows of a text, in words; empty without one, and for windows of the model's own length."""
+    windows = specification.get("windows")
+    return _windows(windows).words if windows and any(windows.values()) else ""
 
 
 def documents_read(specification: Mapping[str, Any]) -> str:
@@ -155,7 +170,8 @@ def summary(run: Run, rule: str | None = None) -> str:
     """Return a run's measurement settings in one line."""
     found = traits(run, rule)
     shown = [found[name] for name in _SUMMARY if name in found]
-    return ", ".join(trait.words for trait in shown if (trait.name, trait.value) != ("context extension", "none"))
+    usual = {("context extension", "none"), ("prompts", _ONE)}
+    return ", ".join(trait.words for trait in shown if (trait.name, trait.value) not in usual)
 
 
 def unofficial(manifest: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -225,7 +241,7 @@ def _windows(windows: Mapping[str, int | None]) -> Trait:
 def _prompts(specification: Mapping[str, Any]) -> str:
     """Return the prompts of a run beside its template: "one", or their names, the orders of options and a hash."""
     if not (found := specification.get("prompts")):
-        return "one"
+        return _ONE
     names, orders = ", ".join(found["templates"]), found["choice_orders"]
     content = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:8]
     return f"{names}{f', {orders} orders of the options' if orders > 1 else ''} ({content})"

@@ -94,7 +94,7 @@ def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
     records = [_task_record(task) for task in (one.cost.tasks if one.cost else ())]
     about = {"run": str(one.plan.folder), "finished": one.progress.finished}
     total = {name: value for name, value in total.items() if name not in ("runs", "to_do")}
-    return _report("task", records, total, notes, about)
+    return _report("task", records, total | about, notes, about)
 
 
 def _report(
@@ -235,6 +235,8 @@ def _row(record: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(total: Mapping[str, Any]) -> str:
+    if total.get("finished"):
+        return f"finished: {total['run']}"
     if "runs" not in total:
         left = "" if total["seconds"] is None else f", about {clock(total['seconds'])} of computing left"
         return f"{counted(total['documents'], 'document')}{left}"

@@ -13,6 +13,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from evalkit.api import compare as compare_runs
+from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.curve_report import curve_report
@@ -167,3 +168,16 @@ def test_from_python(made: Made) -> None:
     assert margin.rule == "margin:acc_norm"
     with pytest.raises(UsageError, match="does not depend on a rule"):
         compare_runs(a, b, outcome="brier", rule="acc")
+
+
+def test_a_run_whose_rule_has_no_margin_is_still_reported(made: Made, tmp_path: Path) -> None:
+    """A choice without characters never wins under acc_norm, so its document has no margin."""
+    a = made("org/a")
+    tables = {task: a.scores[a.scores["task"] == task].reset_index(drop=True) for task in TASKS}
+    tables["piqa"].loc[1, "chars"] = 0
+    tables["piqa"].loc[2:3, "chars"] = 0
+    run = load_run(make_run(tmp_path / "runs", tables, model="org/b", manifest={"rule": "acc_norm"}))
+    text = printed(outcomes_table(run, "acc_norm"))
+    assert "piqa document 0 has no margin under rule acc_norm" in text
+    [line] = [line for line in text.splitlines() if line.startswith("margin")]
+    assert line.split()[1:] == ["–"] * 3

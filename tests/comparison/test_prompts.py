@@ -115,7 +115,7 @@ def test_better_under_all_prompts_is_the_largest_p(tmp_path: Path) -> None:
     [
         ((0.3, 0.4, 0.5), (0.5, 0.6, 0.51), "Of 3 prompts, B against A is better under 2, undecided under 1: neither"),
         ((0.3, 0.4, 0.5), (0.5, 0.4, 0.3), "B against A is better under 1, worse under 1, undecided under 1: neither"),
-        ((0.5, 0.5, 0.5), (0.51, 0.5, 0.49), "is shown under any of 3 prompts; B has the higher score under 1, A un"),
+        ((0.5, 0.5, 0.5), (0.51, 0.5, 0.49), "is shown under any of 3 prompts; B is ahead under 1, A under 1"),
     ],
 )
 def test_prompts_that_disagree(a: tuple[float, ...], b: tuple[float, ...], said: str, tmp_path: Path) -> None:

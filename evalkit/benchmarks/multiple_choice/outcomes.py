@@ -100,7 +100,7 @@ def stored_metrics(run: Run, rule: str | None) -> list[Metric]:
     Arguments and errors: see `stored_results`.
     """
     if rule is not None and outcome_of(rule) is not None:
-        return _outcome_metrics(run, rule)
+        return outcome_metrics(ComparableChoices(run), rule)
     return [_metric(run, task) for task in stored_results(run, rule)["tasks"]]
 
 
@@ -123,10 +123,19 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
     return run.results(name).to_json()
 
 
-def _outcome_metrics(run: Run, key: str) -> list[Metric]:
+def outcome_metrics(comparable: ComparableChoices, key: str) -> list[Metric]:
+    """Return the means of a continuous outcome over the documents of each task.
+
+    Args:
+        comparable: of a run.
+        key: see `scores.outcomes.outcome_of`.
+
+    Raises:
+        UsageError: a document has no such outcome.
+    """
     from evalkit.stats.estimates import error_of_mean
 
-    comparable = ComparableChoices(run)
+    run = comparable.run
     measure, values, tasks = comparable.measure(key), comparable.by_rule(key), comparable.documents["task"].to_numpy()
     found = []
     for task in (task for members in run.manifest["groups"].values() for task in members):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
@@ -115,7 +115,12 @@ def _difference(
 
 
 def varied_metrics(run: Run, rule: str | None) -> list[Metric]:
-    """Return the metrics of the tasks. Arguments and errors: see `stored_varied`."""
+    """Return the metrics of the tasks, or the means of a continuous outcome over prompts and documents.
+
+    Arguments and errors: see `stored_varied`.
+    """
+    if rule is not None and outcome_of(rule) is not None:
+        return outcome_metrics(ComparablePrompts(run), rule)
     return [metric for task in stored_varied(run, rule)["tasks"] for metric in _metrics(run, task)]
 
 

@@ -8,6 +8,7 @@ and question. Other prompts differ from their first words on, so each is planned
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,12 +41,20 @@ class VariedPlan(ChoicePlan):
             UsageError: nothing else is varied, and no task's prompts list their options.
         """
         found = {task: orders_of(members, self.prompts.choice_orders) for task, members in self.questions.items()}
+        self.check_orders(found)
+        return found
+
+    def check_orders(self, found: Mapping[str, Sequence[Order]]) -> None:
+        """Raise a `UsageError` if nothing is varied: no task's prompts list their options, and there is one template.
+
+        Args:
+            found: task → the orders of its options.
+        """
         if not self.prompts.variants and all(len(orders) == 1 for orders in found.values()):
             raise UsageError(
                 f"--vary choice_order: the prompts of {', '.join(found)} do not list their options by letter, so that "
                 "they have no other order; add a task such as mmlu, or another factor: --vary template,choice_order"
             )
-        return found
 
     @property
     def message(self) -> str:

@@ -13,6 +13,7 @@ from evalkit.benchmarks.multiple_choice.results_report import sources_text
 from evalkit.benchmarks.multiple_choice.suites import label, short_label
 from evalkit.benchmarks.prompt_variants.results import VariedAccuracy, VariedResults, subject_accuracies, varied_results
 from evalkit.benchmarks.prompt_variants.tables import PromptTables, prompt_tables
+from evalkit.errors import UnknownNameError
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
@@ -37,7 +38,9 @@ def varied_report(run: Run, rule: str | None = None, detail: bool = False) -> Re
         UsageError: there is no such rule, or a prompt lacks the scores that it needs.
     """
     tables, manifest = prompt_tables(run), run.manifest
-    results = varied_results(tables, manifest, rule or manifest["rule"])
+    if (name := rule or str(manifest["rule"])) not in tables.rules:
+        raise UnknownNameError(f"rule of run {run.folder}", name, tables.rules)
+    results = varied_results(tables, manifest, name)
     subjects = [_subjects(run, tables, one.name, results.rule) for one in results.tasks] if detail else []
     about = {"run": manifest["id"], "folder": str(run.folder), "seconds": run.seconds}
     content = about | {"specification": manifest["specification"], "prompts": manifest["prompts"]} | results.to_json()

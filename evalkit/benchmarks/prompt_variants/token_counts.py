@@ -21,10 +21,11 @@ def estimated_prompts(plan: VariedPlan, tokenizer: Any, sample: int, say: Say) -
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     prompters = {name: Prompter(one, tokenizer, window, say) for name, one in plan.prompts.templates.items()}
     found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
+    orders = {task: orders_of(questions, plan.prompts.choice_orders) for task, questions in found.items()}
+    plan.check_orders(orders)
     estimates = []
     for task, questions in found.items():
-        orders = orders_of(questions, plan.prompts.choice_orders)
-        ordered = [in_orders(one, orders) for one in questions]
+        ordered = [in_orders(one, orders[task]) for one in questions]
         parts = [
             task_tokens(plan, prompter, task, ordered if name == plan.template.name else questions)
             for name, prompter in prompters.items()

@@ -16,16 +16,19 @@ import yaml
 
 import evalkit
 from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts
 from evalkit.benchmarks.prompt_variants.tables import prompt_tables
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.cli import main
-from evalkit.errors import UsageError
+from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.progress import Progress
 from evalkit.runs.folder import SCORES, Run
-from evalkit.runs.traits import traits
+from evalkit.runs.traits import summary, traits
+from evalkit.scores.outcome_values import document_outcomes
+from evalkit.scores.outcomes import OUTCOMES
 from evalkit.scores.rules import decide, find_rule
 from tests.printed import printed
 
@@ -262,3 +265,37 @@ def test_documents_can_be_looked_at_under_the_run_s_own_prompt(varied: Run, run_
     assert view.texts == ordinary.texts  # type: ignore[attr-defined]
     assert "this shows the run's own prompt, inst" in view.problem
     assert len(view.scores) == len(of_prompt(varied, "inst", "piqa"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["bits_per_byte", "log_loss", "brier", "margin"])
+def test_continuous_outcomes_are_means_over_prompts(varied: Run, name: str) -> None:
+    """In comparisons, and in tables; also under one prompt."""
+    rule = str(varied.manifest["rule"])
+    comparable = ComparablePrompts(varied)
+    prompts = prompt_tables(varied).prompts
+    of_prompts = {}
+    for prompt in prompts:
+        rows = of_prompt(varied, prompt)
+        found = document_outcomes(rows, OUTCOMES[name], find_rule(rule))
+        keys = rows.loc[rows["choice"] == 0, ["task", "subtask", "doc_id"]]
+        of_prompts[prompt] = dict(zip(keys.itertuples(index=False, name=None), found.tolist(), strict=True))
+    documents = [*comparable.documents[["task", "subtask", "doc_id"]].itertuples(index=False, name=None)]
+    means = [np.mean([of_prompts[p][one] for p in prompts if one in of_prompts[p]]) for one in documents]
+    assert comparable.by_rule(name) == pytest.approx(means)
+    base = [of_prompts[prompts[0]][one] for one in documents]
+    under = [of_prompts[prompts[-1]].get(one, own) for one, own in zip(documents, base, strict=True)]
+    assert comparable.by_rule(f"{name}@{prompts[-1]}") == pytest.approx(under)
+    by_task = {metric.task: metric.value for metric in benchmark_of(varied).metrics(varied, name)}
+    tasks = [task for task, _, _ in documents]
+    for task, value in by_task.items():
+        assert value == pytest.approx(np.mean([mean for mean, own in zip(means, tasks, strict=True) if own == task]))
+    assert comparable.measure(name).higher_is_better is (name == "margin")
+
+
+def test_an_outcome_is_no_rule_to_rescore_by(varied: Run) -> None:
+    with pytest.raises(UnknownNameError, match="rule of run"):
+        benchmark_of(varied).report(varied, "bits_per_byte")
+
+
+def test_a_table_says_that_its_numbers_are_means_over_prompts(varied: Run) -> None:
+    assert "mean over prompts inst, " in summary(varied)
