@@ -45,7 +45,9 @@ class Report:
         """Return the report with further notes, at its end and in its JSON."""
         if not lines:
             return self
-        content = self.content | {"notes": list(lines)} if isinstance(self.content, dict) else self.content
+        content = self.content
+        if isinstance(content, dict):
+            content = content | {"notes": [*content.get("notes", ()), *lines]}
         *parts, last = self.parts or (self,)
         last = replace(last, notes=(*last.notes, *lines))
         return replace(self, parts=(*parts, last), content=content) if self.parts else replace(last, content=content)

@@ -66,6 +66,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         sample: see `evalkit.evaluate`.
         seed: see `evalkit.evaluate`.
         num_fewshot: see `evalkit.evaluate`.
+        vary: see `evalkit.evaluate`.
         data_dir: see `evalkit.evaluate`.
         log_samples: see `evalkit.evaluate`.
         allow_unofficial_data: see `evalkit.evaluate`.
@@ -97,6 +98,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         sample: int | None = None,
         seed: int | None = None,
         num_fewshot: int | None = None,
+        vary: str | Path | Sequence[str] = (),
         data_dir: str | Path | None = None,
         log_samples: bool = False,
         allow_unofficial_data: bool = False,
@@ -130,6 +132,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
             "sample": sample,
             "seed": seed,
             "num_fewshot": num_fewshot,
+            "vary": str(vary) if isinstance(vary, Path) else vary,
             "data_dir": data_dir,
             "log_samples": log_samples,
             "allow_unofficial_data": allow_unofficial_data,

@@ -292,7 +292,6 @@ def test_the_command_line_runs_and_shows_it(
             "lists",
             "count",
             "measures",
-            "sample",
             "text",
             "stride",
         )

@@ -73,7 +73,7 @@ def test_results_say_what_they_are_of(longbench: Command, evalkit: Command, mode
     assert about in lines.err
     assert "lcc,Code Completion,edit_similarity,difflib,2," in lines.out
     [listed] = json.loads(evalkit("ls", "runs", "--output", "runs", "--format", "json").out)
-    assert (listed["limit"], listed["context"]) == (2, "2,048 by yarn")
+    assert (listed["documents"], listed["context"]) == ("limit 2", "2,048 by yarn")
 
 
 def test_the_papers_context_is_the_default(evalkit: Command, model: Path, rows: Path) -> None:

@@ -157,8 +157,8 @@ def test_environment(evalkit: Command, checkpoint: Path, documents: Path, monkey
     assert [task["n"] for task in json.loads(outcome.out)["tasks"]] == [1]
     assert evalkit("run", "--limit", 2).out.count('"n": 2') == 1
     assert len(list(Path("by-environment").iterdir())) == 2
-    limits = [run["limit"] for run in json.loads(evalkit("ls", "runs", "--format", "json").out)]
-    assert sorted(limits) == [1, 2]
+    limits = [run["documents"] for run in json.loads(evalkit("ls", "runs", "--format", "json").out)]
+    assert sorted(limits) == ["limit 1", "limit 2"]
 
 
 def test_command_line_over_environment_over_file(

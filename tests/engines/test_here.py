@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_up(folder / "documents", count=8)
     texts = [" ".join(f"word{n}" for n in range(start, start + 150)) for start in range(0, 400, 100)]
     write(folder / "rows" / "qasper.jsonl", [record("qasper", n, context=text) for n, text in enumerate(texts)])
+    lines = (json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "lines.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
 
 

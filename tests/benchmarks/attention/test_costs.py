@@ -34,7 +34,7 @@ def costs_of(checkpoint: Path, **options: Any) -> list[Any]:
 
 def run_of(checkpoint: Path, output: Path, **options: Any) -> Run:
     """A finished analysis."""
-    settings = {name: options.pop(name) for name in ("measures", "sample")}
+    settings = {name: options.pop(name) for name in ("measures",)}
     return evalkit.evaluate(checkpoint, suite="attention", device="cpu", output=output, progress=Progress(live=False),
                             settings=settings, **options)  # fmt: skip
 

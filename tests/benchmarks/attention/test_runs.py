@@ -61,7 +61,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> dict[str,
     folder = tmp_path_factory.mktemp("attention")
     found = {}
     for variant in ("vanilla", *VARIANTS):
-        options = {"settings": {"measures": WITHOUT_TAGGER, "sample": 4, "layers": "0,1,-1"}, "dtype": "float32"}
+        options = {
+            "settings": {"measures": WITHOUT_TAGGER, "layers": "0,1,-1"},
+            "sample": 4,
+            "dtype": "float32",
+        }
         found[variant] = run_of(checkpoint_of(variant, folder), documents, folder / "runs", **options)
     return found
 
@@ -206,19 +210,19 @@ def test_results_are_means_over_documents(runs: dict[str, Run]) -> None:
 
 def test_the_rank_is_of_the_last_four_layers_unless_layers_are_named(tmp_path: Path, documents: Path) -> None:
     model = tiny_checkpoint(tmp_path / "six", window=1024, layers=6)
-    settings = {"measures": "rank,bos", "sample": 1}
-    every = run_of(model, documents, tmp_path, settings=settings).table(HEADS)
+    settings = {"measures": "rank,bos"}
+    every = run_of(model, documents, tmp_path, sample=1, settings=settings).table(HEADS)
     assert set(every[every["measure"] == "rank"]["layer"]) == {2, 3, 4, 5}
     assert set(every[every["measure"] == "bos"]["layer"]) == {*range(6)}
-    named = run_of(model, documents, tmp_path, settings=settings | {"layers": "1,-1"}).table(HEADS)
+    named = run_of(model, documents, tmp_path, sample=1, settings=settings | {"layers": "1,-1"}).table(HEADS)
     assert set(named["layer"]) == {1, 5}
     with pytest.raises(UsageError, match=r"--layers: the model has no attention layer 6; its layers are 0 to 5, or -1"):
-        run_of(model, documents, tmp_path, settings=settings | {"layers": "6"})
+        run_of(model, documents, tmp_path, sample=1, settings=settings | {"layers": "6"})
 
 
 def test_every_continuation(tmp_path: Path, documents: Path, checkpoint: Path) -> None:
-    settings = {"measures": "entropy", "sample": 2, "continuation": "all"}
-    run = run_of(checkpoint, documents, tmp_path, settings=settings)
+    settings = {"measures": "entropy", "continuation": "all"}
+    run = run_of(checkpoint, documents, tmp_path, sample=2, settings=settings)
     table = run.table(DOCUMENTS)
     choices = table[table["task"] == "piqa"].groupby("doc_id")["choice"].unique()
     assert [sorted(one) for one in choices] == [[0, 1]] * 2
@@ -227,14 +231,14 @@ def test_every_continuation(tmp_path: Path, documents: Path, checkpoint: Path) -
 
 def test_documents_that_no_measure_applies_to(tmp_path: Path, documents: Path, checkpoint: Path) -> None:
     """They are finished too, so that the run ends, and with a reason if nothing remains."""
-    settings = {"measures": "sink", "sample": 2}
-    short = run_of(checkpoint, documents, tmp_path, settings=settings, template="plain")
+    settings = {"measures": "sink"}
+    short = run_of(checkpoint, documents, tmp_path, sample=2, seed=1, settings=settings, template="plain")
     assert [(task["task"], task["n"]) for task in short.stored["tasks"]] == [("piqa", 2), ("boolq", 2)]
     assert short.stored["tasks"][0]["measures"] == {}
     without_bos = tiny_checkpoint(tmp_path / "model", bos=None)
     for _ in range(2):
         with pytest.raises(ScoringError, match="bos and negative need sequences that begin with BOS"):
-            run_of(without_bos, documents, tmp_path, settings={"measures": "bos,negative", "sample": 2})
+            run_of(without_bos, documents, tmp_path, sample=2, settings={"measures": "bos,negative"})
 
 
 def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
@@ -243,7 +247,8 @@ def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
     run = evalkit.evaluate(
         checkpoint,
         suite="attention",
-        settings={"text": text, "measures": "bos,entropy", "sample": 2},
+        settings={"text": text, "measures": "bos,entropy"},
+        sample=2,
         context=None,
         device="cpu",
         output=tmp_path / "runs",
@@ -255,7 +260,8 @@ def test_a_text(tmp_path: Path, checkpoint: Path) -> None:
     shorter = evalkit.evaluate(
         checkpoint,
         suite="attention",
-        settings={"text": text, "measures": "bos", "sample": 2},
+        settings={"text": text, "measures": "bos"},
+        sample=2,
         context=100,
         device="cpu",
         output=tmp_path / "runs",
@@ -276,9 +282,9 @@ def test_a_worker_without_memory_leaves_the_document_to_another(
     monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.check", lambda *_: None)
     monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.layers", (0, 1))
     monkeypatch.setattr("evalkit.benchmarks.attention.computing.MapReader.kind", "blocks")
-    settings = {"measures": "bos", "sample": 1}
+    settings = {"measures": "bos"}
     with pytest.raises(ScoringError, match=r"out of memory on \d+ tokens; leave rank out") as found:
-        run_of(checkpoint, documents, tmp_path, settings=settings)
+        run_of(checkpoint, documents, tmp_path, sample=1, settings=settings)
     assert not isinstance(found.value, OutOfMemoryError)
     with whole_batches(), pytest.raises(OutOfMemoryError, match=r"out of memory on piqa document \d+, \d+ tokens"):
-        run_of(checkpoint, documents, tmp_path, settings=settings)
+        run_of(checkpoint, documents, tmp_path, sample=1, settings=settings)
