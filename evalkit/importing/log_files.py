@@ -16,10 +16,12 @@ from typing import Any
 
 from pydantic import Field
 
+from evalkit.benchmarks.lm_eval.document_scores import content_hash
 from evalkit.errors import DataError, UsageError
 from evalkit.importing.log_lines import LoggedSample, read_samples
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, validated
+from evalkit.reporting.escape import printable
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 _LONGEST_MODEL = 500
@@ -211,12 +213,24 @@ def _read(path: Path, task: str, time: str, summary: LogSummary | None) -> Logge
 
 
 def _check_complete(log: LoggedTask) -> None:
-    """Raise `DataError` if a document lacks the line of a filter, or two filters have different metrics."""
-    filters = list(dict.fromkeys(one.filter for one in log.samples))
-    counts = {name: sum(one.filter == name for one in log.samples) for name in filters}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} of filter {name}" for name, count in counts.items())
-        raise DataError(f"{log.path}: has lines of different documents ({listed}); the file is incomplete")
+    """Raise `DataError` if two filters have other documents or other metrics."""
+    by_filter: dict[str, dict[int, LoggedSample]] = {}
+    for one in log.samples:
+        by_filter.setdefault(one.filter, {})[one.doc_id] = one
+    (name, expected), *others = by_filter.items()
+    for other, found in others:
+        if alone := sorted(expected.keys() ^ found.keys()):
+            has, lacks = (name, other) if alone[0] in expected else (other, name)
+            raise DataError(
+                f"{log.path}: document {alone[0]} has a line of filter {printable(has)} and none of "
+                f"{printable(lacks)}; the file is incomplete"
+            )
+        for doc_id, one in found.items():
+            if content_hash(one.doc) != content_hash(expected[doc_id].doc):
+                raise DataError(
+                    f"{log.at(one)}: document {doc_id} of filter {printable(other)} has another content than in line "
+                    f"{expected[doc_id].line}, of filter {printable(name)}; keep the lines of one evaluation"
+                )
     first = log.samples[0]
     for one in log.samples:
         if list(one.metrics) != list(first.metrics):
