@@ -58,6 +58,7 @@ class ResultsFile(Stored):
     model_name: str | None = None
     date: float | None = None
     max_length: Any = None
+    chat_template: Any = None
     evalkit: _EvalkitEntry | None = None
     """Only in evalkit's exports."""
 

@@ -34,11 +34,6 @@ from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.writing import RunWriter
 from evalkit.scores.table import ScoreRow
 
-_DELIMITER = " "
-"""lm-eval's default separator of context and continuation."""
-_CHECKED = ("acc", "acc_norm", "acc_bytes")
-"""Metrics that follow from the log-likelihoods of choices."""
-
 
 def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> Run:
     """Write the run of lm-eval's tasks; return the existing one if the same log was imported before.
@@ -51,7 +46,9 @@ def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> Run
 
     def finish(writer: RunWriter) -> None:
         scores = {log.task: list(_document_scores(log)) for log in logs}
-        write_scores(writer, [row for log in logs for row in choice_rows(log)], {}, counted=False)
+        rows = [row for log in logs for row in choice_rows(log)]
+        without_sizes = [log.task for log in logs if delimiter(log) is None]
+        write_scores(writer, rows, {}, counted=False, without_sizes=without_sizes)
         write_document_scores(writer, [one for members in scores.values() for one in members])
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
         tasks = [_entry(log, scores[log.task]) for log in logs]
@@ -158,7 +155,8 @@ def choice_rows(log: LoggedTask) -> list[ScoreRow]:
     """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
-    acc_bytes of every document follow from them.
+    acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
+    lengths mean nothing.
     """
     rows: list[ScoreRow] = []
     for sample in log.documents:
@@ -177,19 +175,15 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         return []
     if not sample.target.isdigit() or not int(sample.target) < count or not np.isfinite(likelihoods).all():
         return []
-    delimiter = _delimiter(log)
-    options = [texts[1].removeprefix(delimiter) for texts in requests]
-    gold, values = int(sample.target), np.array(likelihoods[:count])
-    sizes = {
-        "acc": np.ones(count),
-        "acc_norm": np.array([len(option) for option in options]),
-        "acc_bytes": np.array([len(option.encode("utf-8", "surrogatepass")) for option in options]),
-    }
-    for metric in _CHECKED:
+    gold, values, before = int(sample.target), np.array(likelihoods[:count]), delimiter(log)
+    options = [texts[1].removeprefix(before or "") for texts in requests]
+    sizes = {"acc": np.ones(count)}
+    if before is not None:
+        sizes["acc_norm"] = np.array([len(option) for option in options])
+        sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
+    for metric, size in sizes.items():
         logged = sample.metrics.get(metric)
-        if not sizes[metric].all() or (
-            logged is not None and logged != float(np.argmax(values / sizes[metric]) == gold)
-        ):
+        if not size.all() or (logged is not None and logged != float(np.argmax(values / size) == gold)):
             return []
     return [
         choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option)._replace(
@@ -199,7 +193,12 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     ]
 
 
-def _delimiter(log: LoggedTask) -> str:
+def delimiter(log: LoggedTask) -> str | None:
+    """Return what stands between context and answer option in a task's requests; None if the log does not say it."""
     config = {} if log.results is None else log.results.configs.get(log.task, {})
-    found = config.get("target_delimiter", _DELIMITER)
-    return found if isinstance(found, str) else _DELIMITER
+    found, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    if not isinstance(found, str):
+        return None
+    # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
+    in_chat = log.results is not None and bool(log.results.chat_template)
+    return "" if in_chat and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()) else found

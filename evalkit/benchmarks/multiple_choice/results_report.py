@@ -14,6 +14,7 @@ import pandas as pd
 
 from evalkit.benchmarks.multiple_choice.outcomes import stored_metrics
 from evalkit.benchmarks.multiple_choice.suites import label, short_label
+from evalkit.errors import UsageError
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.markup import literal
@@ -105,16 +106,22 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
 
 
 def outcomes_table(run: Run, rule: str) -> Table:
-    """Return the mean of every continuous outcome on each task, and the unweighted means over the tasks."""
-    rows, tasks = [], [task for members in run.manifest["groups"].values() for task in members]
+    """Return the mean of every continuous outcome on each task, and the unweighted means; "–" if it is unavailable."""
+    rows, notes, tasks = [], [], [task for members in run.manifest["groups"].values() for task in members]
     for outcome in OUTCOMES.values():
-        found = stored_metrics(run, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+        try:
+            found = stored_metrics(run, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+        except UsageError as error:
+            rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
+            notes.append(literal(str(error)))
+            continue
         values = [one.value for one in found if one.value is not None]
         cells = [fixed(one.value, _PLACES) for one in found]
         rows.append([outcome.title, *cells, fixed(sum(values) / len(values), _PLACES)])
     names = [short_label(task, run.manifest.get("short"), run.manifest.get("labels")) for task in tasks]
     title = f"The same scores as continuous outcomes (means over documents; lower is better, of {rule}'s margin higher)"
-    return simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
+    table = simple_table("outcomes", ["outcome", *names, "Avg."], rows, title=title)
+    return table._replace(notes=(*table.notes, *notes))
 
 
 def subtask_table(results: Results, task: str) -> Table:
