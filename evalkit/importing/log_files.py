@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from evalkit.benchmarks.lm_eval.document_scores import content_hash
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection
 from evalkit.errors import DataError, UsageError
 from evalkit.importing.log_lines import LoggedSample, read_samples
 from evalkit.inputs.reading import read_json
@@ -26,6 +27,8 @@ from evalkit.reporting.escape import printable
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 _LONGEST_MODEL = 500
 """Characters of a model's name."""
+_MOST_DOCUMENTS = 10**7
+"""Documents of a task."""
 
 
 class _LogConfig(Stored):
@@ -35,11 +38,22 @@ class _LogConfig(Stored):
 
 class _EvalkitEntry(Stored):
     template: str | None = None
+    sample: int | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+
+    @property
+    def selection(self) -> DocumentSelection:
+        """Which documents were read, as far as the entry says."""
+        return ALL_DOCUMENTS if self.sample is None else DocumentSample(self.sample, self.seed)
 
 
-class _SampleCounts(Stored):
-    original: int
+class SampleCounts(Stored):
+    """Number of a task's documents."""
+
+    original: int = Field(ge=0, le=_MOST_DOCUMENTS)
+    """All."""
     effective: int
+    """Evaluated."""
 
 
 class ResultsFile(Stored):
@@ -51,7 +65,7 @@ class ResultsFile(Stored):
     versions: dict[str, Any] = Field(default_factory=dict)
     n_shot: dict[str, Any] = Field(default_factory=dict)
     higher_is_better: dict[str, dict[str, bool | None]] = Field(default_factory=dict)
-    n_samples: dict[str, _SampleCounts] = Field(default_factory=dict)
+    n_samples: dict[str, SampleCounts] = Field(default_factory=dict)
     task_hashes: dict[str, str] = Field(default_factory=dict)
     lm_eval_version: str | None = None
     transformers_version: str | None = None
@@ -104,6 +118,11 @@ class LoggedTask:
         """Number of solved examples before each question; None if it is unknown."""
         found = None if self.results is None else self.results.n_shot.get(self.task)
         return found if isinstance(found, int) else None
+
+    @property
+    def counts(self) -> SampleCounts | None:
+        """Number of the task's documents; None if it is unknown."""
+        return None if self.results is None else self.results.n_samples.get(self.task)
 
     @property
     def created(self) -> str:
@@ -247,9 +266,9 @@ def _check_summary(log: LoggedTask) -> None:
         return
     results, beside = log.summary.content, log.summary.path
     remedy = f"move {beside.name} away, or restore the file"
-    if (counts := results.n_samples.get(log.task)) and counts.effective != len(log.documents):
+    if log.counts and log.counts.effective != len(log.documents):
         raise DataError(
-            f"{log.path} has {len(log.documents):,} documents, but {beside} says {counts.effective:,}; {remedy}"
+            f"{log.path} has {len(log.documents):,} documents, but {beside} says {log.counts.effective:,}; {remedy}"
         )
     logged = results.task_hashes.get(log.task)
     parts = [one.hashes for one in log.samples]

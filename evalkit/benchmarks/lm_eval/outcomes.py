@@ -7,9 +7,9 @@ number, under the hash of all documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.document_scores import DOCUMENTS, DocumentScore
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
@@ -54,7 +54,7 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
 class TaskChoices(ComparableChoices):
     """The multiple-choice scores of a run of lm-eval's tasks."""
 
-    lacking = "no multiple-choice scores"
+    lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
@@ -117,4 +117,13 @@ class TaskMetrics(Comparable):
                 f"run {self.run.folder.name} has no choices that rule {rule} could decide between; leave out --rule"
             )
         shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
-        return Measure(f"each task's own metric ({shown}), in %", True)
+        # A metric of which lower is better is never compared, but an imported log may not say it
+        known = all(self._is_known_higher(task) for task in self.run.stored["tasks"] if task.get("compared"))
+        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
+        return Measure(
+            f"each task's own metric ({shown}), in %{unknown}", True, higher_is_better=True if known else None
+        )
+
+    def _is_known_higher(self, task: Mapping[str, Any]) -> bool:
+        better = {f"{one['metric']},{one['filter']}": one["higher_is_better"] for one in task["metrics"]}
+        return better.get(task["compared"]) is True
