@@ -146,7 +146,7 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
         listed = "; ".join(map(_listed, found, by_run))
         raise UsageError(f"the runs have no task in common ({listed}); compare runs with a common task")
     for task in shared:
-        _check_documents(task, runs)
+        _check_documents(task, runs, all(one.has_contents for one in found))
     return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
 
 
@@ -166,9 +166,9 @@ def _check_suites(runs: tuple[Run, ...]) -> None:
             )
 
 
-def _check_documents(task: str, runs: tuple[Run, ...]) -> None:
+def _check_documents(task: str, runs: tuple[Run, ...], by_content: bool) -> None:
     for run in runs[1:]:
-        if found := document_difference(runs[0], run, task):
+        if found := document_difference(runs[0], run, task, by_content):
             what, mine, theirs = found
             raise UsageError(
                 f"task {task}: the {what} of run {run.folder.name} ({theirs[:12]}) is not that of run "

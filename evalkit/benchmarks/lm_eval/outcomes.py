@@ -33,7 +33,7 @@ def task_outcomes(run: Run) -> Comparable:
 
 
 def _must_agree(run: Run, task: str) -> dict[str, str]:
-    """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples.
+    """See `Comparable`. The documents' hash covers the selected ones; the config says how many examples are drawn.
 
     Documents of an imported run are paired by content, so that their order and number may differ.
     """
@@ -42,11 +42,12 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
     shots = about["num_fewshot"]
     if is_imported(run.manifest):
         known = {"number of examples": "" if shots is None else str(shots)}
-        return {"limit": "", **known, "documents": "", "task's definition": ""}
+        return {"limit": "", **known, "documents": "", "examples": "", "task's definition": ""}
     return {
         "limit": documents_read(specification) or "none",
         "number of examples": str(shots),
         "documents": str(about["documents"]),
+        "examples": str(about.get("examples") or ""),
         "task's definition": str(about["config"]),
     }
 
@@ -56,6 +57,11 @@ class TaskChoices(ComparableChoices):
 
     lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
 
+    @property
+    def has_contents(self) -> bool:
+        """See `Comparable`."""
+        return DOCUMENTS in self.run.files
+
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
         return _must_agree(self.run, task)
@@ -64,7 +70,7 @@ class TaskChoices(ComparableChoices):
     def documents(self) -> pd.DataFrame:
         """One row for each document, with its content hash if the run has it."""
         found = super().documents
-        if DOCUMENTS not in self.run.files:
+        if not self.has_contents:
             return found
         names = ["task", "doc_id"]
         table = self.run.table(DOCUMENTS, DocumentScore._fields).drop_duplicates(names)
@@ -82,6 +88,11 @@ class TaskMetrics(Comparable):
         self._metrics = {task["task"]: task["compared"] for task in run.stored["tasks"] if task.get("compared")}
         self.groups = {"Average": list(self._metrics)}
         self.group_sizes = {"Average": len(self._metrics)}
+
+    @property
+    def has_contents(self) -> bool:
+        """See `Comparable`."""
+        return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
