@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from evalkit.benchmarks.outcomes import SELECTION
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, traits
 
 _HASH_CHARACTERS = 12
 """Characters of a hash that are printed."""
-_HASHES = {"documents": "content hash of the documents", "task's definition": "hash of the task's definition"}
+_HASHES = {
+    "documents": "content hash of the documents",
+    "examples": "content hash of the solved examples",
+    "task's definition": "hash of the task's definition",
+}
 """What must agree → description of its value, if the value is a hash."""
 
 
@@ -37,10 +42,18 @@ def differences(a: Run, b: Run, rule: str | None = None) -> list[tuple[Trait, Tr
     return pairs
 
 
-def document_difference(a: Run, b: Run, task: str) -> tuple[str, str, str] | None:
-    """Return (what, A's value, B's value) of the first known difference between a task's documents; None if none."""
+def document_difference(a: Run, b: Run, task: str, by_content: bool = False) -> tuple[str, str, str] | None:
+    """Return (what, A's value, B's value) of the first known difference between a task's documents; None if none.
+
+    Args:
+        a: one run.
+        b: the other run.
+        task: a task of both.
+        by_content: whether documents are paired by their content, so that the runs may be of other selections.
+    """
     mine, theirs = (benchmark_of(run).comparable(run).must_agree(task) for run in (a, b))
-    pairs = ((_HASHES.get(what, what), one, theirs[what]) for what, one in mine.items())
+    free = SELECTION if by_content else ()
+    pairs = ((_HASHES.get(what, what), one, theirs[what]) for what, one in mine.items() if what not in free)
     return next((found for found in pairs if "" != found[1] != found[2] != ""), None)
 
 

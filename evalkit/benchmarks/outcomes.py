@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CONTENT = "content"
 """Column of documents with the hash of their content, where runs of other programs number them in their own way."""
+SELECTION = ("limit", "documents")
+"""Of what must agree for documents to be paired by number, what need not if they are paired by content."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Comparable(ABC):
     def check_alike(self, other: Comparable) -> None:
         """Raise a `UsageError` if the scores of another run mean something else than these, whatever the documents."""
         return
+
+    @property
+    def has_contents(self) -> bool:
+        """Whether `documents` have hashes of their content (`CONTENT`): other selections can then be paired."""
+        return False
 
     def must_agree(self, task: str) -> dict[str, str]:
         """Return what must be equal for a task's documents to be the same: name → value, empty if unknown."""

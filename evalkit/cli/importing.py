@@ -32,7 +32,7 @@ def import_(
     evalkit compare MY_RUN IMPORTED_RUN --rule acc_norm
 
     The tasks of suite zeroshot8 become a run of it with the log's log-likelihoods. evalkit's own runs on them with
-    --template plain have the same prompts. All other tasks become a run of suite lm_eval, with the log's metrics. A log
+    --template plain have the same prompts. All other tasks become runs of suite lm_eval, with the log's metrics. A log
     has no token counts, so acc, acc_norm and acc_bytes apply to it, and ppl does not. Imported runs are marked.
     """
     from evalkit.data import Library

@@ -6,7 +6,7 @@ Runs that cannot be paired raise an error that names them; documents that are dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -98,7 +98,8 @@ class Pairing:
                     f"{rule} is a mean over {first.averaged} in run {self.graded[0].run.folder.name}, and over "
                     f"{other.averaged} in run {one.run.folder.name}; compare one layer: --rule {rule}@-1"
                 )
-        return first
+        # An imported log may not say which direction is better, where another run does
+        return next((one for one in (first, *others) if one.higher_is_better is not None), first)
 
     def scores(self, task: PairedTask, rule: str, layer: int | None = None) -> tuple[Floats, Floats]:
         """Return ([runs of A, n], [runs of B, n]) scores of a task's documents.
@@ -142,11 +143,18 @@ def pair(a: Side, b: Side, graded: dict[str, Comparable]) -> Pairing:
         measured = [task["task"] for task in one.run.stored["tasks"]]
         left_out |= {task: one.lacking for task in measured if not any(task in tasks for tasks in by_run)}
     if not shared:
-        listed = "; ".join(f"{run.folder.name}: {', '.join(tasks)}" for run, tasks in zip(runs, by_run, strict=True))
+        listed = "; ".join(map(_listed, found, by_run))
         raise UsageError(f"the runs have no task in common ({listed}); compare runs with a common task")
     for task in shared:
-        _check_documents(task, runs)
+        _check_documents(task, runs, all(one.has_contents for one in found))
     return Pairing(a, b, tuple(_paired(found, shared)), left_out, found)
+
+
+def _listed(one: Comparable, tasks: Sequence[str]) -> str:
+    """Return a run's tasks with documents, and those without, for a message."""
+    lacking = [task["task"] for task in one.run.stored["tasks"] if task["task"] not in tasks]
+    more = f", and {', '.join(lacking)} with {one.lacking}" if lacking else ""
+    return f"{one.run.folder.name}: {', '.join(tasks)}{more}"
 
 
 def _check_suites(runs: tuple[Run, ...]) -> None:
@@ -158,9 +166,9 @@ def _check_suites(runs: tuple[Run, ...]) -> None:
             )
 
 
-def _check_documents(task: str, runs: tuple[Run, ...]) -> None:
+def _check_documents(task: str, runs: tuple[Run, ...], by_content: bool) -> None:
     for run in runs[1:]:
-        if found := document_difference(runs[0], run, task):
+        if found := document_difference(runs[0], run, task, by_content):
             what, mine, theirs = found
             raise UsageError(
                 f"task {task}: the {what} of run {run.folder.name} ({theirs[:12]}) is not that of run "

@@ -79,6 +79,8 @@ def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any
             "run": manifest["id"],
             "unofficial": unofficial(manifest),
             "context_extension": manifest["specification"]["context_extension"],
+            # lm-eval has no random samples
+            **{key: value for key, value in manifest["specification"].items() if key in ("sample", "seed")},
             **evaluated.about,
         },
     }

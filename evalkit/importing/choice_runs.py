@@ -13,15 +13,15 @@ from itertools import groupby
 from typing import Any
 
 from evalkit.benchmarks.base import Say
-from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
+from evalkit.benchmarks.multiple_choice.suites import choose_tasks, label, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.suite_request import DEFAULT_SUITE
 from evalkit.data import Library
-from evalkit.data.sampling import FirstDocuments
 from evalkit.importing.log_lines import LoggedSample
 from evalkit.importing.manifests import manifest_of, shared_result, shared_value
 from evalkit.importing.pinned import MatchedTask
+from evalkit.importing.selections import LoggedPlaces, logged_sample, selection_specification
 from evalkit.importing.stored_logs import Import, save_logs, written_once
 from evalkit.reporting.escape import printable
 from evalkit.runs.folder import SCORES, Run
@@ -31,6 +31,8 @@ from evalkit.scores.table import ScoreRow, score_table, uncounted
 
 _RULE, _LOGGED = "acc", "logged"
 """Rule of the run; name of the template where the prompts are none of evalkit's."""
+_NAMED = 3
+"""Most subjects that a note names."""
 
 
 def import_choices(matched: Sequence[MatchedTask], request: Import, library: Library, say: Say) -> Run:
@@ -90,7 +92,7 @@ def _manifest(matched: Sequence[MatchedTask], model: str, library: Library) -> d
         "unconditional": False,
         # Requests that equal those without examples have none
         "num_fewshot": 0 if shots is None and all(one.plain for one in matched) else shots,
-        **_selection(matched, {task: len(found.records) for task, found in documents.items()}),
+        **selection_specification(_places(matched), logged_sample(logs)),
     }
     about = {
         "rule": _RULE,
@@ -106,7 +108,21 @@ def _manifest(matched: Sequence[MatchedTask], model: str, library: Library) -> d
         },
         "template": template,
     }
-    return manifest_of("multiple_choice", logs, model, specification, about)
+    manifest = manifest_of("multiple_choice", logs, model, specification, about)
+    manifest["imported"]["parts"] = _parts(matched)
+    return manifest
+
+
+def _parts(matched: Sequence[MatchedTask]) -> list[str]:
+    """Return a note for each task of which the log has only some subjects."""
+    notes = []
+    for task, members in groupby(matched, lambda one: one.task):
+        logs = list(members)
+        found = {question.subtask for one in logs for _, question in one.documents}
+        if len(found) < (count := len(set(logs[0].strata))):
+            few = f" ({', '.join(sorted(name.removeprefix(f'{task}_') for name in found))})" * (len(found) <= _NAMED)
+            notes.append(f"{len(found)} of {count} subjects of {label(task)}{few}")
+    return notes
 
 
 def _template(matched: Sequence[MatchedTask]) -> tuple[Any, str]:
@@ -131,23 +147,13 @@ def _template(matched: Sequence[MatchedTask]) -> tuple[Any, str]:
     return printable(named or _LOGGED)[:50], digest.hexdigest()
 
 
-def _selection(matched: Sequence[MatchedTask], counts: dict[str, int]) -> dict[str, Any]:
-    """Return which documents are in the log: all, the first ones as `--limit` takes them, or a selection's hash."""
-    tasks = [(task, list(members)) for task, members in groupby(matched, lambda one: one.task)]
-    sizes = {task: sum(len(one.documents) for one in members) for task, members in tasks}
-    limit = max(sizes.values())
-    if all(sizes[task] == counts[task] for task, _ in tasks):
-        return {"limit": None}
-    if all(sizes[task] == min(limit, counts[task]) and _are_first(members) for task, members in tasks):
-        return {"limit": limit}
-    digest = hashlib.sha256(repr([(one.log.task, one.places) for one in matched]).encode())
-    return {"limit": None, "selection": digest.hexdigest()}
-
-
-def _are_first(members: Sequence[MatchedTask]) -> bool:
-    """Return whether the documents of a task are its first ones, of several subjects in turn."""
-    places = sorted(place for one in members for place in one.places)
-    return places == FirstDocuments(len(places)).places(members[0].task, members[0].strata)
+def _places(matched: Sequence[MatchedTask]) -> list[LoggedPlaces]:
+    """Return the places of each task's documents; those of several subjects are in several files."""
+    by_task = {task: list(members) for task, members in groupby(matched, lambda one: one.task)}
+    return [
+        LoggedPlaces(task, sorted(place for one in members for place in one.places), members[0].strata)
+        for task, members in by_task.items()
+    ]
 
 
 def _rows(one: MatchedTask) -> Iterator[ScoreRow]:

@@ -16,14 +16,19 @@ from typing import Any
 
 from pydantic import Field
 
+from evalkit.benchmarks.lm_eval.document_scores import content_hash
+from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection
 from evalkit.errors import DataError, UsageError
 from evalkit.importing.log_lines import LoggedSample, read_samples
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, validated
+from evalkit.reporting.escape import printable
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 _LONGEST_MODEL = 500
 """Characters of a model's name."""
+_MOST_DOCUMENTS = 10**7
+"""Documents of a task."""
 
 
 class _LogConfig(Stored):
@@ -33,11 +38,22 @@ class _LogConfig(Stored):
 
 class _EvalkitEntry(Stored):
     template: str | None = None
+    sample: int | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+
+    @property
+    def selection(self) -> DocumentSelection:
+        """Which documents were read, as far as the entry says."""
+        return ALL_DOCUMENTS if self.sample is None else DocumentSample(self.sample, self.seed)
 
 
-class _SampleCounts(Stored):
-    original: int
+class SampleCounts(Stored):
+    """Number of a task's documents."""
+
+    original: int = Field(ge=0, le=_MOST_DOCUMENTS)
+    """All."""
     effective: int
+    """Evaluated."""
 
 
 class ResultsFile(Stored):
@@ -49,13 +65,14 @@ class ResultsFile(Stored):
     versions: dict[str, Any] = Field(default_factory=dict)
     n_shot: dict[str, Any] = Field(default_factory=dict)
     higher_is_better: dict[str, dict[str, bool | None]] = Field(default_factory=dict)
-    n_samples: dict[str, _SampleCounts] = Field(default_factory=dict)
+    n_samples: dict[str, SampleCounts] = Field(default_factory=dict)
     task_hashes: dict[str, str] = Field(default_factory=dict)
     lm_eval_version: str | None = None
     transformers_version: str | None = None
     model_name: str | None = None
     date: float | None = None
     max_length: Any = None
+    chat_template: Any = None
     evalkit: _EvalkitEntry | None = None
     """Only in evalkit's exports."""
 
@@ -101,6 +118,11 @@ class LoggedTask:
         """Number of solved examples before each question; None if it is unknown."""
         found = None if self.results is None else self.results.n_shot.get(self.task)
         return found if isinstance(found, int) else None
+
+    @property
+    def counts(self) -> SampleCounts | None:
+        """Number of the task's documents; None if it is unknown."""
+        return None if self.results is None else self.results.n_samples.get(self.task)
 
     @property
     def created(self) -> str:
@@ -211,12 +233,24 @@ def _read(path: Path, task: str, time: str, summary: LogSummary | None) -> Logge
 
 
 def _check_complete(log: LoggedTask) -> None:
-    """Raise `DataError` if a document lacks the line of a filter, or two filters have different metrics."""
-    filters = list(dict.fromkeys(one.filter for one in log.samples))
-    counts = {name: sum(one.filter == name for one in log.samples) for name in filters}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} of filter {name}" for name, count in counts.items())
-        raise DataError(f"{log.path}: has lines of different documents ({listed}); the file is incomplete")
+    """Raise `DataError` if two filters have other documents or other metrics."""
+    by_filter: dict[str, dict[int, LoggedSample]] = {}
+    for one in log.samples:
+        by_filter.setdefault(one.filter, {})[one.doc_id] = one
+    (name, expected), *others = by_filter.items()
+    for other, found in others:
+        if alone := sorted(expected.keys() ^ found.keys()):
+            has, lacks = (name, other) if alone[0] in expected else (other, name)
+            raise DataError(
+                f"{log.path}: document {alone[0]} has a line of filter {printable(has)} and none of "
+                f"{printable(lacks)}; the file is incomplete"
+            )
+        for doc_id, one in found.items():
+            if content_hash(one.doc) != content_hash(expected[doc_id].doc):
+                raise DataError(
+                    f"{log.at(one)}: document {doc_id} of filter {printable(other)} has another content than in line "
+                    f"{expected[doc_id].line}, of filter {printable(name)}; keep the lines of one evaluation"
+                )
     first = log.samples[0]
     for one in log.samples:
         if list(one.metrics) != list(first.metrics):
@@ -232,9 +266,9 @@ def _check_summary(log: LoggedTask) -> None:
         return
     results, beside = log.summary.content, log.summary.path
     remedy = f"move {beside.name} away, or restore the file"
-    if (counts := results.n_samples.get(log.task)) and counts.effective != len(log.documents):
+    if log.counts and log.counts.effective != len(log.documents):
         raise DataError(
-            f"{log.path} has {len(log.documents):,} documents, but {beside} says {counts.effective:,}; {remedy}"
+            f"{log.path} has {len(log.documents):,} documents, but {beside} says {log.counts.effective:,}; {remedy}"
         )
     logged = results.task_hashes.get(log.task)
     parts = [one.hashes for one in log.samples]

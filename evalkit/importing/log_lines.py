@@ -21,6 +21,8 @@ from evalkit.reporting.escape import printable
 
 MOST_LINE_BYTES = 2**24
 """Size limit of a line, which has one document with its prompts."""
+_MOST_NUMBER = 2**63 - 1
+"""Largest number of a document: tables store 64 bits."""
 _STANDARD = frozenset(
     {
         "doc_id",
@@ -110,6 +112,8 @@ def _sample(content: Any, number: int, where: str, shared: dict[str, str]) -> Lo
     if not isinstance(content, dict):
         raise DataError(f"{where}: expected a JSON object, found a {type(content).__name__}")
     doc, doc_id = _required(content, "doc", dict, where), _required(content, "doc_id", int, where)
+    if not 0 <= doc_id <= _MOST_NUMBER:
+        raise DataError(f"{where}: 'doc_id' is {_short(doc_id)}; lm-eval counts documents from 0, below 2^63")
     if "doc_hash" in content and content["doc_hash"] != (found := _hash_of(doc)):
         raise DataError(
             f"{where}: document {doc_id} has another content than its doc_hash says ({found[:12]}, not "
@@ -135,6 +139,10 @@ def _required(content: Mapping[str, Any], key: str, kind: type, where: str) -> A
         found = type(value).__name__ if key in content else "nothing"
         raise DataError(f"{where}: '{key}' must be a {kind.__name__}, found {found}; is it a sample file of lm-eval?")
     return value
+
+
+def _short(number: int) -> str:
+    return str(number) if abs(number) < 10**24 else f"a number of {number.bit_length()} bits"
 
 
 def _requests(content: Mapping[str, Any], where: str, shared: dict[str, str]) -> Iterator[tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """Import of lm-eval's logs.
 
-In: sample files of one model. Out: finished runs: one of the tasks with pinned documents, and one of all others.
+In: sample files of one model. Out: finished runs: one of the tasks with pinned documents, and of all others one of
+those with choices and one of the rest.
 Nothing is written before all files are read and validated.
 """
 
@@ -31,7 +32,7 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
         say: called with messages for the user.
 
     Returns:
-        The run of the tasks with pinned documents, then that of the others, where there are any.
+        The run of the tasks with pinned documents, then those of the others, where there are any.
 
     Raises:
         UsageError: the files are of several models or settings, or have no name that says their task.
@@ -44,4 +45,4 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
     request = Import(model_of(logs, model), output)
     matched, others = match(logs, library, say)
     runs = [import_choices(matched, request, library, say)] if matched else []
-    return [*runs, *([import_metrics(others, request, say)] if others else [])]
+    return [*runs, *import_metrics(others, request, say)]

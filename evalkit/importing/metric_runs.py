@@ -1,7 +1,8 @@
-"""An imported run of other tasks than the pinned ones, with lm-eval's own metrics.
+"""Imported runs of other tasks than the pinned ones, with lm-eval's own metrics.
 
-In: `LoggedTask`s. Out: a finished run of lm-eval's tasks: every metric of every document, paired by content with those
-of other runs; and a score table of the tasks whose documents are choices with one gold answer.
+In: `LoggedTask`s. Out: finished runs of lm-eval's tasks: every metric of every document, paired by content with those
+of other runs; and a score table of the tasks whose documents are choices with one gold answer, which are a run of their
+own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,45 +30,60 @@ from evalkit.importing.choice_runs import choice_row
 from evalkit.importing.log_files import LoggedTask
 from evalkit.importing.log_lines import LoggedSample
 from evalkit.importing.manifests import manifest_of
+from evalkit.importing.selections import (
+    PARTLY_UNKNOWN,
+    LoggedPlaces,
+    logged_sample,
+    selection_hash,
+    selection_specification,
+)
 from evalkit.importing.stored_logs import Import, save_logs, written_once
 from evalkit.runs.folder import LM_EVAL, Run
 from evalkit.runs.writing import RunWriter
 from evalkit.scores.table import ScoreRow
 
-_DELIMITER = " "
-"""lm-eval's default separator of context and continuation."""
-_CHECKED = ("acc", "acc_norm", "acc_bytes")
-"""Metrics that follow from the log-likelihoods of choices."""
 
+def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> list[Run]:
+    """Write the runs of lm-eval's tasks; return the existing ones if the same log was imported before.
 
-def import_metrics(logs: Sequence[LoggedTask], request: Import, say: Say) -> Run:
-    """Write the run of lm-eval's tasks; return the existing one if the same log was imported before.
+    Returns:
+        The run of the tasks with choices, then that of the others, where there are any: the documents of one run are
+        compared either by their choices or by lm-eval's metrics.
 
     Raises:
         UsageError: the files have different settings.
-        RunError: the run cannot be written.
+        RunError: a run cannot be written.
     """
-    manifest = _manifest(logs, request.model)
+    rows = {log.task: choice_rows(log) for log in logs}
+    parts = ([log for log in logs if rows[log.task]], [log for log in logs if not rows[log.task]])
+    return [_import(members, rows, request, say) for members in parts if members]
+
+
+def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], request: Import, say: Say) -> Run:
+    """Write the run of some tasks with their score rows."""
 
     def finish(writer: RunWriter) -> None:
         scores = {log.task: list(_document_scores(log)) for log in logs}
-        write_scores(writer, [row for log in logs for row in choice_rows(log)], {}, counted=False)
+        without_sizes = [log.task for log in logs if delimiter(log) is None]
+        own = [row for log in logs for row in rows[log.task]]
+        write_scores(writer, own, {}, counted=False, without_sizes=without_sizes)
         write_document_scores(writer, [one for members in scores.values() for one in members])
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
         tasks = [_entry(log, scores[log.task]) for log in logs]
         writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
 
     names = (LM_EVAL, "+".join(log.task for log in logs))
-    return written_once(request, names, manifest, finish, say)
+    return written_once(request, names, _manifest(logs, request.model), finish, say)
 
 
 def _manifest(logs: Sequence[LoggedTask], model: str) -> dict[str, Any]:
     shots = {log.shots for log in logs}
+    tasks = {log.task: _about(log) for log in logs}
     specification = {
         "suite": LM_EVAL,
-        "limit": None,
-        "names": [log.task for log in logs],
-        "tasks": {log.task: _about(log) for log in logs},
+        **_selection(logs, {task: about["documents"] for task, about in tasks.items()}),
+        "names": [*tasks],
+        "tasks": tasks,
         "num_fewshot": shots.pop() if len(shots) == 1 else None,
     }
     about = {
@@ -90,9 +106,20 @@ def _about(log: LoggedTask) -> dict[str, Any]:
     return {"version": version, "num_fewshot": log.shots, "documents": digest.hexdigest()}
 
 
+def _selection(logs: Sequence[LoggedTask], digests: Mapping[str, str]) -> dict[str, Any]:
+    """Return which documents the log has; how many a task has, only the results file says."""
+    counts = {log.task: log.counts for log in logs}
+    if None in counts.values():
+        return selection_hash([*digests.items()]) | PARTLY_UNKNOWN
+    places = []
+    for log in logs:
+        numbers = sorted(one.doc_id for one in log.documents)
+        places.append(LoggedPlaces(log.task, numbers, [log.task] * _source(log)["count"]))
+    return selection_specification(places, logged_sample(logs))
+
+
 def _source(log: LoggedTask) -> dict[str, Any]:
-    counts = None if log.results is None else log.results.n_samples.get(log.task)
-    count = len(log.documents) if counts is None else counts.original
+    count = len(log.documents) if log.counts is None else log.counts.original
     return {"source": "log", "official": None, "count": max(count, len(log.documents))}
 
 
@@ -158,7 +185,8 @@ def choice_rows(log: LoggedTask) -> list[ScoreRow]:
     """Return the score rows of a task whose documents are choices with one gold answer; none of any other task.
 
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
-    acc_bytes of every document follow from them.
+    acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
+    lengths mean nothing.
     """
     rows: list[ScoreRow] = []
     for sample in log.documents:
@@ -177,19 +205,15 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         return []
     if not sample.target.isdigit() or not int(sample.target) < count or not np.isfinite(likelihoods).all():
         return []
-    delimiter = _delimiter(log)
-    options = [texts[1].removeprefix(delimiter) for texts in requests]
-    gold, values = int(sample.target), np.array(likelihoods[:count])
-    sizes = {
-        "acc": np.ones(count),
-        "acc_norm": np.array([len(option) for option in options]),
-        "acc_bytes": np.array([len(option.encode("utf-8", "surrogatepass")) for option in options]),
-    }
-    for metric in _CHECKED:
+    gold, values, before = int(sample.target), np.array(likelihoods[:count]), delimiter(log)
+    options = [texts[1].removeprefix(before or "") for texts in requests]
+    sizes = {"acc": np.ones(count)}
+    if before is not None:
+        sizes["acc_norm"] = np.array([len(option) for option in options])
+        sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
+    for metric, size in sizes.items():
         logged = sample.metrics.get(metric)
-        if not sizes[metric].all() or (
-            logged is not None and logged != float(np.argmax(values / sizes[metric]) == gold)
-        ):
+        if not size.all() or (logged is not None and logged != float(np.argmax(values / size) == gold)):
             return []
     return [
         choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option)._replace(
@@ -199,7 +223,12 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     ]
 
 
-def _delimiter(log: LoggedTask) -> str:
+def delimiter(log: LoggedTask) -> str | None:
+    """Return what stands between context and answer option in a task's requests; None if the log does not say it."""
     config = {} if log.results is None else log.results.configs.get(log.task, {})
-    found = config.get("target_delimiter", _DELIMITER)
-    return found if isinstance(found, str) else _DELIMITER
+    found, prefix = config.get("target_delimiter"), config.get("gen_prefix")
+    if not isinstance(found, str):
+        return None
+    # As lm-eval's construct_requests: a chat template ends with its own separator, or with the answer's beginning
+    in_chat = log.results is not None and bool(log.results.chat_template)
+    return "" if in_chat and not (isinstance(prefix, str) and prefix and not prefix[-1].isspace()) else found

@@ -67,7 +67,8 @@ def origin_notes(manifest: Mapping[str, Any]) -> list[str]:
     if not is_imported(manifest):
         return []
     files = counted(len(manifest["imported"]["files"]), "file")
-    return [f"imported from {origin(manifest)} ({files}); evalkit did not compute its scores"]
+    parts = "".join(f"; {part}" for part in manifest["imported"].get("parts", []))
+    return [f"imported from {origin(manifest)} ({files}{parts}); evalkit did not compute its scores"]
 
 
 def max_prompt_tokens(specification: Mapping[str, Any]) -> int | None:
@@ -131,13 +132,14 @@ def windows_of_text(specification: Mapping[str, Any]) -> str:
 def documents_read(specification: Mapping[str, Any]) -> str:
     """Return which documents of each task are read: "limit 200", "sample 500 (seed 3)"; empty if all.
 
-    Of an imported log with any other documents it is "selection" with the beginning of a hash.
+    Of an imported log with any other documents it is "selection" with the beginning of a hash; "unknown selection" if
+    they may be all.
     """
     if (size := specification.get("sample")) is not None:
         seed = specification["seed"]
         return f"sample {size:,}" + (f" (seed {seed})" if seed else "")
     if chosen := specification.get("selection"):
-        return f"selection {chosen[:7]}"
+        return f"{'unknown ' * _may_be_all(specification)}selection {chosen[:7]}"
     limit = specification.get("limit")
     return f"limit {limit:,}" if limit else ""
 
@@ -224,10 +226,18 @@ def _limit(specification: Mapping[str, Any]) -> Trait:
         seed = f"(seed {specification['seed']})"
         return Trait("limit", f"{size:,} random {seed}", f"{size:,} random documents of each task {seed}", True)
     if chosen := specification.get("selection"):
+        if _may_be_all(specification):
+            words = f"an unknown part of each task's documents ({chosen[:12]})"
+            return Trait("limit", f"unknown (selection {chosen[:12]})", words, True)
         return Trait("limit", f"selection {chosen[:12]}", f"the logged selection of documents ({chosen[:12]})", True)
     limit = specification.get("limit")
     first = f"the first {f'{limit:,} documents' if limit > 1 else 'document'} of each task" if limit else ""
     return Trait("limit", str(limit or "none"), first or "all documents", True)
+
+
+def _may_be_all(specification: Mapping[str, Any]) -> bool:
+    """Return whether an imported log does not say if its documents are all of each task."""
+    return specification.get("complete") == "unknown"
 
 
 def _windows(windows: Mapping[str, int | None]) -> Trait:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evalkit.errors import RunError, UsageError
 from evalkit.scores.outcomes import MARGIN, ContinuousOutcome
 from evalkit.scores.rules import Rule, row_scores
+from evalkit.scores.table import why_unsized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
         rule: that of a margin; not used by the others.
 
     Raises:
-        UsageError: the table lacks a segment that the rule needs, or a margin does not exist.
+        UsageError: the table lacks a segment that the rule needs or the options' lengths, or a margin does not exist.
         RunError: the table is damaged.
     """
     choice = table["choice"].to_numpy()
@@ -50,6 +51,8 @@ def document_outcomes(table: pd.DataFrame, outcome: ContinuousOutcome, rule: Rul
 
 
 def _bits_per_byte(table: pd.DataFrame, likelihood: Floats, starts: Codes, counts: Codes, gold: Codes) -> Floats:
+    if unsized := why_unsized(table):
+        raise UsageError(f"outcome bits_per_byte needs {unsized}, or use log_loss, brier or margin")
     size = table["bytes"].to_numpy(float)[gold]
     if not (size > 0).all():
         raise RunError("the score table is damaged: a gold answer has no bytes")

@@ -22,7 +22,7 @@ import numpy as np
 from evalkit.errors import RunError, UsageError
 from evalkit.plugins import added, call_added, load_added
 from evalkit.scores.predictions import Floats, RuleChoices, best_choices
-from evalkit.scores.table import SEGMENTS
+from evalkit.scores.table import SEGMENTS, why_unsized
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,8 @@ class Rule:
     """Required log-likelihoods: segments, or "unconditional"."""
     per_token: bool = False
     """Whether it reads token counts, which imported logs do not have."""
+    per_length: bool = False
+    """Whether it reads the lengths of the answer options, which some imported logs do not say."""
 
 
 def _ll(table: pd.DataFrame, *segments: str) -> Floats:
@@ -96,12 +98,14 @@ RULES: dict[str, Rule] = {
             "highest log-likelihood of the continuation per character (lm-eval's acc_norm)",
             "L(c) / characters, highest",
             lambda t: _per(_ll(t, "continuation"), t["chars"].to_numpy(float)),
+            per_length=True,
         ),
         Rule(
             "acc_bytes",
             "highest log-likelihood of the continuation per UTF-8 byte (lm-eval's acc_bytes)",
             "L(c) / bytes, highest",
             lambda t: _per(_ll(t, "continuation"), t["bytes"].to_numpy(float)),
+            per_length=True,
         ),
         Rule(
             "acc_token",
@@ -167,7 +171,7 @@ def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
     try:
         if rule.name not in RULES:
             choose(table, rule)
-        elif message := _why_uncounted(rule, table):
+        elif message := _why_unmeasured(rule, table):
             return message
         elif missing := missing_segments(rule, table):
             return _missing_message(rule, missing, table)
@@ -206,11 +210,13 @@ def _are_counted(table: pd.DataFrame) -> bool:
     return not bool(table["n_continuation"].isna().any())
 
 
-def _why_uncounted(rule: Rule, table: pd.DataFrame) -> str | None:
-    """Return why a rule that reads token counts cannot be applied: an imported log has none; None if it can."""
-    if not rule.per_token or _are_counted(table):
-        return None
-    return f"rule {rule.name} needs token counts, which the imported log does not have; use acc, acc_norm or acc_bytes"
+def _why_unmeasured(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule that reads token counts or lengths cannot be applied to an imported log; None if it can."""
+    unsized = why_unsized(table)
+    if rule.per_token and not _are_counted(table):
+        others = "acc" if unsized else "acc, acc_norm or acc_bytes"
+        return f"rule {rule.name} needs token counts, which the imported log does not have; use {others}"
+    return f"rule {rule.name} needs {unsized}, or use acc" if rule.per_length and unsized else None
 
 
 def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
@@ -228,7 +234,7 @@ def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
     Raises:
         UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
     """
-    if message := _why_uncounted(rule, table):
+    if message := _why_unmeasured(rule, table):
         raise UsageError(message)
     if missing := missing_segments(rule, table):
         raise UsageError(_missing_message(rule, missing, table))

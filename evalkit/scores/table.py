@@ -6,7 +6,7 @@ or prints only reads it, without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ScoreRow(NamedTuple):
 
     Log-likelihoods are natural logarithms, None where the template does not score the segment. Token counts exclude the
     first token of a sequence (BOS), which nothing precedes. In the table of an imported log, token counts are
-    NaN."""
+    NaN, and so are the options' lengths where the log does not say them."""
 
     task: str
     subtask: str
@@ -63,9 +63,31 @@ UNCOUNTED = (*(f"n_{segment}" for segment in SEGMENTS), "truncated", "straddles"
 """Columns of token counts, which are unknown (NaN) in imported logs."""
 
 
+SIZES = ("chars", "bytes")
+"""Columns of the options' lengths, which are unknown (NaN) in logs that do not say what precedes an option."""
+
+
 def uncounted(table: pd.DataFrame) -> pd.DataFrame:
     """Return a score table without token counts: those of an imported log are not known."""
     return table.assign(**dict.fromkeys(UNCOUNTED, float("nan")))
+
+
+def unsized(table: pd.DataFrame, tasks: Collection[str]) -> pd.DataFrame:
+    """Return a score table without the lengths of the answer options of some tasks, which are not known."""
+    unknown = table["task"].isin(tasks)
+    return table.assign(**{name: table[name].mask(unknown) for name in SIZES}) if unknown.any() else table
+
+
+def why_unsized(table: pd.DataFrame) -> str | None:
+    """Return, as the object of "needs", the lengths of answer options that a table lacks; None if it has all."""
+    unknown = table["bytes"].isna()
+    if not unknown.any():
+        return None
+    tasks = ", ".join(table["task"][unknown].unique())
+    return (
+        f"the lengths of the answer options, and the imported log of {tasks} lacks target_delimiter, which is in its "
+        "results file; import it again with results_<time>.json beside it"
+    )
 
 
 def score_table(rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int]) -> pd.DataFrame:

@@ -114,6 +114,9 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a request without text": (lambda line: line.update(arguments=[[1, 2]]), "a request in 'arguments' has no text"),
     "no document": (lambda line: line.pop("doc"), "'doc' must be a dict, found nothing"),
     "a number that is a text": (lambda line: line.update(doc_id="1"), "'doc_id' must be a int, found str"),
+    "a negative number": (lambda line: line.update(doc_id=-1), "'doc_id' is -1; lm-eval counts documents from 0"),
+    "a number of 64 bits": (lambda line: line.update(doc_id=2**63), f"'doc_id' is {2**63}; .*below 2\\^63"),
+    "a number of 200 digits": (lambda line: line.update(doc_id=10**200), "'doc_id' is a number of 665 bits"),
     "the number of another line": (lambda line: line.update(doc_id=0), "document 0 is in line 1 already"),
     "a metric without a value": (lambda line: line.update(metrics=["f1"]), "metric 'f1' has no value"),
     "a metric that is infinite": (lambda line: line.update(acc=float("inf")), "metric 'acc' is inf"),
@@ -150,6 +153,26 @@ def test_a_damaged_file(damage: Callable[[bytes], bytes], message: str, log: Pat
     path.write_bytes(damage(path.read_bytes()))
     found = rejected(path)
     assert message in found and str(path) in found
+
+
+def two_filters(content: list[Line]) -> list[Line]:
+    return [line | {"filter": name} for name in ("strict", "flexible") for line in content]
+
+
+def test_filters_of_other_documents(log: Path, rejected: Any) -> None:
+    """As many lines of each filter, but of other documents; or another document under the same number."""
+    path = sample_file(log)
+    content = two_filters(lines(path))
+    count = len(content) // 2
+    rewrite(path, [*content[: count - 1], *content[count + 1 :]])
+    found = rejected(path)
+    assert found.startswith(f"{path}: document {content[0]['doc_id']} has a line of filter strict and none of flexible")
+    changed = [dict(line) for line in content]
+    without_hash(changed[count + 2])
+    changed[count + 2]["doc"] = changed[count + 2]["doc"] | {"question": "Another question?"}
+    rewrite(path, changed)
+    found = rejected(path)
+    assert found.startswith(f"{path}, line {count + 3}: document {content[2]['doc_id']} of filter flexible has another")
 
 
 def test_a_line_that_is_too_long(log: Path, rejected: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ number, under the hash of all documents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.document_scores import DOCUMENTS, DocumentScore
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices
@@ -33,7 +33,7 @@ def task_outcomes(run: Run) -> Comparable:
 
 
 def _must_agree(run: Run, task: str) -> dict[str, str]:
-    """See `Comparable`. The documents' hash covers the selected ones; the config has the few-shot examples.
+    """See `Comparable`. The documents' hash covers the selected ones; the config says how many examples are drawn.
 
     Documents of an imported run are paired by content, so that their order and number may differ.
     """
@@ -42,11 +42,12 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
     shots = about["num_fewshot"]
     if is_imported(run.manifest):
         known = {"number of examples": "" if shots is None else str(shots)}
-        return {"limit": "", **known, "documents": "", "task's definition": ""}
+        return {"limit": "", **known, "documents": "", "examples": "", "task's definition": ""}
     return {
         "limit": documents_read(specification) or "none",
         "number of examples": str(shots),
         "documents": str(about["documents"]),
+        "examples": str(about.get("examples") or ""),
         "task's definition": str(about["config"]),
     }
 
@@ -54,7 +55,12 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
 class TaskChoices(ComparableChoices):
     """The multiple-choice scores of a run of lm-eval's tasks."""
 
-    lacking = "no multiple-choice scores"
+    lacking = "no multiple-choice scores; run it without multiple-choice tasks to compare its own metric"
+
+    @property
+    def has_contents(self) -> bool:
+        """See `Comparable`."""
+        return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
@@ -64,7 +70,7 @@ class TaskChoices(ComparableChoices):
     def documents(self) -> pd.DataFrame:
         """One row for each document, with its content hash if the run has it."""
         found = super().documents
-        if DOCUMENTS not in self.run.files:
+        if not self.has_contents:
             return found
         names = ["task", "doc_id"]
         table = self.run.table(DOCUMENTS, DocumentScore._fields).drop_duplicates(names)
@@ -82,6 +88,11 @@ class TaskMetrics(Comparable):
         self._metrics = {task["task"]: task["compared"] for task in run.stored["tasks"] if task.get("compared")}
         self.groups = {"Average": list(self._metrics)}
         self.group_sizes = {"Average": len(self._metrics)}
+
+    @property
+    def has_contents(self) -> bool:
+        """See `Comparable`."""
+        return DOCUMENTS in self.run.files
 
     def must_agree(self, task: str) -> dict[str, str]:
         """See `Comparable`."""
@@ -117,4 +128,13 @@ class TaskMetrics(Comparable):
                 f"run {self.run.folder.name} has no choices that rule {rule} could decide between; leave out --rule"
             )
         shown = "; ".join(f"{metric.replace(',none', '')} of {task}" for task, metric in self._metrics.items())
-        return Measure(f"each task's own metric ({shown}), in %", True)
+        # A metric of which lower is better is never compared, but an imported log may not say it
+        known = all(self._is_known_higher(task) for task in self.run.stored["tasks"] if task.get("compared"))
+        unknown = "" if known else "; whether higher or lower is better is not known, so neither is"
+        return Measure(
+            f"each task's own metric ({shown}), in %{unknown}", True, higher_is_better=True if known else None
+        )
+
+    def _is_known_higher(self, task: Mapping[str, Any]) -> bool:
+        better = {f"{one['metric']},{one['filter']}": one["higher_is_better"] for one in task["metrics"]}
+        return better.get(task["compared"]) is True

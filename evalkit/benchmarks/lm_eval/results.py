@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalkit.benchmarks.lm_eval.document_scores import compared_metric, document_scores, write_document_scores
@@ -144,7 +144,12 @@ def _clusters(tasks: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 
 def write_scores(
-    writer: RunWriter, rows: Sequence[ScoreRow], clusters: Mapping[tuple[str, int], int], counted: bool = True
+    writer: RunWriter,
+    rows: Sequence[ScoreRow],
+    clusters: Mapping[tuple[str, int], int],
+    *,
+    counted: bool = True,
+    without_sizes: Collection[str] = (),
 ) -> None:
     """Write the score table, and its tasks to the manifest; without rows no rule applies to the run.
 
@@ -153,15 +158,16 @@ def write_scores(
         rows: in the table's order.
         clusters: see `score_table`.
         counted: whether the numbers of tokens are known.
+        without_sizes: tasks whose answer options' lengths are not known.
     """
-    from evalkit.scores.table import score_table, uncounted
+    from evalkit.scores.table import score_table, uncounted, unsized
 
     tasks = list(dict.fromkeys(row.task for row in rows))
     if not rows:
         writer.save_manifest(rule=LM_EVAL)
     else:
         writer.save_manifest(groups={"Average": tasks}, group_sizes={"Average": len(tasks)})
-        table = score_table(rows, clusters)
+        table = unsized(score_table(rows, clusters), without_sizes)
         writer.save_table(SCORES, table if counted else uncounted(table))
 
 

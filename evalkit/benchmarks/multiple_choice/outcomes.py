@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
+from evalkit.runs.traits import is_imported
 from evalkit.scores.outcomes import ACCURACY, MARGIN, outcome_of
 from evalkit.scores.table import CLUSTER
 
@@ -49,8 +50,10 @@ class ComparableChoices(Comparable):
         return available_rules(self.run.scores)
 
     def beside(self, rule: str) -> str | None:
-        """Return bits per byte, which does not depend on the tokenizer's units."""
-        return "bits_per_byte" if outcome_of(rule) is None else None
+        """Return bits per byte, which does not depend on the tokenizer's units; None for a log that lacks lengths."""
+        if outcome_of(rule) is not None or (is_imported(self.run.manifest) and self.run.scores["bytes"].isna().any()):
+            return None
+        return "bits_per_byte"
 
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
