@@ -127,6 +127,14 @@ class Comparable(ABC):
     def documents(self) -> pd.DataFrame:
         """One row for each document: task, subtask, doc_id, cluster (`CLUSTER`) and the `checked` columns."""
 
+    def of_letters(self, key: str) -> frozenset[str]:
+        """Return the tasks whose answers are letters, of which a continuous outcome mostly measures the format.
+
+        Args:
+            key: of the outcome; of a rule, or of an outcome that compares the letters with each other, there is none.
+        """
+        return frozenset()
+
     @property
     @abstractmethod
     def rules(self) -> Sequence[str]:

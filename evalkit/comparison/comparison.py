@@ -81,6 +81,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
+        letters=tuple(one.task for one in pairing.tasks if one.task in pairing.graded[0].of_letters(rule)),
         continuous=_continuous(pairing, rule),
     )
 
@@ -138,13 +139,19 @@ def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     outcome = outcomes.pop()
     if outcome is None or outcomes:
         return None
-    measure, lines = pairing.measure(outcome), by_task(pairing, outcome)
-    found = efficiency(by_task(pairing, rule), lines)
+    measure, letters = pairing.measure(outcome), pairing.graded[0].of_letters(outcome)
+    accuracy, lines = (
+        [one for one in by_task(pairing, key) if one.paired.task not in letters] for key in (rule, outcome)
+    )
+    if not lines:
+        return None
+    found = efficiency(accuracy, lines)
     times, low, high = (None, None, None) if found is None else (nan_to_none(one) for one in found)
     return ContinuousEvidence(
         outcome,
         measure,
         _average("Average", lines, measure),
+        tuple(one.task for one in pairing.tasks if one.task in letters),
         *(None if one is not None and math.isinf(one) else one for one in (times, low, high)),
     )
 

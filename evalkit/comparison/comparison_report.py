@@ -222,6 +222,9 @@ def _notes(found: Comparison, a: str, b: str) -> Iterator[str]:
         else:
             test = "exact McNemar"
         yield f"p: {test}; Holm over the tasks; averages: t, uncorrected; a p of 0.05 is significant"
+    if found.letters:
+        listed = ", ".join(label(found, task) for task in found.letters)
+        yield f"answers of {listed} are letters: the values mostly measure the format, and outweigh others in averages"
     if share := found.measure.resolution:
         yield f"differences up to {percent(share, 2)} % of the values are rounding and have p 1"
     won, more = {True: ("won, lost", "higher"), False: ("won, lost", "lower"), None: ("higher, lower", "higher")}[

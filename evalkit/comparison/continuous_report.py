@@ -19,7 +19,10 @@ def continuous_sentence(found: Comparison) -> str | None:
     if one is None:
         return None
     unit, average = unit_of(one.measure, [one.average.stderr]), one.average
-    numbers = f"{one.measure.name[:1].upper()}{one.measure.name[1:]}: {difference_text(average, unit)}"
+    tasks = ", ".join(found.labels[task].full for task in one.left_out)
+    without = f", without {tasks}, whose answers are letters" if tasks else ""
+    name = f"{one.measure.name[:1].upper()}{one.measure.name[1:]}"
+    numbers = f"{name}{without}: average {difference_text(average, unit)}"
     direction = "lower" if one.measure.higher_is_better is False else "higher"
     if average.verdict == UNDECIDED:
         return f"{numbers}; {direction} is better: undecided."

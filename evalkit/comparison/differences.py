@@ -95,7 +95,9 @@ class ContinuousEvidence:
     outcome: str
     measure: Measure
     average: AverageDifference
-    """Over the same tasks and documents; not corrected for being a second look."""
+    """Over the same documents of all tasks but `left_out`; not corrected for being a second look."""
+    left_out: tuple[str, ...]
+    """Tasks whose answers are letters: they would outweigh the others, and mostly measure the format."""
     times: float | None
     """How many times fewer documents it needs than accuracy for the same power; None if that is not known."""
     times_low: float | None
@@ -125,6 +127,8 @@ class Comparison:
     """Task that is not compared → reason."""
     labels: Mapping[str, Label]
     """Line, or task that is not compared → printed label."""
+    letters: tuple[str, ...] = ()
+    """Tasks whose answers are letters, if the outcome is one that mostly measures their format."""
     continuous: ContinuousEvidence | None = None
     """None if the comparison is not about accuracy, or a run has no continuous outcome."""
 

@@ -100,7 +100,7 @@ def test_the_line_below_accuracy(made: Made) -> None:
     assert found.continuous.average.difference == pytest.approx(compared(a, b, "bits_per_byte").average.difference)
     assert found.continuous.times_low is not None and found.continuous.times_low > 1
     verdict = comparison_report([found]).parts[0].verdict
-    assert verdict[1].startswith("Bits per byte: -0.0")
+    assert verdict[1].startswith("Bits per byte: average -0.0")
     assert "lower is better, so b is better; for the same power it needs" in verdict[1]
     # Both outcomes clear: a ratio with an interval
     clear = comparison_report([compared(a, made("org/c", 8.0, seed=3))]).parts[0].verdict[1]
@@ -181,3 +181,26 @@ def test_a_run_whose_rule_has_no_margin_is_still_reported(made: Made, tmp_path: 
     assert "piqa document 0 has no margin under rule acc_norm" in text
     [line] = [line for line in text.splitlines() if line.startswith("margin")]
     assert line.split()[1:] == ["–"] * 3
+
+
+def test_letters_are_left_out_of_the_line_and_named_in_the_comparison(made: Made, tmp_path: Path) -> None:
+    """Their bits per byte are several times those of sentences, and would decide the average."""
+    a, runs = made("org/a"), []
+    for name, shift in (("org/letters", 0.0), ("org/other", 0.4)):
+        tables = {task: a.scores[a.scores["task"] == task].reset_index(drop=True) for task in TASKS}
+        tables["piqa"]["bytes"] = 1
+        for rows in tables.values():
+            noise = np.random.default_rng(3).normal(0, 0.1, len(rows))
+            rows["ll_continuation"] += np.where(rows["choice"] == 0, shift + noise, 0.0)
+        tables["piqa"]["ll_continuation"] -= np.where(tables["piqa"]["choice"] == 0, 50 * shift, 0.0)
+        runs.append(load_run(make_run(tmp_path / "runs", tables, model=name)))
+    letters, other = runs
+    found = compared(letters, other)
+    assert found.continuous is not None and found.continuous.left_out == ("piqa",)
+    assert found.continuous.average.verdict == BETTER
+    line = comparison_report([found]).parts[0].verdict[1]
+    assert line.startswith("Bits per byte, without PIQA, whose answers are letters: average -0.0")
+    every = compared(letters, other, "bits_per_byte")
+    assert every.average.verdict == WORSE and every.letters == ("piqa",)
+    assert "answers of PIQA are letters" in printed(comparison_report([every]))
+    assert compared(letters, other, "log_loss").letters == ()

@@ -55,6 +55,14 @@ class ComparableChoices(Comparable):
             return None
         return "bits_per_byte"
 
+    def of_letters(self, key: str) -> frozenset[str]:
+        """See `Comparable`. Bits per byte of one-byte answers are those of a letter among all tokens."""
+        if key.partition("@")[0] != "bits_per_byte":
+            return frozenset()
+        scores = self.run.scores
+        longest = scores.loc[scores["choice"] == scores["gold"]].groupby("task")["bytes"].max()
+        return frozenset(map(str, longest.index[longest <= 1]))
+
     def by_rule(self, rule: str) -> Floats:
         """Return [documents] 1 where the rule predicts the gold choice, else 0; or the values of an outcome.
 
