@@ -24,7 +24,7 @@ from evalkit.models.locate import silent
 from evalkit.progress import Progress
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run
-from evalkit.runs.traits import origin_notes
+from evalkit.runs.traits import origin_notes, traits
 from evalkit.scores.rules import find_rule, row_scores, why_unusable
 from evalkit.scores.table import UNCOUNTED
 from tests.benchmarks.lm_eval.made import made_tasks
@@ -244,6 +244,24 @@ def test_evalkits_own_samples_come_back(ours: Run, imported: Importer, tmp_path:
         assert path.read_bytes() == (tmp_path / "exported" / path.name).read_bytes()
     [third] = imported([path for path in again if path.suffix == ".jsonl"])
     assert third.manifest["id"] == run.manifest["id"]
+
+
+def test_a_random_sample_of_evalkits_is_known_as_one(
+    checkpoint: Path, real_documents: Path, imported: Importer, tmp_path: Path
+) -> None:
+    """If the documents are those that size and seed draw."""
+    run = evaluate(
+        str(checkpoint), data_dir=real_documents, allow_unofficial_data=True, tasks=("arc_easy", "mmlu"), sample=3,
+        seed=5, template="plain", log_samples=True, output=tmp_path / "runs", progress=Progress(live=False),
+    )  # fmt: skip
+    paths = [path for path in export_run(run, "lm_eval", output=tmp_path / "log") if path.suffix == ".jsonl"]
+    [found] = imported(paths)
+    assert traits(found)["limit"] == traits(run)["limit"]
+    assert traits(found)["limit"].value == "3 random (seed 5)"
+    [beside] = (tmp_path / "log").glob("results_*")
+    beside.write_text(beside.read_text(encoding="utf-8").replace('"seed": 5', '"seed": 6'), encoding="utf-8")
+    [found] = imported(paths)
+    assert traits(found)["limit"].value.startswith("selection ")
 
 
 def test_the_template_of_evalkits_samples_is_kept(finished: Run, tmp_path: Path, documents: Path) -> None:
