@@ -1,14 +1,14 @@
 """Differences between the settings of two runs: the one definition, for compare, groups of seeds and tables.
 
 In: two runs. Out: the traits (`runs/traits.py`) that differ, and the differences in what must agree for the documents
-of a task to be the same (`Comparable.must_agree`). No table is read.
+of a task to be the same (`Comparable.must_agree`). A table is read only where nothing else tells documents apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evalkit.benchmarks.outcomes import SELECTION
+from evalkit.benchmarks.outcomes import CONTENT, SELECTION, Comparable
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, traits
@@ -49,12 +49,29 @@ def document_difference(a: Run, b: Run, task: str, by_content: bool = False) -> 
         a: one run.
         b: the other run.
         task: a task of both.
-        by_content: whether documents are paired by their content, so that the runs may be of other selections.
+        by_content: whether documents are paired by their content, so that the runs may be of other selections. Others
+            are paired by number, which must then stand for the same content in both runs.
     """
-    mine, theirs = (benchmark_of(run).comparable(run).must_agree(task) for run in (a, b))
+    first, second = (benchmark_of(run).comparable(run) for run in (a, b))
+    mine, theirs = (one.must_agree(task) for one in (first, second))
     free = SELECTION if by_content else ()
     pairs = ((_HASHES.get(what, what), one, theirs[what]) for what, one in mine.items() if what not in free)
-    return next((found for found in pairs if "" != found[1] != found[2] != ""), None)
+    if found := next((found for found in pairs if "" != found[1] != found[2] != ""), None):
+        return found
+    unknown = "" in (mine.get("documents"), theirs.get("documents"))
+    return _other_content(first, second, task) if unknown and not by_content else None
+
+
+def _other_content(a: Comparable, b: Comparable, task: str) -> tuple[str, str, str] | None:
+    """Return the first document whose number stands for another content in B; None if there is none, or no hashes."""
+    if not (a.has_contents and b.has_contents):
+        return None
+    tables = (one.documents[one.documents["task"] == task].set_index(["subtask", "doc_id"]) for one in (a, b))
+    first, second = (table[CONTENT] for table in tables)
+    both = first.index.intersection(second.index)
+    for key in both[(first[both] != second[both]).to_numpy()]:
+        return f"content of document {key[1]}", str(first[key]), str(second[key])
+    return None
 
 
 def _contents(run: Run) -> dict[str, dict[str, str]]:

@@ -20,6 +20,7 @@ from evalkit.data import Library
 from evalkit.errors import UsageError
 from evalkit.export import export_run
 from evalkit.importing.logs import import_logs
+from evalkit.inspection.selection import check_same_documents
 from evalkit.models.locate import silent
 from evalkit.progress import Progress
 from evalkit.reporting.markup import plain
@@ -309,6 +310,23 @@ def test_tasks_that_are_not_pinned(
     [shuffled] = imported(paths, "model")
     rules = ("acc",) if choices else (None,)
     assert [same(run, shuffled, rule) for rule in rules] == [sum(expected[name] for name in names)] * len(rules)
+
+
+def test_documents_with_other_numbers_are_not_shown_side_by_side(
+    checkpoint: Path, tasks: Path, imported: Importer, tmp_path: Path
+) -> None:
+    """Comparisons pair by content; `show` and pages pair by number, which is another document here."""
+    [path] = lm_eval_log(checkpoint, tmp_path / "log", ("made_answers",), include_path=str(tasks))
+    [run] = imported([path])
+    content = lines(path)
+    for line in content:
+        line["doc_id"] = 5 - line["doc_id"]
+    rewrite(path, content)
+    [turned] = imported([path], "turned")
+    check_same_documents(run, run, "made_answers")
+    with pytest.raises(UsageError, match="content of document 0"):
+        check_same_documents(run, turned, "made_answers")
+    assert same(run, turned, None) == 6
 
 
 def test_the_task_with_all_of_mmlus_subjects(
