@@ -101,7 +101,7 @@ def test_the_page_names_the_groups_of_entry_points() -> None:
 
 
 def test_a_suite_runs_and_is_compared(printed: dict[str, str]) -> None:
-    table = printed["evalkit run base --suite my_suite.yaml --limit 100"]
+    table = printed["evalkit run base --suite my_suite.yaml --sample 100"]
     assert "OpenBookQA" in table
     assert "Physical" in table
     assert "rule acc_norm" in table

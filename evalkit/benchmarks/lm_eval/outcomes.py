@@ -47,7 +47,7 @@ def _must_agree(run: Run, task: str) -> dict[str, str]:
         "limit": documents_read(specification) or "none",
         "number of examples": str(shots),
         "documents": str(about["documents"]),
-        "examples": str(about.get("examples") or ""),
+        "examples": str(about.get("examples") or "") if shots else "none",
         "task's definition": str(about["config"]),
     }
 
