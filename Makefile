@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(BIN)/pytest --numprocesses 2
 .PHONY: demo check test test-all slow gpu clean
 
 demo: .venv/.ready
-	$(BIN)/evalkit run --model demo --limit 50
+	$(BIN)/evalkit run --model demo --sample 50
 
 check: .venv/.ready
 	$(BIN)/ruff check .
