@@ -57,6 +57,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
     if rule == MARGIN:
         rule = f"{MARGIN}:{_own_rule(pairing)}"
     measure = pairing.measure(rule)
+    letters = pairing.graded[0].of_letters(rule)
     tasks, averages = _differences(pairing, rule, True)
     others = [
         (name, *((tasks, averages) if name == rule else _differences(pairing, name, False)))
@@ -81,7 +82,7 @@ def compare(pairing: Pairing, rule: str | None = None) -> Comparison:
         claim=claim_of(pairing.a, pairing.b),
         left_out=pairing.left_out,
         labels=labels,
-        letters=tuple(one.task for one in pairing.tasks if one.task in pairing.graded[0].of_letters(rule)),
+        letters=tuple(one.task for one in pairing.tasks if one.task in letters),
         continuous=_continuous(pairing, rule),
     )
 
@@ -146,7 +147,7 @@ def _continuous(pairing: Pairing, rule: str) -> ContinuousEvidence | None:
     if not lines:
         return None
     found = efficiency(accuracy, lines)
-    times, low, high = (None, None, None) if found is None else (nan_to_none(one) for one in found)
+    times, low, high = (None, None, None) if found is None else found
     return ContinuousEvidence(
         outcome,
         measure,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from evalkit.comparison.difference_texts import difference_text
 from evalkit.comparison.differences import UNDECIDED, Comparison, ContinuousEvidence
 from evalkit.comparison.units import unit_of
@@ -48,6 +46,4 @@ def _documents(one: ContinuousEvidence) -> str:
 
 
 def _ratio(times: float) -> str:
-    if times >= _SMALL and math.isfinite(times):
-        return f"{round(times):,}"
-    return fixed(times, 1)
+    return f"{round(times):,}" if times >= _SMALL else fixed(times, 1)

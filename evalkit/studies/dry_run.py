@@ -94,7 +94,7 @@ def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
     records = [_task_record(task) for task in (one.cost.tasks if one.cost else ())]
     about = {"run": str(one.plan.folder), "finished": one.progress.finished}
     total = {name: value for name, value in total.items() if name not in ("runs", "to_do")}
-    return _report("task", records, total | about, notes, about)
+    return _report("task", records, total, notes, about)
 
 
 def _report(
@@ -107,7 +107,7 @@ def _report(
         "dry_run", [headers[p] for p in kept], [[row[p] for p in kept] for row in rows], ruled=(len(rows) - 1,)
     )
     content = about | {"notes": notes, "groups": records, "total": total}
-    return Report((table,), (_summary(total),), notes=tuple(notes), records=records, content=content)
+    return Report((table,), (_summary(total | about),), notes=tuple(notes), records=records, content=content)
 
 
 def _estimates(
@@ -235,6 +235,7 @@ def _row(record: Mapping[str, Any]) -> list[str]:
 
 
 def _summary(total: Mapping[str, Any]) -> str:
+    """Return the totals in a line; `total` also says which run it is of, if it is of one."""
     if total.get("finished"):
         return f"finished: {total['run']}"
     if "runs" not in total:

@@ -67,14 +67,19 @@ def progress_of(plan: Plan) -> RunProgress:
     """Return how far a planned run is; a damaged folder counts as not begun."""
     folder = plan.folder
     try:
-        run = load_run(folder) if folder.is_dir() else None
-        if run is not None and run.complete and run.manifest["id"] == plan.manifest["id"]:
+        if _finished_in(folder, plan.manifest["id"]) is not None:
             return RunProgress(True, 1.0)
     except EvalkitError:
         return RunProgress(False, 0.0)
     owner = read_owner(folder)
     begun = owner is not None and (folder / JOURNAL).is_file()
     return RunProgress(False, (owner.done or 0.0) if owner and begun else 0.0)
+
+
+def _finished_in(folder: Path, identity: str) -> Run | None:
+    """Return the finished run of an id in a folder; None if there is none."""
+    run = load_run(folder) if folder.is_dir() else None
+    return run if run is not None and run.complete and run.manifest["id"] == identity else None
 
 
 def states_of(study: Study, say: Say) -> list[RunState]:
@@ -132,15 +137,13 @@ def _read_state(known: RunState, folder: Path) -> RunState:
             seconds_left=owner.seconds_left,
             reason="",
         )
-    if folder.is_dir():
-        run = load_run(folder)
-        if run.complete and run.manifest["id"] == known.id:
-            score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
-            # The record's first: counted in the same way for runs that are not finished
-            parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
-            seconds = run_seconds(run)
-            return replace(known, state="finished", share=1.0, score=score, result=result, seconds=seconds, reason="",
-                           parameters=parameters)  # fmt: skip
+    if (run := _finished_in(folder, known.id)) is not None:
+        score, result = benchmark_of(run).headline(run, run.other_rule(known.run.benchmark.rule))
+        # The record's first: counted in the same way for runs that are not finished
+        parameters = known.parameters or (run.manifest.get("loaded") or {}).get("parameters")
+        seconds = run_seconds(run)
+        return replace(known, state="finished", share=1.0, score=score, result=result, seconds=seconds, reason="",
+                       parameters=parameters)  # fmt: skip
     begun = (folder / JOURNAL).is_file()
     share = (owner.done if owner else None) if begun else 0.0
     state: State = "failed" if known.reason else "interrupted" if begun else "missing"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.benchmarks.multiple_choice.outcomes import stored_metrics
+from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outcome_metrics
 from evalkit.benchmarks.multiple_choice.suites import label, short_label
 from evalkit.errors import UsageError
 from evalkit.models.context import Extension
@@ -107,12 +107,13 @@ def rules_table(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) ->
 
 def outcomes_table(run: Run, rule: str) -> Table:
     """Return the mean of every continuous outcome on each task, and the unweighted means over the tasks."""
+    comparable = ComparableChoices(run)
     rows: list[list[str]] = []
     notes: list[str] = []
     tasks = [task for members in run.manifest["groups"].values() for task in members]
     for outcome in OUTCOMES.values():
         try:
-            found = stored_metrics(run, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
+            found = outcome_metrics(comparable, f"{MARGIN}:{rule}" if outcome.name == MARGIN else outcome.name)
         except UsageError as error:
             notes.append(str(error))
             rows.append([outcome.title, *["–"] * (len(tasks) + 1)])
