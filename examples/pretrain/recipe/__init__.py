@@ -1,0 +1,1 @@
+"""A training recipe on transformers' Trainer: packed rows in a fixed order, whole checkpoints, exact resumption."""

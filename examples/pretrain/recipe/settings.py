@@ -1,0 +1,139 @@
+"""The settings file of a training, and that of a study of several trainings.
+
+In: a YAML file. Out: `Recipe` or `TrainingStudy`, whose paths are relative to the file. docs/pretraining.md lists the
+keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from evalkit.errors import UsageError
+from evalkit.inputs.settings import FileSettings, Listed, NonEmpty, read_settings
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Text(FileSettings):
+    """One source of text: files, or a data set of the Hugging Face hub."""
+
+    files: Listed[NonEmpty] = ()
+    """.jsonl files, of which each line is a document; any other file is one document."""
+    dataset: NonEmpty | None = None
+    """Name on the hub, or of one of `datasets`' builders ("json", "parquet", …) with `data_files`."""
+    config: NonEmpty | None = None
+    data_files: NonEmpty | None = None
+    split: NonEmpty = "train"
+    key: NonEmpty = "text"
+    """Of a document's text."""
+    tokens: Count | None = None
+    """Tokens after which the rest is left out; needed for data sets of the hub, which are streamed."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Text:
+        if bool(self.files) == (self.dataset is not None):
+            raise ValueError("give either files or dataset")
+        return self
+
+
+class Recipe(FileSettings):
+    """All that determines the weights at the end, but for the seed."""
+
+    model: NonEmpty
+    """A name of `evalkit models ls`, or FILE.yaml:NAME."""
+    tokenizer: NonEmpty | None = None
+    """A folder or a hub name; none: trained on the files of `text`."""
+    text: Annotated[Listed[Text], Field(min_length=1)]
+    held_out: Listed[Text] = ()
+    length: Annotated[int, Field(ge=2)]
+    """Tokens of a row."""
+    batch: Count
+    """Rows of an update, over all processes."""
+    micro_batch: Count | None = None
+    """Rows that a process computes at once; none: all of its own."""
+    steps: Count
+    """Updates."""
+    optimizer: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
+    learning_rate: Annotated[float, Field(gt=0)]
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: NonEmpty = "cosine"
+    """A name of transformers' `lr_scheduler_type`."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the gradient."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: mixed precision, with weights and optimizer in float32."""
+    checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    log_every: Count = 10
+    held_out_every: Count | None = None
+    """Updates between measurements of the held-out loss; none: only at the end."""
+    held_out_rows: Count = 128
+    """Rows of held-out text that are measured, spread over it."""
+    save_every: Count = 500
+    keep: Count | None = None
+    """Checkpoints that are kept; none: all."""
+    report_to: Literal["installed", "none"] = "installed"
+    """Also log to TensorBoard and wandb, where they are installed."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the training reads, with repetitions."""
+        return self.steps * self.batch * self.length
+
+
+class TrainingStudy(FileSettings):
+    """Several models and seeds under the same settings."""
+
+    recipe: NonEmpty
+    """Settings file, whose `model` each of `models` replaces."""
+    models: Annotated[dict[str, NonEmpty], Field(min_length=1)]
+    """By name, which the output folders begin with."""
+    seeds: Annotated[Listed[int], Field(min_length=1)]
+    output: NonEmpty
+    """Folder of the trainings."""
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a training's settings.
+
+    Raises:
+        UsageError: the file cannot be read or is invalid.
+    """
+    recipe = read_settings(path, Recipe, UsageError)
+    near = path.parent
+    sources = {key: tuple(_text(near, text) for text in getattr(recipe, key)) for key in ("text", "held_out")}
+    found = {"model": _beside(near, recipe.model), **sources}
+    if recipe.tokenizer:
+        found["tokenizer"] = _beside(near, recipe.tokenizer)
+    return recipe.model_copy(update=found)
+
+
+def read_training_study(path: Path) -> tuple[TrainingStudy, Recipe]:
+    """Read a study of trainings and its recipe.
+
+    Raises:
+        UsageError: a file cannot be read or is invalid.
+    """
+    study = read_settings(path, TrainingStudy, UsageError)
+    models = {name: _beside(path.parent, model) for name, model in study.models.items()}
+    found = study.model_copy(update={"models": models, "output": str(path.parent / study.output)})
+    return found, read_recipe(path.parent / study.recipe)
+
+
+def _text(near: Path, text: Text) -> Text:
+    found = {"files": tuple(str(near / Path(file).expanduser()) for file in text.files)}
+    if text.data_files:
+        found["data_files"] = _beside(near, text.data_files)
+    return text.model_copy(update=found)
+
+
+def _beside(near: Path, given: str) -> str:
+    """Return a path relative to the settings file where it exists there; otherwise the name."""
+    path, colon, name = given.rpartition(":")
+    file = near / (path if colon else given)
+    return f"{file}{colon}{name}" if file.exists() and (path or not colon) else given
