@@ -102,7 +102,10 @@ def divided(documents: Documents) -> tuple[Documents, Documents]:
 
 
 def articles(text: str) -> Documents:
-    """Divide WikiText at its titles, in plain spelling; its placeholder of rare words becomes an ellipsis."""
+    """Divide WikiText at its titles, in plain spelling; its placeholder of rare words becomes an ellipsis.
+
+    A formula on a line of its own can look like a title: two of the test split divide their articles.
+    """
     starts = [match.start() for match in _TITLE.finditer(text)]
     found = []
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
