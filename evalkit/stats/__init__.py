@@ -7,4 +7,5 @@ In: numpy arrays of scores. Out: numbers. Pure functions without pandas or torch
     significance.py   exact McNemar test, sign-flip test of whole clusters, t test, Holm's correction
     power.py          smallest detectable difference at a power of 80 %
     seeds.py          several runs of each side: variance between seeds and between documents
+    planning.py       what other numbers of seeds and documents could show
 """
