@@ -186,7 +186,7 @@ def test_an_estimate(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     training = training_of(shared, tmp_path / "x")
     run([training, training_of(shared, tmp_path / "y")], dry_run=True)
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"text: [\d,]+ tokens, of which a training reads 2,560 \(0\.\d\d times\)", lines[-2])
+    assert re.fullmatch(r"text: \d+ rows of 32 tokens; a training reads 80, each 0\.\d\d times", lines[-2])
     assert re.fullmatch(
         r"2 trainings, 5,120 tokens; 2\.2 MB of checkpoints at the end \([\d,.]+ [GM]B are free\); "
         r"about 0:0\d:\d\d on cpu",

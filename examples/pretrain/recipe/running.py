@@ -15,8 +15,8 @@ from evalkit.models.shapes import parameters
 from evalkit.models.zoo import named_model
 from recipe.folder import Training
 from recipe.loss_log import duration
-from recipe.packing import Say, tokens_of
-from recipe.training import InUse, Sources, load, prepare, train
+from recipe.packing import Say
+from recipe.training import InUse, Sources, load, prepare, rows_of, train
 
 _TIMED = 3
 """Passes that an estimate times, of which the fastest counts."""
@@ -61,11 +61,10 @@ def _estimate(left: Sequence[tuple[Training, Sources]], say: Say) -> None:
     """Say what trainings will take: tokens, space and time."""
     if not left:
         return
-    for folder, recipe in {sources.text: training.recipe for training, sources in left}.items():
-        tokens = len(tokens_of(folder))
-        say(
-            f"text: {tokens:,} tokens, of which a training reads {recipe.tokens:,} ({recipe.tokens / tokens:.2f} times)"
-        )
+    for training, sources in {sources.text: (training, sources) for training, sources in left}.values():
+        recipe, rows = training.recipe, len(rows_of(training, sources)[0])
+        read = recipe.steps * recipe.batch
+        say(f"text: {rows:,} rows of {recipe.length:,} tokens; a training reads {read:,}, each {read / rows:.2f} times")
     # A model's speed does not depend on its seed
     once = {training.recipe.model: training for training, _ in left}
     per_step = {model: seconds_per_step(training) for model, training in once.items()}

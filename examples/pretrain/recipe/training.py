@@ -27,7 +27,7 @@ from recipe.checkpoints import WholeCheckpoints, settle
 from recipe.folder import Training, check_settings, record_settings
 from recipe.loss_log import LossLog
 from recipe.packing import Say, packed, tokens_of
-from recipe.rows import OrderedRows, as_rows, spread_rows, stacked
+from recipe.rows import Array, OrderedRows, as_rows, spread_rows, stacked
 from recipe.tokenizer import prepared_tokenizer, read_tokenizer
 
 
@@ -69,14 +69,28 @@ def prepare(training: Training, say: Say) -> Sources | None:
 
 def _prepared(training: Training, say: Say) -> Sources:
     recipe, data = training.recipe, training.data
+    model = named_model(recipe.model)
+    if recipe.length > (window := model.config["max_position_embeddings"]):
+        raise UsageError(f"{model.source}: {model.name} has a window of {window:,} tokens, fewer than 'length'")
     folder = prepared_tokenizer(recipe, data, say)
     tokenizer = read_tokenizer(folder, recipe)
     text = packed(recipe.text, tokenizer, data, say)
     held_out = packed(recipe.held_out, tokenizer, data, say) if recipe.held_out else None
     record_settings(training, text.name)
     if not training.initial.exists():
-        write_random(named_model(recipe.model), training.initial, seed=training.seed, tokenizer=str(folder))
+        write_random(model, training.initial, seed=training.seed, tokenizer=str(folder))
     return Sources(folder, text, held_out)
+
+
+def rows_of(training: Training, sources: Sources) -> tuple[Array, Array | None]:
+    """Return the rows of the text and of the held-out text, [rows, length] each.
+
+    Raises:
+        DataError: a text is shorter than one row.
+    """
+    length, held_out = training.recipe.length, sources.held_out
+    rows = as_rows(tokens_of(sources.text), length, "text")
+    return rows, None if held_out is None else as_rows(tokens_of(held_out), length, "held_out")
 
 
 def train(training: Training, sources: Sources) -> None:
@@ -84,7 +98,7 @@ def train(training: Training, sources: Sources) -> None:
 
     Raises:
         InUse: another process trains in this folder.
-        UsageError: the batch cannot be divided over the processes, or a text is shorter than one row.
+        UsageError: the batch cannot be divided over the processes.
         CheckpointError: a checkpoint cannot be written.
     """
     with _locked(training.output):
@@ -117,8 +131,7 @@ def _train(training: Training, sources: Sources) -> None:
     if arguments.should_save:
         saving.clear()
     PartialState().wait_for_everyone()
-    rows = as_rows(tokens_of(sources.text), recipe.length, "text")
-    held_out = as_rows(tokens_of(sources.held_out), recipe.length, "held_out") if sources.held_out else None
+    rows, held_out = rows_of(training, sources)
     set_seed(training.seed)
     trainer = Trainer(
         model=load(training.initial),

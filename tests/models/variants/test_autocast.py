@@ -31,8 +31,8 @@ def training_step(
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_near_those_of_float32(family: str, case: str, implementation: str) -> None:
-    """Norm of the difference over the norm. One rounding to bfloat16 is up to 0.4 %. Through three layers vanilla, which
-    is transformers' own code, reaches 2.5 % of all gradients and 4 % of a tensor's; cog, whose signs flip near zero, 4 %
+    """Norm of the difference over the norm. One rounding to bfloat16 is up to 0.4 %. Through three layers vanilla,
+    transformers' own code, reaches 2.5 % of all gradients and 4 % of a tensor's; cog, whose signs flip near zero, 4 %
     and 6.5 %; λ's, a sum over all tokens and channels of which most cancels, 24 %. A lost term or sign is 100 %.
     """
     loss, exact = training_step(family, case, mixed=False, implementation=implementation)
