@@ -41,6 +41,8 @@ def main() -> None:
     parser.add_argument("--model", help="in place of the settings' model: a name, or FILE.yaml:NAME")
     parser.add_argument("--dry-run", action="store_true", help="pack the text and say what the training will take")
     arguments = parser.parse_args()
+    if arguments.seed < 0:
+        parser.error("--seed must be 0 or more")
     with reported("train.py"):
         recipe = read_recipe(arguments.settings)
         if arguments.model:

@@ -88,6 +88,12 @@ def test_help(command: Command, script: str, words: str) -> None:
     assert "--dry-run" in out
 
 
+def test_a_negative_seed(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("train.py", tmp_path / "none.yaml", "-o", tmp_path / "a", "--seed", -1)
+    assert code == 2
+    assert err.endswith("train.py: error: --seed must be 0 or more\n")
+
+
 def test_errors_are_one_line(command: Command, shared: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, shared, steps=0)
     code, out, err = command("train.py", recipe, "-o", tmp_path / "a")

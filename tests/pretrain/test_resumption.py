@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from recipe.folder import checkpoints
+from recipe.loss_log import read_log
 from recipe.running import run
 
-from tests.pretrain.trainings import state_of, train_until, trained, training_of
+from tests.pretrain.trainings import run_all, state_of, train_until, trained, training_of
 from tests.training.trainers import equal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
@@ -38,6 +39,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints(folder)]
 
 
+FAST = ("step 14", "weights")
 CASES = [
     ("vanilla", "step 14", ["checkpoint-10"]),
     ("cog", "step 18", ["checkpoint-10"]),
@@ -50,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("model", "moment", "left"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[1] in ("step 3", "settled"))) for case in CASES],
+    [pytest.param(*case, marks=[] if case[1] in FAST else pytest.mark.slow) for case in CASES],
 )
 def test_equal_after_a_kill(
     processes: ForkServerContext, shared: Path, tmp_path: Path, model: str, moment: str, left: list[str]
@@ -86,3 +88,21 @@ def test_the_oldest_checkpoints_are_removed(shared: Path, tmp_path: Path) -> Non
     training = trained(shared, tmp_path / "x", save_every=5, keep=2)
     assert names(training.output) == ["checkpoint-15", "checkpoint-20"]
     assert not (training.output / ".saving").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
+    """Begun at the same moment: each training is done by one of them, and nothing is left of the other."""
+    models = ("vanilla", "cog", "integral")
+    trainings = [training_of(shared, tmp_path / model, model=model) for model in models]
+    both = [processes.Process(target=run_all, args=(trainings,)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(240)
+    assert [process.exitcode for process in both] == [0, 0]
+    for training in trainings:
+        assert training.model.is_dir()
+        assert names(training.output) == ["checkpoint-10", "checkpoint-20"]
+        steps = [row["step"] for row in read_log(training.output / "training.csv") if row["loss"]]
+        assert steps == ["3", "6", "9", "10", "12", "15", "18", "20"]

@@ -86,6 +86,7 @@ def test_a_study(shared: Path, tmp_path: Path) -> None:
     for change, message in [
         ({"models": {"a": "nine"}}, "'models.a': unknown model 'nine'"),
         ({"seeds": []}, "'seeds' is empty"),
+        ({"seeds": [1, -1]}, "'seeds[1]' is -1; expected at least 0"),
         ({"seed": [1]}, "unknown key 'seed': did you mean 'seeds'?"),
     ]:
         path.write_text(json.dumps(keys | change))

@@ -108,7 +108,10 @@ def test_the_log_has_the_losses_of_its_rows(shared: Path, tmp_path: Path) -> Non
     assert float(row["loss"]) != float(held_out["held_out_loss"])
 
 
-@pytest.mark.parametrize("model", [*ATTENTIONS])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=[] if name in ("cog", "differential") else pytest.mark.slow) for name in ATTENTIONS],
+)
 def test_mixed_precision(shared: Path, tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str]) -> None:
     """bfloat16, recomputed activations: the loss falls, the weights are float32, and nothing is written to stderr."""
     training = trained(shared, tmp_path / "x", model=model, precision="bfloat16", checkpointing=True, steps=30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +36,11 @@ def trained(shared: Path, output: Path, **changes: Any) -> Training:
     run([training], dry_run=False)
     assert training.model.is_dir()
     return training
+
+
+def run_all(trainings: list[Training]) -> None:
+    """Train all, in a process of its own."""
+    run(trainings, dry_run=False)
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
@@ -87,6 +91,8 @@ def train_until(training: Training, moment: str, marker: Path) -> None:
 
 def train_without_space(training: Training, most: int, message: Path) -> None:
     """Train where no file may have more bytes than `most`; write the error's message."""
+    import resource  # not on Windows
+
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     try:
         run([training], dry_run=False)

@@ -88,7 +88,7 @@ def seconds_per_step(training: Training) -> float:
         if recipe.checkpointing:
             model.activation_checkpointing_enable()
         tokens = torch.randint(model.config.vocab_size, (rows, recipe.length), device=device)
-        times = []
+        times: list[float] = []
         for _ in range(_TIMED):
             began = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):

@@ -105,7 +105,7 @@ class TrainingStudy(FileSettings):
     """Settings file, whose `model` each of `models` replaces."""
     models: Annotated[dict[str, NonEmpty], Field(min_length=1)]
     """By name, which the output folders begin with."""
-    seeds: Annotated[Listed[int], Field(min_length=1)]
+    seeds: Annotated[Listed[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     output: NonEmpty
     """Folder of the trainings."""
 
