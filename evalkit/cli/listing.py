@@ -79,6 +79,7 @@ def exports() -> Report:
         "lm_eval": "lm-eval's results files",
         "hub": "the Hugging Face hub's model card metadata",
         "every_eval_ever": "the Every Eval Ever schema",
+        "run": "the run folder to publish, without its journal and the machine's paths",
     }
     packages = {name: entry.value for name, entry in added(GROUP).items()}
     rows = [[name, own.get(name) or packages[name]] for name in form_names()]

@@ -223,8 +223,9 @@ def integrity(
 @click.command()
 @RUN
 @option("--to", "form", type=EXPORT, help="lm_eval: lm-eval's results file; hub: the Hugging Face hub's "
-        "metadata; every_eval_ever: the Every Eval Ever schema; or another's (evalkit ls exports).")  # fmt: skip
-@option("--rule", help="How answers are chosen, for all but lm_eval.  [default: the run's own]")
+        "metadata; every_eval_ever: the Every Eval Ever schema; run: the run folder, to publish, without its journal "
+        "and the machine's paths; or another's (evalkit ls exports).")  # fmt: skip
+@option("--rule", help="How answers are chosen, for all but lm_eval and run.  [default: the run's own]")
 @typed_option("--output", "-o", type=FOLDER, help="Folder to write into.  [default: one in the run folder]")
 def export(run: str, form: str | None, rule: str | None, output: Path | None) -> None:
     """Export a finished run to another tool's format; prints the files.
@@ -233,6 +234,7 @@ def export(run: str, form: str | None, rule: str | None, output: Path | None) ->
 
     \b
     evalkit export 1a2b3c4d --to hub
+    evalkit export 1a2b3c4d --to run -o published
     """
     from evalkit.export import export_run, form_names
 

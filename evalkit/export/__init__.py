@@ -1,8 +1,8 @@
 """Exports of a finished run to the formats of other tools.
 
-In: a run folder. Out: files. `lm_eval` is written with every run and only copied here; the others are made from
-results.json, without the model, its score table or torch. A package adds a format by an entry point of the group
-`evalkit.exports`, whose name is the format's and whose object is an `Export`.
+In: a run folder. Out: files. `lm_eval` is written with every run and only copied here, and `run` is the run folder
+itself, to publish; the others are made from results.json, without the model, its score table or torch. A package adds a
+format by an entry point of the group `evalkit.exports`, whose name is the format's and whose object is an `Export`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from pathlib import Path
 from evalkit.atomic import replace_file
 from evalkit.errors import RunError, UsageError
 from evalkit.export.content import Content, content_of
+from evalkit.export.published import published_files
 from evalkit.plugins import added, call_added, load_added
 from evalkit.runs.folder import Run
 
 GROUP = "evalkit.exports"
 Export = Callable[[Content], Mapping[str, str]]
 """Function from a run's content to its files: file name → text."""
-_COPIED = "lm_eval"
+_COPIED, _PUBLISHED = "lm_eval", "run"
 _OWN = {"hub": "evalkit.export.hub_metadata", "every_eval_ever": "evalkit.export.every_eval_ever"}
-FORMS = (_COPIED, *_OWN)
+FORMS = (_COPIED, *_OWN, _PUBLISHED)
 """evalkit's own formats."""
 
 
@@ -46,6 +47,10 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
         files = {Path(name).name: run.read(name) for name in sorted(run.files) if name.startswith("lm_eval/")}
         if not files:
             raise UsageError(f"run {run.folder} of {run.kind} has no files in lm-eval's format; use every_eval_ever")
+    elif form == _PUBLISHED:
+        if rule is not None:
+            raise UsageError("a run to publish contains every rule; omit --rule")
+        files = published_files(run)
     else:
         files = {name: text.encode() for name, text in _texts(form, content_of(run, rule)).items()}
     return [_write(folder / name, content) for name, content in files.items()]
