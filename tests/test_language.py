@@ -19,7 +19,7 @@ SETTINGS = sorted(path for folder in ("configs", "tasks", "results/published") f
 SCRIPTS = [
     path
     for folder in ("benchmarks", "examples", "examples/pretrain", "examples/pretrain/recipe")
-    for path in sorted((ROOT / folder).glob("*.*"))
+    for path in sorted((ROOT / folder).glob("[!.]*.*"))
 ]
 
 AVOIDED = (
