@@ -16,7 +16,11 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS = sorted(path for folder in ("configs", "tasks", "results/published") for path in (ROOT / folder).rglob("*")
                   if path.is_file() and path.suffix != ".csv")  # fmt: skip
-SCRIPTS = [path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).glob("*.*"))]
+SCRIPTS = [
+    path
+    for folder in ("benchmarks", "examples", "examples/pretrain", "examples/pretrain/recipe")
+    for path in sorted((ROOT / folder).glob("[!.]*.*"))
+]
 
 AVOIDED = (
     "mend(s|ed|ing)?", "told", "lets? be", "held (to|against)", "whereabouts", "parted", "wanted", "likeliest",
@@ -75,7 +79,7 @@ def test_no_module_is_called_view() -> None:
     assert [name(module) for module in MODULES if module.name == "view.py"] == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=name)
+@pytest.mark.parametrize("module", [*MODULES, *(path for path in SCRIPTS if path.suffix == ".py")], ids=name)
 def test_a_docstring_begins_with_a_sentence_of_one_line(module: Path) -> None:
     first = [(of, text.splitlines()[0]) for of, text in docstrings(module)]
     assert [(of, line) for of, line in first if not line.endswith(".") or len(line) > 120] == []

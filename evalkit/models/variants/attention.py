@@ -164,7 +164,8 @@ class VariantAttention(nn.Module):
         weight = self._lambda(query.dtype)
         out = plus - weight * minus
         if differential.subln != "none":
-            out = (1 - self.lambda_init) * self.subln(out)
+            # Under autocast the products are in its dtype, and the norm in that of its weights
+            out = (1 - self.lambda_init) * self.subln(out.to(self.lambda_q1.dtype))
         seen = found[0][1]
         return out, None if seen is None else self.effective_map(seen, query.dtype)
 

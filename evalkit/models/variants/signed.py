@@ -40,8 +40,9 @@ def signed_attention(
         scale: of the logits.
 
     Returns:
-        [batch, heads, queries, width].
+        [batch, heads, queries, width], under autocast in its dtype.
     """
+    query, key, value = _autocast(query, key, value)
     batch, heads = query.shape[:2]
     groups = key.shape[1]
     if mask is not None and mask.shape[0] == 1:
@@ -112,6 +113,18 @@ class _Signed(torch.autograd.Function):
             to_query[:, :, rows] = torch.bmm(to_logits, key[:, keys]).unflatten(1, (query.shape[1], -1))
             to_key[:, keys] += torch.bmm(to_logits.mT, query[:, :, rows].flatten(1, 2))
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None, None
+
+
+def _autocast(*states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Convert to autocast's dtype where it is enabled, as torch's attention does: all but float64.
+
+    Rotated queries and keys are in float32 there, values are not; forward and backward need one dtype.
+    """
+    device = states[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return states
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(part if part.dtype == torch.float64 else part.to(dtype) for part in states)
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> Iterator[tuple[slice, slice]]:

@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from itertools import islice
+import time
+from collections.abc import Callable, Iterable, Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from evalkit.errors import DataError
+from evalkit.errors import DataError, EvalkitError, first_line
+from evalkit.inputs.reading import Unreadable, parse_json
+from evalkit.inputs.texts import check_text, in_calls
 from evalkit.models.folder import new_folder
 from recipe.settings import Text
 
 VERSION = 1
 _DOCUMENTS = 512
-"""Documents that are tokenised at once."""
+"""Most documents that are tokenised at once."""
+_SECONDS = 30.0
+"""Between lines of progress."""
+Say = Callable[[str], None]
 
 
-def packed(texts: Iterable[Text], tokenizer: Any, root: Path) -> Path:
+def packed(texts: Iterable[Text], tokenizer: Any, root: Path, say: Say) -> Path:
     """Return the folder of the packed tokens of some texts; write it if it is not there.
 
     Args:
         texts: the sources, in order.
         tokenizer: a fast tokenizer with an EOS token.
         root: folder of all packed texts.
+        say: called with lines of progress.
 
     Raises:
-        DataError: a text cannot be read, or has no tokens.
+        EvalkitError: a text cannot be read, or has no tokens.
     """
     texts = list(texts)
     content = {
@@ -49,13 +56,13 @@ def packed(texts: Iterable[Text], tokenizer: Any, root: Path) -> Path:
     with FileLock(root / f".{key}.lock"):  # several trainings may begin at once
         if not folder.exists():
             with new_folder(folder) as part:
-                counts = _write(texts, tokenizer, part / "tokens.bin")
+                counts = _write(texts, tokenizer, part / "tokens.bin", say)
                 (part / "packing.json").write_text(json.dumps({**content, **counts}, indent=1), encoding="utf-8")
     return folder
 
 
 def tokens_of(folder: Path) -> np.ndarray[Any, Any]:
-    """Return the packed tokens of a folder as a read-only memory map."""
+    """Return the packed tokens of a folder, [n], as a read-only memory map."""
     facts = json.loads((folder / "packing.json").read_text(encoding="utf-8"))
     return np.memmap(folder / "tokens.bin", dtype=facts["dtype"], mode="r")
 
@@ -64,27 +71,48 @@ def documents(text: Text) -> Iterator[str]:
     """Yield the documents of a source.
 
     Raises:
-        DataError: a file cannot be read, or a line has no text.
+        EvalkitError: a file cannot be read, or a document has no text, or too much for a tokenizer.
     """
-    if text.dataset:
-        from datasets import load_dataset
+    for found, where in _hub_documents(text) if text.dataset else _file_documents(text):
+        check_text(found, where)
+        yield found
 
-        more = {"data_files": text.data_files} if text.data_files else {}
+
+def _file_documents(text: Text) -> Iterator[tuple[str, str]]:
+    """Yield each document and its place."""
+    for path in map(Path, text.files):
+        try:
+            if path.suffix != ".jsonl":
+                yield path.read_text(encoding="utf-8"), str(path)
+                continue
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    where = f"{path}:{number}"
+                    try:
+                        record = parse_json(line)
+                    except Unreadable as error:
+                        raise DataError(f"{where}: {error.reason}") from error
+                    yield _text_of(record, text.key, where), where
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _hub_documents(text: Text) -> Iterator[tuple[str, str]]:
+    """Yield each document and its place."""
+    from datasets import load_dataset
+
+    more = {"data_files": text.data_files} if text.data_files else {}
+    try:
         records = load_dataset(text.dataset, text.config, split=text.split, streaming=True, **more)
         for number, record in enumerate(records):
-            yield _text_of(record, text.key, f"{text.dataset}, document {number}")
-        return
-    for file in text.files:
-        path = Path(file)
-        try:
-            if path.suffix == ".jsonl":
-                with path.open(encoding="utf-8") as lines:
-                    for number, line in enumerate(lines, 1):
-                        yield _text_of(json.loads(line), text.key, f"{path}:{number}")
-            else:
-                yield path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read as text in UTF-8 ({error})") from error
+            where = f"{text.dataset}, document {number}"
+            yield _text_of(record, text.key, where), where
+    except EvalkitError:
+        raise
+    except Exception as error:  # of any type: of the network, the format, the name
+        raise DataError(f"dataset {text.dataset}: cannot be read ({first_line(error)})") from error
 
 
 def _text_of(record: Any, key: str, where: str) -> str:
@@ -95,37 +123,51 @@ def _text_of(record: Any, key: str, where: str) -> str:
 
 
 def _identity(text: Text) -> dict[str, Any]:
-    """Return what determines a source's documents: files by their content, data sets by name."""
-    facts = text.model_dump(exclude={"files"})
+    """Return what determines a source's documents: local files by their content, data sets of the hub by name."""
+    # Path.glob takes no absolute patterns
+    files = [*text.files, *sorted(glob(text.data_files or "", recursive=True))]  # noqa: PTH207
+    return {**text.model_dump(exclude={"files"}), "files": [file_digest(Path(file)) for file in files]}
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     try:
-        return {**facts, "files": [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in text.files]}
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _write(texts: list[Text], tokenizer: Any, path: Path) -> dict[str, Any]:
-    """Write the tokens of all texts; return how many there are, and their type."""
+def _write(texts: list[Text], tokenizer: Any, path: Path, say: Say) -> dict[str, Any]:
+    """Write the tokens of all texts; return how many each has, and their type."""
     dtype = "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-    counts = []
+    counts: list[int] = []
+    last = time.monotonic()
     with path.open("wb") as file:
         for text in texts:
             count = 0
             for ids in _tokenised(text, tokenizer):
                 row = np.array(ids[: text.tokens - count] if text.tokens else ids, dtype=dtype)
-                row.tofile(file)
+                file.write(row.tobytes())
                 count += len(row)
                 if text.tokens and count >= text.tokens:
                     break
+                if time.monotonic() - last > _SECONDS:
+                    say(f"packing: {sum(counts) + count:,} tokens")
+                    last = time.monotonic()
             counts.append(count)
-    if not sum(counts):
-        raise DataError(f"{', '.join(map(str, texts))}: there is no text")
+            if not count:
+                raise DataError(f"{text.dataset or ', '.join(text.files)}: holds no document")
     return {"dtype": dtype, "tokens": counts}
 
 
 def _tokenised(text: Text, tokenizer: Any) -> Iterator[list[int]]:
     """Yield each document's tokens, with BOS (where the tokenizer has one) and EOS."""
     first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    rest = documents(text)
-    while some := list(islice(rest, _DOCUMENTS)):
+    for some in in_calls(documents(text), str, _DOCUMENTS):
         for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
             yield [*first, *ids, tokenizer.eos_token_id]

@@ -11,10 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from evalkit.errors import UsageError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, NonEmpty, read_settings
+from evalkit.models.zoo import named_model
 
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Text(FileSettings):
@@ -30,13 +32,22 @@ class Text(FileSettings):
     key: NonEmpty = "text"
     """Of a document's text."""
     tokens: Count | None = None
-    """Tokens after which the rest is left out; needed for data sets of the hub, which are streamed."""
+    """Tokens after which the rest is left out; none: all of it."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Text:
         if bool(self.files) == (self.dataset is not None):
             raise ValueError("give either files or dataset")
         return self
+
+
+class Evaluation(FileSettings):
+    """An evaluation of the model during its training, by evalkit.TrainerCallback."""
+
+    suite: NonEmpty = "zeroshot8"
+    sample: Count | None = None
+    every: Count | None = None
+    """Updates between evaluations; none: only at the end."""
 
 
 class Recipe(FileSettings):
@@ -59,10 +70,10 @@ class Recipe(FileSettings):
     optimizer: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
     learning_rate: Annotated[float, Field(gt=0)]
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    schedule: NonEmpty = "cosine"
-    """A name of transformers' `lr_scheduler_type`."""
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """Of the learning rate after the warm-up; the first two end at 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False)
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -74,6 +85,7 @@ class Recipe(FileSettings):
     """Updates between measurements of the held-out loss; none: only at the end."""
     held_out_rows: Count = 128
     """Rows of held-out text that are measured, spread over it."""
+    evaluate: Evaluation | None = None
     save_every: Count = 500
     keep: Count | None = None
     """Checkpoints that are kept; none: all."""
@@ -93,7 +105,7 @@ class TrainingStudy(FileSettings):
     """Settings file, whose `model` each of `models` replaces."""
     models: Annotated[dict[str, NonEmpty], Field(min_length=1)]
     """By name, which the output folders begin with."""
-    seeds: Annotated[Listed[int], Field(min_length=1)]
+    seeds: Annotated[Listed[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     output: NonEmpty
     """Folder of the trainings."""
 
@@ -102,14 +114,16 @@ def read_recipe(path: Path) -> Recipe:
     """Read a training's settings.
 
     Raises:
-        UsageError: the file cannot be read or is invalid.
+        UsageError: the file cannot be read or is invalid, or names a model or a text file that does not exist.
     """
     recipe = read_settings(path, Recipe, UsageError)
-    near = path.parent
-    sources = {key: tuple(_text(near, text) for text in getattr(recipe, key)) for key in ("text", "held_out")}
-    found = {"model": _beside(near, recipe.model), **sources}
+    found = {
+        "model": _model(path, "model", recipe.model),
+        "text": _texts(path, "text", recipe.text),
+        "held_out": _texts(path, "held_out", recipe.held_out),
+    }
     if recipe.tokenizer:
-        found["tokenizer"] = _beside(near, recipe.tokenizer)
+        found["tokenizer"] = _beside(path, recipe.tokenizer)
     return recipe.model_copy(update=found)
 
 
@@ -117,23 +131,36 @@ def read_training_study(path: Path) -> tuple[TrainingStudy, Recipe]:
     """Read a study of trainings and its recipe.
 
     Raises:
-        UsageError: a file cannot be read or is invalid.
+        UsageError: a file cannot be read or is invalid, or names a model or a text file that does not exist.
     """
     study = read_settings(path, TrainingStudy, UsageError)
-    models = {name: _beside(path.parent, model) for name, model in study.models.items()}
+    models = {name: _model(path, f"models.{name}", model) for name, model in study.models.items()}
     found = study.model_copy(update={"models": models, "output": str(path.parent / study.output)})
     return found, read_recipe(path.parent / study.recipe)
 
 
-def _text(near: Path, text: Text) -> Text:
-    found = {"files": tuple(str(near / Path(file).expanduser()) for file in text.files)}
-    if text.data_files:
-        found["data_files"] = _beside(near, text.data_files)
-    return text.model_copy(update=found)
+def _model(path: Path, key: str, given: str) -> str:
+    model = _beside(path, given)
+    try:
+        named_model(model)
+    except EvalkitError as error:
+        raise UsageError(f"{path}: '{key}': {error}") from error
+    return model
 
 
-def _beside(near: Path, given: str) -> str:
-    """Return a path relative to the settings file where it exists there; otherwise the name."""
-    path, colon, name = given.rpartition(":")
-    file = near / (path if colon else given)
-    return f"{file}{colon}{name}" if file.exists() and (path or not colon) else given
+def _texts(path: Path, key: str, texts: tuple[Text, ...]) -> tuple[Text, ...]:
+    found = []
+    for number, text in enumerate(texts):
+        files = [path.parent / Path(file).expanduser() for file in text.files]
+        if absent := [str(file) for file in files if not file.is_file()]:
+            raise UsageError(f"{path}: '{key}[{number}].files': {absent[0]} is no file")
+        near = {"data_files": _beside(path, text.data_files)} if text.data_files else {}
+        found.append(text.model_copy(update={"files": tuple(map(str, files)), **near}))
+    return tuple(found)
+
+
+def _beside(path: Path, given: str) -> str:
+    """Return a path relative to the settings file's folder if it exists there, else the name unchanged."""
+    file, colon, name = given.rpartition(":") if ":" in given else (given, "", "")
+    near = path.parent / Path(file).expanduser()
+    return f"{near}{colon}{name}" if near.exists() else given

@@ -1,0 +1,114 @@
+"""The folder of a training, and the settings that it was begun with.
+
+A folder holds `initial` (the model before its first step), `checkpoint-N`, `training.csv`, `training.json` (settings
+and versions) and, once the training is finished, `model`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalkit.atomic import replace_file
+from evalkit.errors import UsageError
+from evalkit.models.zoo import named_model
+from recipe.settings import Recipe
+
+_OF_THE_RUN = {
+    "model", "text", "tokenizer", "held_out", "log_every", "held_out_every", "held_out_rows", "evaluate", "save_every",
+    "keep", "report_to", "micro_batch",
+}  # fmt: skip
+"""Settings that do not change the weights, and may change at a resumption (`micro_batch`: but for rounding). Text and
+tokenizer are recorded by the hash of the packed tokens, the model by its config."""
+_LIBRARIES = ("torch", "transformers", "accelerate", "numpy")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A recipe with a seed and a folder."""
+
+    recipe: Recipe
+    seed: int
+    output: Path
+    data: Path
+    """Folder of tokenizer and packed texts, which several trainings share."""
+
+    @property
+    def model(self) -> Path:
+        """The trained checkpoint; exists once the training is finished."""
+        return self.output / "model"
+
+    @property
+    def initial(self) -> Path:
+        """The model before its first step."""
+        return self.output / "initial"
+
+    @property
+    def newest(self) -> Path | None:
+        """The checkpoint of the latest step."""
+        found = checkpoints(self.output)
+        return found[-1] if found else None
+
+    @property
+    def steps_left(self) -> int:
+        """Updates after the newest checkpoint; 0 once the training is finished."""
+        if self.model.exists():
+            return 0
+        return self.recipe.steps - (step_of(self.newest) if self.newest else 0)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, the latest last."""
+    return sorted((path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the updates of a checkpoint."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def check_settings(training: Training, packed_text: str | None = None) -> None:
+    """Compare a training's settings, and its packed text if given, with those that the folder was begun with, if any.
+
+    Raises:
+        UsageError: they are others.
+    """
+    path = training.output / "training.json"
+    if not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))["settings"]
+    facts = _facts(training, packed_text)
+    if changed := sorted(key for key in facts if before.get(key) != facts[key]):
+        raise UsageError(
+            f"{training.output}: was begun with other settings ({', '.join(changed)}); choose another folder"
+        )
+
+
+def record_settings(training: Training, packed_text: str) -> None:
+    """Write training.json, or compare with it.
+
+    Raises:
+        UsageError: the folder was begun with other settings.
+    """
+    check_settings(training, packed_text)
+    path = training.output / "training.json"
+    if not path.exists():
+        facts = {"settings": _facts(training, packed_text), "versions": {name: version(name) for name in _LIBRARIES}}
+        replace_file(path, json.dumps(facts, indent=1).encode())
+
+
+def _facts(training: Training, packed_text: str | None) -> dict[str, Any]:
+    """Return what the weights depend on, as JSON gives it back."""
+    facts = {
+        "seed": training.seed,
+        "packed_text": packed_text,
+        "model": named_model(training.recipe.model).config,
+        **training.recipe.model_dump(mode="json", exclude=_OF_THE_RUN),
+    }
+    if packed_text is None:
+        del facts["packed_text"]
+    found: dict[str, Any] = json.loads(json.dumps(facts))
+    return found

@@ -1,0 +1,111 @@
+"""The losses of a training: training.csv, and lines with the time left on standard output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from evalkit.atomic import replace_file
+
+LOG = "training.csv"
+_COLUMNS = {
+    "loss": "loss",
+    "held_out_loss": "eval_loss",
+    "learning_rate": "learning_rate",
+    "grad_norm": "grad_norm",
+}
+"""Column → name in Trainer's logs."""
+_HEADER = ("step", "tokens", *_COLUMNS)
+
+
+class LossLog(TrainerCallback):
+    """Write training and held-out losses to training.csv, and print them with the time left.
+
+    After a resumption, rows of steps that are computed again are removed first.
+
+    Args:
+        folder: of training.csv.
+        tokens_per_step: tokens of an update.
+    """
+
+    def __init__(self, folder: Path, tokens_per_step: int) -> None:
+        self._path = folder / LOG
+        self._tokens = tokens_per_step
+        self._began, self._first = 0.0, 0
+        self._paused: float | None = None
+        self._pauses = 0.0
+        """Seconds of held-out measurements and saving, which are not training."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Start the clock; write the log with the rows up to here."""
+        self._began, self._first = time.monotonic(), state.global_step
+        if state.is_world_process_zero:
+            text = io.StringIO(newline="")
+            writer = csv.DictWriter(text, _HEADER)
+            writer.writeheader()
+            rows = read_log(self._path) if self._path.exists() else []
+            writer.writerows(row for row in rows if int(row["step"]) <= state.global_step)
+            replace_file(self._path, text.getvalue().encode())
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """End a pause."""
+        if self._paused is not None:
+            self._pauses += time.monotonic() - self._paused
+            self._paused = None
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Begin a pause; log before each checkpoint, whose loss a resumed training could not average."""
+        if control.should_evaluate or control.should_save:
+            self._paused = time.monotonic()
+        if control.should_save:
+            control.should_log = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Write a row and print a line."""
+        found = {column: logs[name] for column, name in _COLUMNS.items() if name in logs} if logs else {}
+        if not state.is_world_process_zero or not {"loss", "held_out_loss"} & found.keys():
+            return
+        step = state.global_step
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            row = {name: float(value) for name, value in found.items()}
+            csv.DictWriter(file, _HEADER).writerow({"step": step, "tokens": step * self._tokens, **row})
+        what = ", ".join(
+            f"{words} {found[name]:.3f}"
+            for name, words in (("loss", "loss"), ("held_out_loss", "held-out loss"))
+            if name in found
+        )
+        print(f"step {step:,} of {state.max_steps:,}: {what}; {self._pace(step, state.max_steps)}", flush=True)
+
+    def _pace(self, step: int, steps: int) -> str:
+        """Format the speed, without pauses, and the time left, with as many pauses as so far."""
+        done = step - self._first
+        if not done:
+            return "resumed"
+        now = time.monotonic()
+        trained = (now if self._paused is None else self._paused) - self._began - self._pauses
+        left = (now - self._began) / done * (steps - step)
+        return f"{done * self._tokens / trained:,.0f} tokens/s, about {duration(left)} left"
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """Return the complete rows of a log: the last one may be cut short."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if line.endswith("\n")))
+
+
+def duration(seconds: float) -> str:
+    """Return h:mm:ss."""
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}"

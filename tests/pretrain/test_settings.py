@@ -1,0 +1,124 @@
+"""Settings files: paths relative to the file, and errors that name the file and the key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from recipe.settings import read_recipe, read_training_study
+
+from evalkit.errors import UsageError
+from evalkit.models.zoo import models
+from tests.pretrain.settings_files import EXAMPLE, write_recipe
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown key": ({"leraning_rate": 1}, "unknown key 'leraning_rate': did you mean 'learning_rate'?"),
+    "an unknown key of a text": ({"text": [{"file": ["a"]}]}, "'text[0]': unknown key 'file'"),
+    "no text": ({"text": None}, "it lacks 'text'"),
+    "an empty text": ({"text": []}, "'text' is empty"),
+    "no source": ({"text": [{}]}, "'text[0]': give either files or dataset"),
+    "two sources": ({"text": [{"files": ["a"], "dataset": "b"}]}, "'text[0]': give either files or dataset"),
+    "no learning rate": ({"learning_rate": None}, "it lacks 'learning_rate'"),
+    "a text for a number": ({"steps": "20"}, "'steps' is '20'; expected a whole number"),
+    "a number for a text": ({"model": 3}, "'model' is 3; expected a text"),
+    "no update": ({"steps": 0}, "'steps' is 0; expected at least 1"),
+    "one beta": ({"betas": [0.9]}, "it lacks 'betas[1]'"),
+    "a beta of 1": ({"betas": [0.9, 1.0]}, "'betas[1]' is 1.0"),
+    "another schedule": (
+        {"schedule": "cosin"},
+        "'schedule' is 'cosin'; expected cosine, linear or constant_with_warmup",
+    ),
+    "another precision": ({"precision": "float16"}, "'precision' is 'float16'; expected float32 or bfloat16"),
+    "an unknown model": ({"model": "llama-125m-vanila"}, "'model': unknown model 'llama-125m-vanila'"),
+    "a model's file": ({"model": "none.yaml:x"}, "'model': none.yaml"),
+    "a text's file": ({"held_out": [{"files": ["none.txt"]}]}, "'held_out[0].files': {folder}/none.txt is no file"),
+    "an evaluation": ({"evaluate": {"sample": 0}}, "'evaluate.sample' is 0; expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_errors_name_file_and_key(shared: Path, tmp_path: Path, case: str) -> None:
+    change, message = BAD[case]
+    path = write_recipe(tmp_path, shared, **change)
+    with pytest.raises(UsageError) as raised:
+        read_recipe(path)
+    assert str(raised.value).startswith(f"{path}: {message.format(folder=tmp_path)}")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none.yaml cannot be read: No such file"):
+        read_recipe(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(UsageError, match=r"bad.yaml"):
+        read_recipe(tmp_path / "bad.yaml")
+
+
+def test_paths_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("models.yaml", "text.jsonl"):
+        (tmp_path / name).write_bytes((shared / name).read_bytes())
+    (tmp_path / "tokens").mkdir()
+    text = [{"files": ["text.jsonl"]}, {"dataset": "json", "data_files": "text.jsonl"}, {"dataset": "HuggingFaceTB/x"}]
+    path = write_recipe(tmp_path, shared, model="models.yaml:cog", tokenizer="tokens", text=text)
+    monkeypatch.chdir("/")
+    recipe = read_recipe(path)
+    assert recipe.model == f"{tmp_path}/models.yaml:cog"
+    assert recipe.tokenizer == str(tmp_path / "tokens")
+    assert recipe.text[0].files == (str(tmp_path / "text.jsonl"),)
+    assert recipe.text[1].data_files == str(tmp_path / "text.jsonl")
+    assert (recipe.text[1].dataset, recipe.text[2].dataset) == ("json", "HuggingFaceTB/x")
+    # Names that are no paths stay names
+    path = write_recipe(tmp_path, shared, model="llama-125m-cog", tokenizer="mistralai/Mixtral-8x7B-v0.1")
+    assert (read_recipe(path).model, read_recipe(path).tokenizer) == ("llama-125m-cog", "mistralai/Mixtral-8x7B-v0.1")
+
+
+def test_a_study(shared: Path, tmp_path: Path) -> None:
+    write_recipe(tmp_path, shared)
+    path = tmp_path / "study.yaml"
+    keys: dict[str, Any] = {"recipe": "recipe.yaml", "models": {"a": f"{shared}/models.yaml:cog"}, "seeds": [1, 2],
+                            "output": "trained"}  # fmt: skip
+    path.write_text(json.dumps(keys))
+    study, recipe = read_training_study(path)
+    assert (study.output, study.models) == (str(tmp_path / "trained"), keys["models"])
+    assert recipe == read_recipe(tmp_path / "recipe.yaml")
+    for change, message in [
+        ({"models": {"a": "nine"}}, "'models.a': unknown model 'nine'"),
+        ({"seeds": []}, "'seeds' is empty"),
+        ({"seeds": [1, -1]}, "'seeds[1]' is -1; expected at least 0"),
+        ({"seed": [1]}, "unknown key 'seed': did you mean 'seeds'?"),
+    ]:
+        path.write_text(json.dumps(keys | change))
+        with pytest.raises(UsageError) as raised:
+            read_training_study(path)
+        assert str(raised.value).startswith(f"{path}: {message}")
+
+
+def test_the_papers_settings() -> None:
+    """What its appendix states: AdamW, 3e-4, 10,000 updates of warm-up, 2M tokens a batch, rows of 2,048, 28 B tokens,
+    16 rows on each of 8 devices; and a model of evalkit's with Mixtral's vocabulary.
+    """
+    recipe = read_recipe(EXAMPLE / "paper.yaml")
+    assert (recipe.learning_rate, recipe.warmup_steps, recipe.length, recipe.precision) == (
+        3e-4,
+        10_000,
+        2048,
+        "bfloat16",
+    )
+    assert recipe.batch * recipe.length == 2**21
+    assert recipe.batch % (8 * recipe.micro_batch) == 0
+    assert recipe.micro_batch == 16
+    assert recipe.tokens == pytest.approx(28e9, rel=1e-3)
+    [text] = recipe.text
+    assert (text.dataset, text.config, text.tokens) == ("HuggingFaceTB/smollm-corpus", "cosmopedia-v2", None)
+    named = {model.name: model.shape for model in models()}
+    assert named[recipe.model].vocabulary == 32_000
+
+
+def test_the_small_settings_are_the_replications() -> None:
+    small, replication = (
+        yaml.safe_load((EXAMPLE / path).read_text()) for path in ("small.yaml", "../replication/recipe.yaml")
+    )
+    for key in small.keys() - {"model", "text"}:
+        assert small[key] == replication[key]
