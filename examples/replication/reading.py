@@ -17,6 +17,6 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def chosen(rows: Iterable[Row], **wanted: str) -> list[Row]:
+def chosen(rows: Iterable[Row], **values: str) -> list[Row]:
     """Return the rows with these values."""
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]

@@ -166,15 +166,15 @@ def needed(found: list[evalkit.Comparison], benchmark: str, outcome: str) -> Ite
         average = comparison.average
         if average.spread is None:
             continue
-        wanted = {"observed": average.difference}
+        planned = {"observed": average.difference}
         if outcome == "accuracy":
-            wanted["paper"] = paper[comparison.b]
+            planned["paper"] = paper[comparison.b]
         for factor in FACTORS:
             shown = {
                 f"shown_by_{seeds}": short(seeds_detectable(average.spread, seeds, factor) or math.nan)
                 for seeds in SEEDS
             }
-            for kind, difference in wanted.items():
+            for kind, difference in planned.items():
                 seeds = seeds_needed(average.spread, difference, factor)
                 of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "documents": factor, **shown}
                 yield {**of, "kind": kind, "difference": short(difference), "seeds": seeds or ""}
