@@ -18,7 +18,7 @@ SETTINGS = sorted(path for folder in ("configs", "tasks", "results/published") f
                   if path.is_file() and path.suffix != ".csv")  # fmt: skip
 SCRIPTS = [
     path
-    for folder in ("benchmarks", "examples", "examples/pretrain", "examples/pretrain/recipe")
+    for folder in ("benchmarks", "examples", "examples/pretrain", "examples/pretrain/recipe", "examples/replication")
     for path in sorted((ROOT / folder).glob("[!.]*.*"))
 ]
 
