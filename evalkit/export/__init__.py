@@ -37,7 +37,7 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
 
     Raises:
         UnknownNameError: there is no such format, or the run was not scored for that rule.
-        UsageError: the format cannot represent this run, or its package cannot be imported.
+        UsageError: the format cannot represent this run, its package cannot be imported, or the run would be replaced.
         RunError: a file cannot be written.
     """
     folder = output or run.folder / form
@@ -50,6 +50,8 @@ def export_run(run: Run, form: str, rule: str | None = None, output: Path | None
     elif form == _PUBLISHED:
         if rule is not None:
             raise UsageError("a run to publish contains every rule; omit --rule")
+        if (target := folder / run.folder.name).exists() and target.samefile(run.folder):
+            raise UsageError(f"--output {folder} holds the run itself, which would be replaced; choose another folder")
         files = published_files(run)
     else:
         files = {name: text.encode() for name, text in _texts(form, content_of(run, rule)).items()}

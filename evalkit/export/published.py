@@ -1,21 +1,20 @@
 """A run folder to publish: without its journal, and without the paths and names of the machine that computed it.
 
 In: a finished run. Out: its verified files and figures, under the name of its folder. The numbers, and what determines
-them, are the same, and so is the run's id. The manifest keeps the last part of a path, and its digest is renewed.
+them, are the same, and so is the run's id. The manifest keeps the last part of a path (`paths.py`), and its digest is
+renewed.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from evalkit.export.paths import without_folders
 from evalkit.runs.folder import MANIFEST, RESULTS, Run
 from evalkit.runs.seal import content_digest, digest, json_bytes, sealed
 
-_FOLDER = re.compile(r"(?:^|(?<=[\s=]))(?:/|[A-Za-z]:[\\/]).*[\\/]")
-"""The folder of an absolute path, at the beginning of a text or after a space or an equals sign."""
 _AS_IT_IS = ("specification", "template")
 """Parts of the manifest that determine the numbers, or what they mean."""
 _FIGURES = (".png", ".pdf", ".svg")
@@ -39,7 +38,7 @@ def published_files(run: Run) -> dict[str, bytes]:
 def _content(run: Run, name: str) -> bytes:
     """Return a verified file; lm-eval's results, which name the checkpoint, without paths."""
     content = run.read(name)
-    return json_bytes(_without_paths(json.loads(content)), indent=2) + b"\n" if name.endswith(".json") else content
+    return json_bytes(without_folders(json.loads(content)), indent=2) + b"\n" if name.endswith(".json") else content
 
 
 def _sealed_text(content: Mapping[str, Any]) -> bytes:
@@ -49,7 +48,7 @@ def _sealed_text(content: Mapping[str, Any]) -> bytes:
 def _manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest without paths and names of the machine, as plain data."""
     plain: dict[str, Any] = json.loads(json_bytes(manifest))
-    found = {name: value if name in _AS_IT_IS else _without_paths(value) for name, value in plain.items()}
+    found: dict[str, Any] = without_folders(plain) | {name: plain[name] for name in _AS_IT_IS if name in plain}
     if isinstance(hardware := found.get("hardware"), dict) and "system" in hardware:
         hardware["system"] = str(hardware["system"]).partition("-")[0]
     for device in found.get("devices", ()):
@@ -59,12 +58,3 @@ def _manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(command := found.get("command"), list) and command:
         found["command"] = ["evalkit", *command[1:]]
     return found
-
-
-def _without_paths(value: Any) -> Any:
-    """Return plain data in which each text with an absolute path has only the last part of it."""
-    if isinstance(value, dict):
-        return {key: _without_paths(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(item) for item in value]
-    return _FOLDER.sub("", value) if isinstance(value, str) else value

@@ -57,14 +57,44 @@ def test_absolute_paths_keep_their_last_part(finished: Run, tmp_path: Path) -> N
         "--rule",
         "acc/norm",
         r"C:\models\b",
-        "data-dir /my data/x.jsonl",
+        "a.txt,/my texts/b.txt",
     ]
-    write(folder, MANIFEST, manifest | {"command": command, "model": "/data/models/a", "path": "/data/models/a"})
+    documents = {task: {**about, "source": f"data-dir /my data/{task}.jsonl"}
+                 for task, about in manifest["documents"].items()}  # fmt: skip
+    model = "/data/my models/a/"
+    changed = {"command": command, "model": model, "path": model[:-1], "documents": documents}
+    write(folder, MANIFEST, manifest | changed)
     reseal(folder)
     export_run(load_run(folder), "run", output=tmp_path / "published")
     found = load_run(tmp_path / "published" / finished.folder.name).manifest
-    assert found["command"] == ["evalkit", "run", "a", "--output=runs", "--rule", "acc/norm", "b", "data-dir x.jsonl"]
+    assert found["command"] == ["evalkit", "run", "a", "--output=runs", "--rule", "acc/norm", "b", "a.txt,b.txt"]
+    assert {task: about["source"] for task, about in found["documents"].items()} == {
+        task: f"data-dir {task}.jsonl" for task in documents
+    }
     assert (found["model"], found["path"]) == ("a", "a")
+
+
+def test_a_relative_path_of_a_model_stays(finished: Run, tmp_path: Path) -> None:
+    folder = tmp_path / finished.folder.name
+    shutil.copytree(finished.folder, folder)
+    write(
+        folder, MANIFEST, read(folder, MANIFEST) | {"model": "trained/a/model", "path": "/home/alice/trained/a/model"}
+    )
+    reseal(folder)
+    export_run(load_run(folder), "run", output=tmp_path / "published")
+    found = load_run(tmp_path / "published" / finished.folder.name).manifest
+    assert (found["model"], found["path"]) == ("trained/a/model", "trained/a/model")
+
+
+def test_the_run_itself_is_not_replaced(finished: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / finished.folder.name
+    shutil.copytree(finished.folder, folder)
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for output in (tmp_path / "runs", folder / "..", tmp_path / "link"):
+        with pytest.raises(UsageError, match="holds the run itself, which would be replaced; choose another folder"):
+            export_run(load_run(folder), "run", output=output)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_it_has_every_rule(finished: Run, tmp_path: Path) -> None:
