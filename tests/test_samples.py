@@ -66,7 +66,9 @@ def test_every_kind_of_run_is_there() -> None:
 def test_the_demo_checkpoint_has_all_official_documents(template: str) -> None:
     run = sample(f"demo-zeroshot8-{template}")
     documents = run.manifest["documents"]
-    assert sum(source["count"] for source in documents.values()) == sum(task["n"] for task in run.stored["tasks"]) == 34507
+    assert (
+        sum(source["count"] for source in documents.values()) == sum(task["n"] for task in run.stored["tasks"]) == 34507
+    )
     assert all(source["official"] for source in documents.values())
     assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
 
@@ -78,7 +80,9 @@ def test_commands_read_them(command: Callable[..., str], tmp_path: Path) -> None
     assert "boolq/" in command("show", "demo-zeroshot8-inst", "--task", "boolq", "--wrong", "--limit", "1")
     command("report", "demo-needle", "--output", "report.html")
     assert (tmp_path / "report.html").stat().st_size > 50_000
-    command("figure", "entropy", "vanilla-seed1-model-attention", "intg-seed1-model-attention", "--output", "entropy.png")
+    command(
+        "figure", "entropy", "vanilla-seed1-model-attention", "intg-seed1-model-attention", "--output", "entropy.png"
+    )
     assert (tmp_path / "entropy.csv").stat().st_size > 100
     pair = ["vanilla-seed1-model", "intg-seed1-model"]
     assert "bits per byte" in command("compare", *(f"{name}-perplexity" for name in pair))

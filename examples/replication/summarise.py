@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,22 +27,28 @@ import yaml
 
 import evalkit
 from evalkit.atomic import replace_file
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.models.shapes import parameters
 from evalkit.models.zoo import read_models
 from evalkit.resources import resource
 from evalkit.stats.planning import seeds_detectable, seeds_needed
-from evalkit.stats.power import t_detectable
+from evalkit.stats.power import ALPHA
 from evalkit.stats.significance import holm
 
 HERE = Path(__file__).parent
 TABLES = HERE / "tables"
 MODELS = ("vanilla", "cog", "diff", "intg")
-FACTORS = (1, 20)
-"""How many times the documents of this study a plan has: of zeroshot8, twenty times is nearly all of them."""
+SUITES = {"perplexity": "held_out"}
+"""Benchmarks of the study that are named otherwise than their suite."""
+PRIMARY = ("held_out", "bits_per_byte")
+LEVELS = {PRIMARY: ALPHA / (len(MODELS) - 1)}
+"""Of the tests: Holm's first step for the primary outcome; 5 % for others, which are not corrected."""
 OUTCOMES = {"held_out": ("bits_per_byte",), "zeroshot8": ("accuracy", "bits_per_byte", "log_loss")}
 """The continuous outcomes of each benchmark, the primary one first."""
 MEASURES = ("bos_abs", "entropy_shifted", "rank", "similarity", "bos_negative")
 """Of the attention, by layer."""
+FIGURES = ("entropy", "rank")
+"""Of `evalkit figure`."""
 SEEDS = (3, 5, 10)
 Row = dict[str, Any]
 Runs = dict[str, dict[str, list[evalkit.Run]]]
@@ -62,30 +68,42 @@ def main() -> None:
     write(
         "differences", [row for (name, outcome), found in compared.items() for row in differences(found, name, outcome)]
     )
-    planned = ("held_out", "bits_per_byte"), ("zeroshot8", "accuracy")
-    write("needed", [row for of in planned for row in needed(compared[of], *of)])
+    # More text can be found for the first; the second has a fixed number of documents
+    plans = {PRIMARY: 10.0, ("zeroshot8", "accuracy"): all_documents(runs["zeroshot8"][MODELS[0]][0])}
+    write("needed", [row for of, most in plans.items() for row in needed(compared[of], *of, (1.0, most))])
     write("attention", [row for measure in MEASURES for row in attention(runs["attention"], measure)])
     write("needle", list(needles(runs["needle"])))
     print_zeroshot(runs["zeroshot8"])
+    draw_figures()
 
 
 def runs_by_model(root: Path) -> Runs:
-    """Return the finished runs of each benchmark and model, by seed."""
-    found: Runs = defaultdict(lambda: defaultdict(list))
+    """Return the finished run of each benchmark, model and seed, by seed.
+
+    Raises:
+        UsageError: one is missing, or there are two.
+    """
+    study = yaml.safe_load((HERE / "study.yaml").read_text(encoding="utf-8"))
+    seeds = yaml.safe_load((HERE / "training.yaml").read_text(encoding="utf-8"))["seeds"]
+    by_place: dict[tuple[str, str, int], list[evalkit.Run]] = defaultdict(list)
     for run in evalkit.list_runs(root):
-        place = re.search(r"(\w+)-seed(\d+)", run.manifest["model"])
+        place = re.search(r"(?:^|/)trained/(\w+)-seed(\d+)/model$", run.manifest["model"])
         if run.complete and place:
-            name = "held_out" if run.suite == "perplexity" else run.suite
-            found[name][place[1]].append(run)
-    for by_model in found.values():
-        for members in by_model.values():
-            members.sort(key=seed_of)
+            by_place[SUITES.get(run.suite, run.suite), place[1], int(place[2])].append(run)
+    found: Runs = {name: {model: [] for model in MODELS} for name in study["benchmarks"]}
+    for name, by_model in found.items():
+        for model, members in by_model.items():
+            for seed in seeds:
+                runs = by_place[name, model, seed]
+                if len(runs) != 1:
+                    raise UsageError(f"{root}: {len(runs)} finished runs of {model} seed {seed} on {name}; 1 is needed")
+                members.extend(runs)
     return found
 
 
 def seed_of(run: evalkit.Run) -> int:
     """Return a run's seed, from its checkpoint's name."""
-    return int(run.manifest["model"].partition("-seed")[2].partition("/")[0])
+    return int(run.manifest["model"].rpartition("-seed")[2].partition("/")[0])
 
 
 def rule_of(runs: dict[str, list[evalkit.Run]], outcome: str) -> str | None:
@@ -102,6 +120,7 @@ def facts(runs: Runs) -> Iterator[Row]:
     """Yield what was trained, on what, and with which versions."""
     recipe = yaml.safe_load((HERE / "recipe.yaml").read_text(encoding="utf-8"))
     yield {"name": "steps", "value": recipe["steps"]}
+    yield {"name": "seeds", "value": len(runs["held_out"][MODELS[0]])}
     yield {"name": "tokens_per_step", "value": recipe["batch"] * recipe["length"]}
     for model in read_models(HERE / "models.yaml"):
         yield {"name": f"parameters_{model.name}", "value": parameters(model.shape).rest}
@@ -148,7 +167,8 @@ def differences(found: list[evalkit.Comparison], benchmark: str, outcome: str) -
         for line in (*comparison.tasks, comparison.average):
             average = line is comparison.average
             a, b = line.spread.deviations if line.spread else (math.nan, math.nan)
-            shown = t_detectable(line.stderr, line.freedom, math.inf) if line.stderr and line.freedom else math.nan
+            level = LEVELS.get((benchmark, outcome), ALPHA)
+            shown = seeds_detectable(line.spread, line.spread.runs_b, level=level) if line.spread else None
             of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "task": line.name}
             numbers = {
                 "difference": line.difference, "low": line.low, "high": line.high, "stderr": line.stderr,
@@ -156,28 +176,43 @@ def differences(found: list[evalkit.Comparison], benchmark: str, outcome: str) -
                 "deviation_vanilla": a, "deviation": b,
                 "stderr_documents": math.sqrt(line.spread.documents) if line.spread else math.nan,
             }  # fmt: skip
-            yield {**of, **{key: number if number in ("", None) else short(number) for key, number in numbers.items()}}
+            yield {**of, **{key: short(number) if isinstance(number, float) else "" for key, number in numbers.items()}}
 
 
-def needed(found: list[evalkit.Comparison], benchmark: str, outcome: str) -> Iterator[Row]:
-    """Yield the differences that numbers of seeds and documents would show, and the seeds that differences need."""
-    paper = published()
+def needed(found: list[evalkit.Comparison], benchmark: str, outcome: str, factors: Sequence[float]) -> Iterator[Row]:
+    """Yield the differences that numbers of seeds and documents would show, and the seeds that differences need.
+
+    Args:
+        found: the comparisons with vanilla.
+        benchmark: of the study.
+        outcome: that is compared.
+        factors: how many times the documents of the study.
+    """
+    level = LEVELS.get((benchmark, outcome), ALPHA)
     for comparison in found:
         average = comparison.average
-        if average.spread is None:
-            continue
+        assert average.spread is not None  # both sides have several seeds
         planned = {"observed": average.difference}
         if outcome == "accuracy":
-            planned["paper"] = paper[comparison.b]
-        for factor in FACTORS:
-            shown = {
-                f"shown_by_{seeds}": short(seeds_detectable(average.spread, seeds, factor) or math.nan)
-                for seeds in SEEDS
-            }
+            planned["paper"] = published()[comparison.b]
+        for factor in factors:
+            shown = {}
+            for seeds in SEEDS:
+                smallest = seeds_detectable(average.spread, seeds, factor, level)
+                shown[f"shown_by_{seeds}"] = "" if smallest is None else short(smallest)
             for kind, difference in planned.items():
-                seeds = seeds_needed(average.spread, difference, factor)
-                of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "documents": factor, **shown}
-                yield {**of, "kind": kind, "difference": short(difference), "seeds": seeds or ""}
+                seeds = seeds_needed(average.spread, difference, factor, level)
+                of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "documents": short(factor)}
+                yield {**of, **shown, "kind": kind, "difference": short(difference), "seeds": seeds or ""}
+
+
+def all_documents(run: evalkit.Run) -> float:
+    """Return how many times smaller the variance of an average over tasks is with all of each task's documents.
+
+    The mean over tasks of the documents' reciprocals counts, as if a document varied as much in each task.
+    """
+    counts = {task: source["count"] for task, source in run.manifest["documents"].items()}
+    return mean(1 / task["n"] for task in run.stored["tasks"]) / mean(1 / count for count in counts.values())
 
 
 def published() -> dict[str, float]:
@@ -215,8 +250,22 @@ def print_zeroshot(runs: dict[str, list[evalkit.Run]]) -> None:
         mapping.write_text(yaml.safe_dump({"rows": rows}), encoding="utf-8")
         for ending, form in (("md", "markdown"), ("tex", "latex")):
             output = TABLES / f"zeroshot8.{ending}"
-            command = ["table", str(HERE / "layout.yaml"), "--source", "runs", "--runs", str(mapping), "--stderr"]
-            subprocess.run([sys.executable, "-m", "evalkit", *command, "--format", form, "-o", str(output)], check=True)
+            given = ["--source", "runs", "--runs", str(mapping), "--stderr", "--format", form, "-o", str(output)]
+            call("table", str(HERE / "layout.yaml"), *given)
+
+
+def draw_figures() -> None:
+    """Draw evalkit's figures of the attention; their numbers are in `tables`, beside those of this file."""
+    images = HERE.parents[1] / "docs" / "images"
+    for name in FIGURES:
+        figure = TABLES / f"figure_{name}.png"
+        call("figure", name, "--study", str(HERE / "study.yaml"), "-o", str(figure))
+        figure.replace(images / f"replication_{name}.png")
+
+
+def call(*words: str) -> None:
+    """Run an evalkit command."""
+    subprocess.run([sys.executable, "-m", "evalkit", *words], check=True)
 
 
 def short(number: float) -> float:
@@ -235,4 +284,7 @@ def write(name: str, rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except EvalkitError as error:
+        raise SystemExit(f"summarise.py: {error}") from None

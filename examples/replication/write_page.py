@@ -26,13 +26,15 @@ UNITS = {
 }
 """Outcome → factor, decimals, words."""
 MEASURES = {
-    "bos_abs": "Share of the last token's attention on BOS, of absolute weights",
-    "entropy_shifted": "Entropy of its weights, nats (shifted, as in the paper)",
-    "rank": "Effective rank of the map",
-    "similarity": "Similarity of heads",
-    "bos_negative": "Share of negative weights on BOS",
+    "bos_abs": "Share of absolute weights on BOS, mean over tokens",
+    "entropy_shifted": "Entropy of the last token's weights, nats (shifted, as in the paper)",
+    "rank": "Effective rank of the map, median over heads",
+    "similarity": "Cosine between a head's map and the layer's others",
+    "bos_negative": "Share of tokens whose weight on BOS is negative",
 }
+WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 LEVEL = 0.05
+TABLES = ("facts", "training", "outcomes", "differences", "needed", "attention", "needle")
 Tables = dict[str, list[Row]]
 
 
@@ -41,15 +43,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE.parents[1] / "docs", help="folder (default: docs)")
     output = parser.parse_args().output
+    tables = {path.stem: read(path) for path in (HERE / "tables").glob("*.csv")}
+    if missing := [name for name in TABLES if name not in tables]:
+        raise SystemExit(f"write_page.py: {HERE / 'tables'} has no {', '.join(missing)}.csv; run summarise.py first")
+    text = page(tables)
     from figures import draw_attention, draw_differences, draw_losses  # imports matplotlib
 
-    tables = {path.stem: read(path) for path in (HERE / "tables").glob("*.csv")}
     images = output / "images"
     images.mkdir(parents=True, exist_ok=True)
     draw_losses(tables["training"], images / "replication_loss.png")
     draw_differences(tables["differences"], images / "replication_differences.png")
     draw_attention(tables["attention"], images / "replication_attention.png")
-    replace_file(output / "replication.md", page(tables).encode())
+    replace_file(output / "replication.md", text.encode())
 
 
 def page(tables: Tables) -> str:
@@ -78,6 +83,7 @@ def facts(rows: list[Row]) -> dict[str, Any]:
         "embedding": f"{int(found['parameters_embedding']) / 1e6:.2f}",
         "text": f"{sum(train) / 1e6:.1f}",
         "steps": found["steps"],
+        "seeds": WORDS.get(int(found["seeds"]), found["seeds"]),
         "documents": f"{int(found['documents_of_a_run_zeroshot8']):,}",
         "versions": ", ".join(f"{name} {found[f'version_{name}']}" for name in ("torch", "transformers", "lm-eval")),
     }
@@ -92,7 +98,7 @@ def findings(rows: list[Row]) -> Iterator[str]:
         else:
             verdict = f"no difference between {name} and Vanilla is shown"
         error = f"95 % interval {interval(row, 4)}; p {p_text(p)} after Holm's correction"
-        shown = f"A difference of {float(row['could_show']):.4f} is found with a power of 80 %."
+        shown = f"With 80 % power it could have shown {number(row['could_show'], 4)}."
         yield f"**{verdict}**: {signed(row['difference'], 4)} bits per byte ({error}). {shown}"
 
 
@@ -120,16 +126,8 @@ def differences(rows: list[Row]) -> str:
         ]
         for row in chosen(rows, benchmark="held_out")
     ]
-    heads = [
-        "against Vanilla",
-        "text",
-        "difference",
-        "95 % interval",
-        "p",
-        "SD of seeds: Vanilla, it",
-        "SE over documents",
-    ]
-    return markdown(heads, lines)
+    heads = ["variant", "text", "difference", "95 % interval", "p"]
+    return markdown([*heads, "SD between seeds: Vanilla, variant", "SE over documents"], lines)
 
 
 def averages(rows: list[Row]) -> str:
@@ -144,10 +142,10 @@ def averages(rows: list[Row]) -> str:
                 signed(row["difference"], places, factor),
                 interval(row, places, factor),
                 p_text(float(row["p"])),
-                f"{factor * float(row['could_show']):.{places}f}",
+                number(row["could_show"], places, factor),
             ]
         )
-    return markdown(["against Vanilla", "average of", "difference", "95 % interval", "p", "could show"], lines)
+    return markdown(["variant", "average of", "difference", "95 % interval", "p", "could have shown"], lines)
 
 
 def attention(rows: list[Row]) -> Iterator[tuple[str, str]]:
@@ -170,7 +168,7 @@ def needles(rows: list[Row]) -> str:
         of = [chosen(rows, model=model, length=length) for length in lengths]
         sums = [[sum(int(row[key]) for row in some) for key in ("found", "needles")] for some in of]
         lines.append([name, *(f"{found} of {all_of}" for found, all_of in sums)])
-    return markdown(["found", *(f"{length} tokens" for length in lengths)], lines)
+    return markdown(["needles found", *(f"{length} tokens" for length in lengths)], lines)
 
 
 def needed(rows: list[Row]) -> str:
@@ -178,25 +176,25 @@ def needed(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         factor, places, unit = UNITS[row["outcome"]]
-        shown = [f"{factor * float(row[f'shown_by_{seeds}']):.{places}f}" for seeds in (3, 5, 10)]
+        shown = [number(row[f"shown_by_{seeds}"], places, factor) for seeds in (3, 5, 10)]
         lines.append(
             [
                 NAMES[row["model"]],
                 f"{row['benchmark'].replace('_', ' ')}, {unit}",
-                f"{row['documents']} ×",
+                f"{float(row['documents']):.3g} ×",
                 *shown,
                 f"{signed(row['difference'], places, factor)} {'(paper)' if row['kind'] == 'paper' else ''}".strip(),
                 row["seeds"] or "> 1,000",
             ]
         )
-    heads = ["", "average", "documents", "3 seeds show", "5 seeds", "10 seeds", "difference", "seeds it needs"]
+    heads = ["", "average", "documents", "shown by 3 seeds", "by 5", "by 10", "difference", "seeds that it needs"]
     return markdown(heads, lines)
 
 
 def spread(rows: list[Row], places: int) -> str:
     """Return mean ± standard deviation over seeds."""
     values = [float(row["value"]) for row in rows]
-    return f"{mean(values):.{places}f} ± {stdev(values):.{places}f}" if values else "–"
+    return f"{mean(values):.{places}f} ± {stdev(values):.{places}f}" if len(values) > 1 else "–"
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -210,9 +208,14 @@ def interval(row: Row, places: int, factor: float = 1) -> str:
     return f"{signed(row['low'], places, factor)} to {signed(row['high'], places, factor)}"
 
 
-def signed(number: str | float, places: int, factor: float = 1) -> str:
+def number(stored: str, places: int, factor: float = 1) -> str:
+    """Return a number; a dash if there is none."""
+    return f"{factor * float(stored):.{places}f}" if stored else "–"
+
+
+def signed(stored: str, places: int, factor: float = 1) -> str:
     """Return a number with its sign."""
-    return f"{factor * float(number):+.{places}f}"
+    return f"{factor * float(stored):+.{places}f}"
 
 
 def p_text(p: float) -> str:
