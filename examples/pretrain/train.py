@@ -29,7 +29,7 @@ import argparse
 from pathlib import Path
 
 from recipe.command import reported
-from recipe.settings import read_recipe
+from recipe.settings import LARGEST_SEED, read_recipe
 
 
 def main() -> None:
@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--model", help="in place of the settings' model: a name, or FILE.yaml:NAME")
     parser.add_argument("--dry-run", action="store_true", help="pack the text and say what the training will take")
     arguments = parser.parse_args()
-    if arguments.seed < 0:
-        parser.error("--seed must be 0 or more")
+    if not 0 <= arguments.seed <= LARGEST_SEED:
+        parser.error(f"--seed must be from 0 to {LARGEST_SEED}")
     with reported("train.py"):
         recipe = read_recipe(arguments.settings)
         if arguments.model:

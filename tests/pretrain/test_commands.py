@@ -88,10 +88,16 @@ def test_help(command: Command, script: str, words: str) -> None:
     assert "--dry-run" in out
 
 
-def test_a_negative_seed(command: Command, tmp_path: Path) -> None:
-    code, _, err = command("train.py", tmp_path / "none.yaml", "-o", tmp_path / "a", "--seed", -1)
+@pytest.mark.parametrize("seed", [-1, 2**32, 5_000_000_000])
+def test_seeds_that_numpy_does_not_accept(command: Command, tmp_path: Path, seed: int) -> None:
+    code, _, err = command("train.py", tmp_path / "none.yaml", "-o", tmp_path / "a", "--seed", seed)
     assert code == 2
-    assert err.endswith("train.py: error: --seed must be 0 or more\n")
+    assert err.endswith("train.py: error: --seed must be from 0 to 4294967295\n")
+
+
+def test_the_largest_seed(command: Command, shared: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, shared, steps=1, held_out_every=None)
+    assert command("train.py", recipe, "-o", tmp_path / "a", "--seed", 2**32 - 1)[::2] == (0, "")
 
 
 def test_errors_are_one_line(command: Command, shared: Path, tmp_path: Path) -> None:

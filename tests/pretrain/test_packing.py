@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -181,6 +182,37 @@ def test_no_tokenizer_without_files(shared: Path, tmp_path: Path) -> None:
     recipe = training_of(shared, tmp_path, text=[{"dataset": "some/name"}]).recipe
     with pytest.raises(UsageError, match="a tokenizer is trained on files only; give 'tokenizer'"):
         prepared_tokenizer(recipe.model_copy(update={"tokenizer": None}), tmp_path, LINES.append)
+
+
+def test_no_tokenizer_on_texts_under_another_key(shared: Path, tmp_path: Path) -> None:
+    """Lines that have both keys: the tokenizer would be of the other texts."""
+    file = tmp_path / "text.jsonl"
+    file.write_text(json.dumps({"text": "one", "body": "two"}))
+    texts = [{"files": [str(shared / "text.jsonl")]}, {"files": [str(file)], "key": "body"}]
+    recipe = training_of(shared, tmp_path, text=texts, tokenizer=None).recipe
+    with pytest.raises(UsageError, match="a tokenizer is trained on texts under 'text', not 'body'; give 'tokenizer'"):
+        prepared_tokenizer(recipe, tmp_path / "data", LINES.append)
+    named = training_of(shared, tmp_path, text=texts)
+    assert prepared_tokenizer(named.recipe, tmp_path / "data", LINES.append) == shared / "tokenizer"
+
+
+def test_names_of_files_under_text(shared: Path, tmp_path: Path) -> None:
+    """Hashes that the folders of earlier trainings have, by their formulas."""
+    file = shared / "text.jsonl"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    folder = prepared_tokenizer(training_of(shared, tmp_path, tokenizer=None).recipe, tmp_path, LINES.append)
+    assert folder.name == f"tokenizer-{hashlib.sha256(json.dumps([512, digest]).encode()).hexdigest()[:12]}"
+    source = {"dataset": None, "config": None, "data_files": None, "split": "train", "key": "text", "tokens": None,
+              "files": [digest]}  # fmt: skip
+    tokenizer = load_tokenizer(shared / "tokenizer", TOKENS + 12)
+    content = {
+        "version": 1,
+        "tokenizer": hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+        "special": [tokenizer.bos_token_id, tokenizer.eos_token_id],
+        "sources": [source],
+    }
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    assert pack(tokenizer, tmp_path / "data", text_of(file)).name == key
 
 
 def test_a_killed_packing_leaves_nothing(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:

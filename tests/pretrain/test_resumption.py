@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -13,6 +14,7 @@ from recipe.folder import checkpoints
 from recipe.loss_log import read_log
 from recipe.running import run
 
+from evalkit.errors import CheckpointError
 from tests.pretrain.trainings import run_all, state_of, train_until, trained, training_of
 from tests.training.trainers import equal
 
@@ -82,6 +84,32 @@ def test_weights_change_if_the_optimizer_is_lost(shared: Path, tmp_path: Path) -
     (whole.newest / "optimizer.pt").unlink()
     run([whole], dry_run=False)
     assert not equal(state_of(whole.newest)["weights"], before["weights"])
+
+
+CUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "trainer_state.json")
+
+
+def test_a_damaged_checkpoint(shared: Path, tmp_path: Path) -> None:
+    """It is named; without it, the training is resumed from the one before, with the same end."""
+    whole = trained(shared, tmp_path / "whole", save_every=5)
+    last, damaged = whole.output / "checkpoint-20", whole.output / "checkpoint-15"
+    before = state_of(last)
+    shutil.rmtree(whole.model)
+    shutil.rmtree(last)
+    for name in CUT:
+        for size in (100, 0):
+            content = (damaged / name).read_bytes()
+            (damaged / name).write_bytes(content[:size])
+            with pytest.raises(CheckpointError) as raised:
+                run([whole], dry_run=False)
+            (damaged / name).write_bytes(content)
+            assert re.fullmatch(
+                r".*/whole/checkpoint-15: cannot be read \(.+\); remove this folder; the same command resumes .*",
+                str(raised.value),
+            )
+    shutil.rmtree(damaged)
+    run([whole], dry_run=False)
+    assert equal(state_of(last), before)
 
 
 def test_the_oldest_checkpoints_are_removed(shared: Path, tmp_path: Path) -> None:

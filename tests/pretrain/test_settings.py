@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from recipe.packing import _identity, documents, file_digest
 from recipe.settings import read_recipe, read_training_study
 
 from evalkit.errors import UsageError
@@ -35,6 +36,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown model": ({"model": "llama-125m-vanila"}, "'model': unknown model 'llama-125m-vanila'"),
     "a model's file": ({"model": "none.yaml:x"}, "'model': none.yaml"),
     "a text's file": ({"held_out": [{"files": ["none.txt"]}]}, "'held_out[0].files': {folder}/none.txt is no file"),
+    "a pattern": (
+        {"text": [{"dataset": "json", "data_files": "none/*.jsonl"}]},
+        "'text[0].data_files': no file matches {folder}/none/*.jsonl",
+    ),
+    "a folder for a pattern": (
+        {"text": [{"dataset": "json", "data_files": "../*"}]},
+        "'text[0].data_files': no file matches {folder}/../*",
+    ),
     "an evaluation": ({"evaluate": {"sample": 0}}, "'evaluate.sample' is 0; expected at least 1"),
 }
 
@@ -74,6 +83,24 @@ def test_paths_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeypatc
     assert (read_recipe(path).model, read_recipe(path).tokenizer) == ("llama-125m-cog", "mistralai/Mixtral-8x7B-v0.1")
 
 
+def test_patterns_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder whose name has a pattern's characters too; not those of the hub, of URLs, and from the root."""
+    folder, other = tmp_path / "texts [1]", tmp_path / "other"
+    for place in (folder, other):
+        place.mkdir()
+        (place / "a.jsonl").write_text(json.dumps({"text": place.name}))
+    monkeypatch.chdir(other)
+    given = [("json", "*.jsonl"), ("json", str(other / "*.jsonl")), ("json", "https://example.org/*.jsonl"),
+             ("some/name", "*.jsonl")]  # fmt: skip
+    path = write_recipe(folder, shared, text=[{"dataset": name, "data_files": files} for name, files in given])
+    near, absolute, remote, hub = read_recipe(path).text
+    assert (remote.data_files, hub.data_files) == (given[2][1], given[3][1])
+    assert list(documents(near)) == ["texts [1]"]
+    assert list(documents(absolute)) == ["other"]
+    assert _identity(near)["files"] == [file_digest(folder / "a.jsonl")]
+    assert _identity(hub)["files"] == _identity(remote)["files"] == []
+
+
 def test_a_study(shared: Path, tmp_path: Path) -> None:
     write_recipe(tmp_path, shared)
     path = tmp_path / "study.yaml"
@@ -83,10 +110,19 @@ def test_a_study(shared: Path, tmp_path: Path) -> None:
     study, recipe = read_training_study(path)
     assert (study.output, study.models) == (str(tmp_path / "trained"), keys["models"])
     assert recipe == read_recipe(tmp_path / "recipe.yaml")
+    model = f"{shared}/models.yaml:cog"
+    names = ["a-1.b_C", "-", "größe"]
+    path.write_text(json.dumps(keys | {"models": dict.fromkeys(names, model), "seeds": [0, 2**32 - 1]}))
+    assert list(read_training_study(path)[0].models) == names
     for change, message in [
         ({"models": {"a": "nine"}}, "'models.a': unknown model 'nine'"),
         ({"seeds": []}, "'seeds' is empty"),
         ({"seeds": [1, -1]}, "'seeds[1]' is -1; expected at least 0"),
+        ({"seeds": [2**32]}, "'seeds[0]' is 4294967296; expected at most 4294967295"),
+        *(
+            ({"models": {name: f"{shared}/models.yaml:cog"}}, f"'models': the name {name!r} is no folder's")
+            for name in ("../esc", "a/b", r"a\b", ".a", "..", "", "a\n", "a b", "C:")
+        ),
         ({"seed": [1]}, "unknown key 'seed': did you mean 'seeds'?"),
     ]:
         path.write_text(json.dumps(keys | change))

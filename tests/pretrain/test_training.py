@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
 from functools import partial
 from multiprocessing.context import ForkServerContext
@@ -18,6 +19,7 @@ from filelock import FileLock
 from recipe.folder import Training
 from recipe.loss_log import read_log
 from recipe.running import bytes_on_disk, run
+from recipe.training import prepare, train
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -153,7 +155,7 @@ def test_a_finished_training_says_so(shared: Path, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize("change", [{"learning_rate": 1e-3}, {"steps": 4}, {"seed": 1}, {"model": "cog"}])
 def test_other_settings_in_the_same_folder(shared: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     output = tmp_path / "x"
-    run([training_of(shared, output, steps=2)], dry_run=True)
+    trained(shared, output, steps=2)
     with pytest.raises(UsageError, match=rf"x: was begun with other settings \({next(iter(change))}\)"):
         run([training_of(shared, output, **({"steps": 2} | change))], dry_run=False)
     # What does not change the weights may change
@@ -167,9 +169,56 @@ def test_other_text_in_the_same_folder(shared: Path, tmp_path: Path) -> None:
         training = training_of(shared, tmp_path / "x", steps=2, text=[{"files": [str(text)]}])
         if number == 0:
             run([training], dry_run=True)
+            (training.output / "training.csv").write_text("step\n")
             continue
         with pytest.raises(UsageError, match="packed_text"):
             run([training], dry_run=True)
+
+
+def test_a_dry_run_binds_to_nothing(shared: Path, tmp_path: Path) -> None:
+    """Another dry run replaces its settings and the model, and the training is that of a folder of its own."""
+    others: list[dict[str, Any]] = [{"steps": 3}, {"seed": 1}, {"model": "cog"}, {}]
+    for change in others:
+        run([training_of(shared, tmp_path / "x", **({"steps": 2} | change))], dry_run=True)
+    found, expected = (trained(shared, tmp_path / name, steps=2) for name in ("x", "own"))
+    for path in ("training.json", "initial/config.json", "initial/model.safetensors", "model/model.safetensors"):
+        assert (found.output / path).read_bytes() == (expected.output / path).read_bytes()
+
+
+def test_settings_that_are_replaced_before_the_first_update(shared: Path, tmp_path: Path) -> None:
+    """By another process: no training from another's weights."""
+    one, other = (training_of(shared, tmp_path / "x", seed=seed, steps=2) for seed in (0, 1))
+    sources = prepare(one, print)
+    assert sources is not None
+    with FileLock(one.lock), pytest.raises(UsageError, match="x: another process trains here"):
+        prepare(other, print)
+    assert prepare(other, print) is not None
+    with pytest.raises(UsageError, match=r"x: was begun with other settings \(seed\)"):
+        train(one, sources)
+    assert not one.begun
+
+
+DAMAGED = {"": "not valid JSON", '{"settings": {"seed"': "not valid JSON", "[]": "holds no settings",
+           '{"settings": 1}': "holds no settings"}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_damaged_settings(shared: Path, tmp_path: Path, content: str) -> None:
+    training = training_of(shared, tmp_path / "x", steps=2)
+    run([training], dry_run=True)
+    whole = training.settings.read_bytes()
+    training.settings.write_text(content)
+    run([training], dry_run=True)  # nothing has begun
+    assert training.settings.read_bytes() == whole
+    run([training], dry_run=False)
+    training.settings.write_text(content)
+    message = rf"x/training.json.* {DAMAGED[content]}.*; restore it, or remove it if the settings are those"
+    with pytest.raises(UsageError, match=message):
+        run([training], dry_run=False)
+    training.settings.unlink()
+    shutil.rmtree(training.model)
+    run([training], dry_run=False)
+    assert training.settings.read_bytes() == whole
 
 
 def test_a_folder_in_use(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,8 @@ class WholeCheckpoints(TrainerCallback):
 
     def __init__(self, aside: Path, folder: Path, keep: int | None) -> None:
         self._aside, self._folder, self._keep = aside, folder, keep
+        self.resumed = False
+        """Whether the checkpoint of a resumption, if there is one, is read."""
 
     @property
     def unfinished(self) -> bool:
@@ -37,6 +39,10 @@ class WholeCheckpoints(TrainerCallback):
     def clear(self) -> None:
         """Remove what a killed process has left."""
         shutil.rmtree(self._aside, ignore_errors=True)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Note that everything is read."""
+        self.resumed = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Rename the checkpoint that has just been written."""

@@ -11,8 +11,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from evalkit.atomic import replace_file
+from recipe.folder import LOG
 
-LOG = "training.csv"
 _COLUMNS = {
     "loss": "loss",
     "held_out_loss": "eval_loss",

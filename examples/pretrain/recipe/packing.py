@@ -125,7 +125,7 @@ def _text_of(record: Any, key: str, where: str) -> str:
 def _identity(text: Text) -> dict[str, Any]:
     """Return what determines a source's documents: local files by their content, data sets of the hub by name."""
     # Path.glob takes no absolute patterns
-    files = [*text.files, *sorted(glob(text.data_files or "", recursive=True))]  # noqa: PTH207
+    files = [*text.files, *sorted(glob(text.pattern or "", recursive=True))]  # noqa: PTH207
     return {**text.model_dump(exclude={"files"}), "files": [file_digest(Path(file)) for file in files]}
 
 

@@ -13,10 +13,10 @@ from transformers.utils import logging
 from evalkit.errors import OutOfMemoryError
 from evalkit.models.shapes import parameters
 from evalkit.models.zoo import named_model
-from recipe.folder import Training
+from recipe.folder import InUse, Training
 from recipe.loss_log import duration
 from recipe.packing import Say
-from recipe.training import InUse, Sources, load, prepare, rows_of, train
+from recipe.training import Sources, load, prepare, rows_of, train
 
 _TIMED = 3
 """Passes that an estimate times, of which the fastest counts."""

@@ -6,10 +6,12 @@ keys.
 
 from __future__ import annotations
 
+import re
+from glob import escape, glob
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.inputs.settings import FileSettings, Listed, NonEmpty, read_settings
@@ -17,6 +19,11 @@ from evalkit.models.zoo import named_model
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+LARGEST_SEED = 2**32 - 1
+"""Of numpy's global generator, which transformers seeds."""
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+_NAME = re.compile(r"[\w-][\w.-]*")
+"""A model's name in a study, with which the name of a folder begins."""
 
 
 class Text(FileSettings):
@@ -28,6 +35,7 @@ class Text(FileSettings):
     """Name on the hub, or of one of `datasets`' builders ("json", "parquet", …) with `data_files`."""
     config: NonEmpty | None = None
     data_files: NonEmpty | None = None
+    """A pattern: of local files for a builder, of files of its repository for a data set of the hub."""
     split: NonEmpty = "train"
     key: NonEmpty = "text"
     """Of a document's text."""
@@ -39,6 +47,12 @@ class Text(FileSettings):
         if bool(self.files) == (self.dataset is not None):
             raise ValueError("give either files or dataset")
         return self
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern of local files; None without one. Names of data sets of the hub have a slash."""
+        local = self.data_files and "://" not in self.data_files and "/" not in (self.dataset or "/")
+        return self.data_files if local else None
 
 
 class Evaluation(FileSettings):
@@ -71,7 +85,7 @@ class Recipe(FileSettings):
     learning_rate: Annotated[float, Field(gt=0)]
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
-    """Of the learning rate after the warm-up; the first two end at 0."""
+    """Of the learning rate after the warm-up; the first two reach 0 after the last update."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[Share, Share] = Field((0.9, 0.95), strict=False)
     clip: Annotated[float, Field(gt=0)] = 1.0
@@ -105,9 +119,19 @@ class TrainingStudy(FileSettings):
     """Settings file, whose `model` each of `models` replaces."""
     models: Annotated[dict[str, NonEmpty], Field(min_length=1)]
     """By name, which the output folders begin with."""
-    seeds: Annotated[Listed[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    seeds: Annotated[Listed[Seed], Field(min_length=1)]
     output: NonEmpty
     """Folder of the trainings."""
+
+    @field_validator("models")
+    @classmethod
+    def _folder_names(cls, models: dict[str, str]) -> dict[str, str]:
+        for name in models:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"the name {name!r} is no folder's: use letters, digits, '_', '-' and '.', the last not first"
+                )
+        return models
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -154,9 +178,17 @@ def _texts(path: Path, key: str, texts: tuple[Text, ...]) -> tuple[Text, ...]:
         files = [path.parent / Path(file).expanduser() for file in text.files]
         if absent := [str(file) for file in files if not file.is_file()]:
             raise UsageError(f"{path}: '{key}[{number}].files': {absent[0]} is no file")
-        near = {"data_files": _beside(path, text.data_files)} if text.data_files else {}
+        near = {"data_files": _pattern(path, f"{key}[{number}].data_files", text.pattern)} if text.pattern else {}
         found.append(text.model_copy(update={"files": tuple(map(str, files)), **near}))
     return tuple(found)
+
+
+def _pattern(path: Path, key: str, given: str) -> str:
+    """Return a pattern relative to the settings file's folder, of at least one file."""
+    near = str(Path(escape(str(path.parent))) / Path(given).expanduser())
+    if not any(Path(file).is_file() for file in glob(near, recursive=True)):  # noqa: PTH207
+        raise UsageError(f"{path}: '{key}': no file matches {near}")
+    return near
 
 
 def _beside(path: Path, given: str) -> str:

@@ -21,18 +21,26 @@ from evalkit.models.zoo import named_model
 from recipe.packing import Say, file_digest
 from recipe.settings import Recipe
 
+_KEY = "text"
+"""Key of the texts that `train_tokenizer` reads."""
+
 
 def prepared_tokenizer(recipe: Recipe, data: Path, say: Say) -> Path:
     """Return the folder of a recipe's tokenizer; train it in `data` if the recipe names none.
 
     Raises:
-        EvalkitError: the tokenizer is not found, or there is no text to train it on.
+        EvalkitError: the tokenizer is not found, or there is no text to train it on, or none under "text".
     """
     if recipe.tokenizer:
         return tokenizer_folder(recipe.tokenizer, say)
     files = [Path(file) for text in recipe.text for file in text.files]
     if not files:
         raise UsageError("a tokenizer is trained on files only; give 'tokenizer' in the settings")
+    for text in recipe.text:
+        if text.key != _KEY and any(Path(file).suffix == ".jsonl" for file in text.files):
+            raise UsageError(
+                f"a tokenizer is trained on texts under '{_KEY}', not '{text.key}'; give 'tokenizer' in the settings"
+            )
     size = named_model(recipe.model).shape.vocabulary
     content = json.dumps([size, *map(file_digest, files)])
     folder = data / f"tokenizer-{hashlib.sha256(content.encode()).hexdigest()[:12]}"

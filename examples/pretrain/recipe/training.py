@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,22 +18,21 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
-from evalkit.errors import CheckpointError, UsageError, first_line
+from evalkit.errors import CheckpointError, EvalkitError, UsageError, first_line
 from evalkit.models.folder import new_folder
 from evalkit.models.init import write_random
 from evalkit.models.quiet import quiet
 from evalkit.models.registration import register_models
 from evalkit.models.zoo import named_model
 from recipe.checkpoints import WholeCheckpoints, settle
-from recipe.folder import Training, check_settings, record_settings
+from recipe.folder import InUse, Training, check_settings, record_settings
 from recipe.loss_log import LossLog
 from recipe.packing import Say, packed, tokens_of
 from recipe.rows import Array, OrderedRows, as_rows, spread_rows, stacked
 from recipe.tokenizer import prepared_tokenizer, read_tokenizer
 
-
-class InUse(UsageError):
-    """Another process trains in the folder."""
+_UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, EOFError, pickle.UnpicklingError, SafetensorError)
+"""What torch, safetensors and Trainer raise for a damaged file; torch raises a RuntimeError if it cannot write, too."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def prepare(training: Training, say: Say) -> Sources | None:
         What was written or is there already; None if the training is finished.
 
     Raises:
-        UsageError: the folder belongs to another training.
+        UsageError: the folder belongs to another training that has begun.
         EvalkitError: a text or a model cannot be read.
     """
     register_models()
@@ -60,7 +60,8 @@ def prepare(training: Training, say: Say) -> Sources | None:
     if PartialState().is_main_process:
         training.output.mkdir(parents=True, exist_ok=True)
         with FileLock(training.output / ".preparing.lock"):
-            check_settings(training)
+            if training.begun:
+                check_settings(training)
             if not training.model.exists():
                 found = [_prepared(training, say)]
     broadcast_object_list(found)
@@ -98,18 +99,19 @@ def train(training: Training, sources: Sources) -> None:
 
     Raises:
         InUse: another process trains in this folder.
-        UsageError: the batch cannot be divided over the processes.
-        CheckpointError: a checkpoint cannot be written.
+        UsageError: the batch cannot be divided over the processes, or the folder was prepared for others since.
+        CheckpointError: a checkpoint cannot be read or written.
     """
-    with _locked(training.output):
+    with _locked(training):
         if not training.model.exists():  # another process may just have finished it
+            check_settings(training, sources.text.name)
             _train(training, sources)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(training: Training) -> Iterator[None]:
     """Hold a training's folder by the main process of those that train together."""
-    lock, held = FileLock(folder / ".lock"), [True]
+    lock, held = FileLock(training.lock), [True]
     if PartialState().is_main_process:
         try:
             lock.acquire(timeout=0)
@@ -117,7 +119,7 @@ def _locked(folder: Path) -> Iterator[None]:
             held = [False]
     broadcast_object_list(held)
     if not held[0]:
-        raise InUse(f"{folder}: another process trains here")
+        raise InUse(f"{training.output}: another process trains here")
     try:
         yield
     finally:
@@ -147,21 +149,35 @@ def _train(training: Training, sources: Sources) -> None:
         from evalkit import TrainerCallback
 
         trainer.add_callback(TrainerCallback(trainer, **recipe.evaluate.model_dump()))
-    try:
-        trainer.train(resume_from_checkpoint=str(training.newest) if training.newest else None)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch raises a RuntimeError if it cannot write
-        if saving.unfinished:
-            raise CheckpointError(
-                f"{training.output}: a checkpoint cannot be written ({first_line(error)}); free space; "
-                "the same command resumes"
-            ) from error
-        raise
+    newest = training.newest
+    with _explained(training.output, newest, saving):
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     if arguments.should_save:
         with new_folder(training.model) as part:
             trainer.save_model(str(part))
             settle(part)
         saving.clear()
     PartialState().wait_for_everyone()
+
+
+@contextmanager
+def _explained(output: Path, newest: Path | None, saving: WholeCheckpoints) -> Iterator[None]:
+    """Explain errors of checkpoints' files."""
+    try:
+        yield
+    except (EvalkitError, torch.OutOfMemoryError):
+        raise
+    except _UNREADABLE as error:
+        if saving.unfinished:
+            raise CheckpointError(
+                f"{output}: a checkpoint cannot be written ({first_line(error)}); free space; the same command resumes"
+            ) from error
+        if newest and not saving.resumed:
+            raise CheckpointError(
+                f"{newest}: cannot be read ({first_line(error)}); remove this folder; the same command resumes from "
+                "the checkpoint before it, or begins again"
+            ) from error
+        raise
 
 
 def _arguments(training: Training, aside: Path) -> TrainingArguments:
