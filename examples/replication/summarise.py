@@ -74,7 +74,7 @@ def main() -> None:
     write("attention", [row for measure in MEASURES for row in attention(runs["attention"], measure)])
     write("needle", list(needles(runs["needle"])))
     print_zeroshot(runs["zeroshot8"])
-    draw_figures()
+    draw_figures(runs["attention"])
 
 
 def runs_by_model(root: Path) -> Runs:
@@ -254,12 +254,13 @@ def print_zeroshot(runs: dict[str, list[evalkit.Run]]) -> None:
             call("table", str(HERE / "layout.yaml"), *given)
 
 
-def draw_figures() -> None:
-    """Draw evalkit's figures of the attention; their numbers are in `tables`, beside those of this file."""
+def draw_figures(runs: dict[str, list[evalkit.Run]]) -> None:
+    """Draw evalkit's figures of the attention of the first seeds; their numbers are written to `tables`."""
     images = HERE.parents[1] / "docs" / "images"
+    first = [str(runs[name][0].folder) for name in MODELS]
     for name in FIGURES:
         figure = TABLES / f"figure_{name}.png"
-        call("figure", name, "--study", str(HERE / "study.yaml"), "-o", str(figure))
+        call("figure", name, *first, "--names", ",".join(MODELS), "-o", str(figure))
         figure.replace(images / f"replication_{name}.png")
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reading import NAMES, SOURCES, Row, chosen, read
 
 from evalkit.atomic import replace_file
+from evalkit.stats import estimates
 
 HERE = Path(__file__).parent
 UNITS = {
@@ -65,6 +67,7 @@ def page(tables: Tables) -> str:
         findings=list(findings(tables["differences"])),
         levels=levels(tables["outcomes"]),
         differences=differences(tables["differences"]),
+        by_seed=by_seed(tables["outcomes"]),
         zeroshot=(HERE / "tables" / "zeroshot8.md").read_text(encoding="utf-8").strip(),
         averages=averages(tables["differences"]),
         attention=list(attention(tables["attention"])),
@@ -128,6 +131,21 @@ def differences(rows: list[Row]) -> str:
     ]
     heads = ["variant", "text", "difference", "95 % interval", "p"]
     return markdown([*heads, "SD between seeds: Vanilla, variant", "SE over documents"], lines)
+
+
+def by_seed(rows: list[Row]) -> str:
+    """Return the differences of the average bits per byte within each seed, and their mean with a t interval."""
+    of = chosen(rows, benchmark="held_out", task="Average")
+    seeds = sorted({row["seed"] for row in of}, key=int)
+    values = {(row["model"], row["seed"]): float(row["value"]) for row in of}
+    lines = []
+    for model in list(NAMES)[1:]:
+        found = np.array([values[model, seed] - values["vanilla", seed] for seed in seeds])
+        estimate = estimates.mean(found)
+        low, high = estimates.interval(estimate)
+        ends = f"{signed(low, 4)} to {signed(high, 4)}"
+        lines.append([NAMES[model], *(signed(value, 4) for value in found), signed(estimate.value, 4), ends])
+    return markdown(["variant", *(f"seed {seed}" for seed in seeds), "mean", "95 % interval"], lines)
 
 
 def averages(rows: list[Row]) -> str:
@@ -213,7 +231,7 @@ def number(stored: str, places: int, factor: float = 1) -> str:
     return f"{factor * float(stored):.{places}f}" if stored else "–"
 
 
-def signed(stored: str, places: int, factor: float = 1) -> str:
+def signed(stored: str | float, places: int, factor: float = 1) -> str:
     """Return a number with its sign."""
     return f"{factor * float(stored):+.{places}f}"
 
