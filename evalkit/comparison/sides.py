@@ -14,7 +14,7 @@ from typing import Any
 from evalkit.comparison.steps import step_in
 from evalkit.errors import UsageError
 from evalkit.reporting.escape import printable
-from evalkit.runs.finding import find_run
+from evalkit.runs.finding import find_run, is_generic
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import documents_read
 
@@ -140,9 +140,9 @@ def names(runs: Sequence[Run]) -> list[str]:
 
 
 def _model_name(run: Run) -> str:
-    """Return the last part of a folder or hub name, with its parent if the last part is only a step."""
+    """Return the last part of a folder or hub name, with its parent if the last part is a step or a common word."""
     parts = [part for part in str(run.manifest["model"]).rstrip("/").split("/") if part]
-    if len(parts) > 1 and step_in(parts[-1]) is not None:
+    if len(parts) > 1 and (is_generic(parts[-1]) or step_in(parts[-1]) is not None):
         return "/".join(parts[-2:])
     return parts[-1] if parts else run.folder.name
 

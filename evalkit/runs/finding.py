@@ -58,10 +58,15 @@ def model_name(checkpoint: Checkpoint) -> str:
     path = (checkpoint.gguf or checkpoint.folder).resolve()
     names = [checkpoint.name]
     for parent in path.parents:
-        if not (_GENERIC.fullmatch(names[0]) and parent.name):
+        if not (is_generic(names[0]) and parent.name):
             break
         names.insert(0, parent.name)
     return "-".join(names)
+
+
+def is_generic(name: str) -> bool:
+    """Return whether a folder's name does not identify a training, as "model" or "step1000"."""
+    return _GENERIC.fullmatch(name) is not None
 
 
 def root_of_runs() -> Path:

@@ -92,9 +92,10 @@ def test_names_tell_runs_apart(make: Make) -> None:
         make("org/b"),
         make("org/b", dtype="bfloat16"),
         make("org/t/step1"),
+        make("trained/t-seed2/model"),
         make("x/c"),
         make("y/c"),
     ]
-    first, second = (run.name.rpartition("-")[2] for run in runs[4:])
+    first, second = (run.name.rpartition("-")[2] for run in runs[5:])
     found = names([load_run(run) for run in runs])
-    assert found == ["a", "b float32", "b bfloat16", "t/step1", f"c {first}", f"c {second}"]
+    assert found == ["a", "b float32", "b bfloat16", "t/step1", "t-seed2/model", f"c {first}", f"c {second}"]
