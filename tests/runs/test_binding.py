@@ -84,7 +84,8 @@ def everything(folder: Path, out: Path) -> str:
     """Everything that any command prints or writes of the numbers of a run."""
     run = load_run(folder)
     forms = {"lm_eval": ("lm_eval",), "multiple_choice": FORMS}.get(run.kind, ("every_eval_ever",))
-    shown = [path.read_text(encoding="utf-8") for form in forms for path in export_run(run, form, output=out)]
+    files = [path for form in forms for path in export_run(run, form, output=out)]
+    shown = [path.read_text(encoding="utf-8", errors="backslashreplace") for path in files]
     shown.append(printed(runs_report(list_found(folder.parent), folder.parent), "json"))
     if "damaged" in shown[-1]:
         raise RunError("damaged")
