@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from evalkit.models.locate import locate
-from evalkit.models.zoo import read_models
 from evalkit.tables.layout import load_layout
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -70,9 +69,3 @@ def test_weights_are_read_as_cog(checkpoint: Path, tmp_path: Path, monkeypatch: 
     assert before.keys() == after.keys()
     assert all(tensor.equal(before[name]) for name, tensor in after.items())
     assert locate(str(tmp_path / "cog")).config()["attention_variant"] == "cog"
-
-
-def test_the_small_models_are_those_that_are_trained() -> None:
-    trained = runpy.run_path(str(EXAMPLES / "train_small.py"))["MODELS"]
-    named = read_models(EXAMPLES / "small_models.yaml")
-    assert tuple(model.name for model in named) == trained
