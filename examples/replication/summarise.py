@@ -162,21 +162,21 @@ def outcomes(runs: dict[str, list[evalkit.Run]], benchmark: str, outcome: str) -
 
 def differences(found: list[evalkit.Comparison], benchmark: str, outcome: str) -> Iterator[Row]:
     """Yield each variant's difference from vanilla; p values of averages are corrected over the variants."""
+    level = LEVELS.get((benchmark, outcome), ALPHA)
     corrected = holm([comparison.average.p if comparison.average.p is not None else 1.0 for comparison in found])
     for comparison, p_variants in zip(found, corrected, strict=True):
         for line in (*comparison.tasks, comparison.average):
-            average = line is comparison.average
-            a, b = line.spread.deviations if line.spread else (math.nan, math.nan)
-            level = LEVELS.get((benchmark, outcome), ALPHA)
-            shown = seeds_detectable(line.spread, line.spread.runs_b, level=level) if line.spread else None
+            assert line.spread is not None  # both sides have several seeds
+            a, b = line.spread.deviations
             of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "task": line.name}
             numbers = {
                 "difference": line.difference, "low": line.low, "high": line.high, "stderr": line.stderr,
-                "p": line.p, "p_holm": p_variants if average else "", "could_show": shown,
+                "p": line.p, "p_holm": p_variants if line is comparison.average else None,
+                "could_show": seeds_detectable(line.spread, line.spread.runs_b, level=level),
                 "deviation_vanilla": a, "deviation": b,
-                "stderr_documents": math.sqrt(line.spread.documents) if line.spread else math.nan,
+                "stderr_documents": math.sqrt(line.spread.documents),
             }  # fmt: skip
-            yield {**of, **{key: short(number) if isinstance(number, float) else "" for key, number in numbers.items()}}
+            yield {**of, **{key: "" if number is None else short(number) for key, number in numbers.items()}}
 
 
 def needed(found: list[evalkit.Comparison], benchmark: str, outcome: str, factors: Sequence[float]) -> Iterator[Row]:
@@ -189,21 +189,22 @@ def needed(found: list[evalkit.Comparison], benchmark: str, outcome: str, factor
         factors: how many times the documents of the study.
     """
     level = LEVELS.get((benchmark, outcome), ALPHA)
+    paper = published() if outcome == "accuracy" else {}
     for comparison in found:
         average = comparison.average
         assert average.spread is not None  # both sides have several seeds
         planned = {"observed": average.difference}
-        if outcome == "accuracy":
-            planned["paper"] = published()[comparison.b]
+        if comparison.b in paper:
+            planned["paper"] = paper[comparison.b]
         for factor in factors:
             shown = {}
             for seeds in SEEDS:
                 smallest = seeds_detectable(average.spread, seeds, factor, level)
                 shown[f"shown_by_{seeds}"] = "" if smallest is None else short(smallest)
             for kind, difference in planned.items():
-                seeds = seeds_needed(average.spread, difference, factor, level)
+                fewest = seeds_needed(average.spread, difference, factor, level)
                 of = {"benchmark": benchmark, "outcome": outcome, "model": comparison.b, "documents": short(factor)}
-                yield {**of, **shown, "kind": kind, "difference": short(difference), "seeds": seeds or ""}
+                yield {**of, **shown, "kind": kind, "difference": short(difference), "seeds": fewest or ""}
 
 
 def all_documents(run: evalkit.Run) -> float:
@@ -211,8 +212,8 @@ def all_documents(run: evalkit.Run) -> float:
 
     The mean over tasks of the documents' reciprocals counts, as if a document varied as much in each task.
     """
-    counts = {task: source["count"] for task, source in run.manifest["documents"].items()}
-    return mean(1 / task["n"] for task in run.stored["tasks"]) / mean(1 / count for count in counts.values())
+    sources = run.manifest["documents"].values()
+    return mean(1 / task["n"] for task in run.stored["tasks"]) / mean(1 / source["count"] for source in sources)
 
 
 def published() -> dict[str, float]:

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reading import NAMES, SOURCES, Row, chosen, read
 
 from evalkit.atomic import replace_file
+from evalkit.reporting.decimals import fixed
 from evalkit.stats import estimates
 
 HERE = Path(__file__).parent
@@ -228,12 +229,12 @@ def interval(row: Row, places: int, factor: float = 1) -> str:
 
 def number(stored: str, places: int, factor: float = 1) -> str:
     """Return a number; a dash if there is none."""
-    return f"{factor * float(stored):.{places}f}" if stored else "–"
+    return fixed(factor * float(stored) if stored else None, places)
 
 
 def signed(stored: str | float, places: int, factor: float = 1) -> str:
     """Return a number with its sign."""
-    return f"{factor * float(stored):+.{places}f}"
+    return fixed(factor * float(stored), places, signed=True)
 
 
 def p_text(p: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from recipe.packing import _identity, documents, file_digest
+from recipe.packing import _identity, digest_of, documents
 from recipe.settings import read_recipe, read_training_study
 
 from evalkit.errors import UsageError
@@ -97,7 +97,7 @@ def test_patterns_are_relative_to_the_file(shared: Path, tmp_path: Path, monkeyp
     assert (remote.data_files, hub.data_files) == (given[2][1], given[3][1])
     assert list(documents(near)) == ["texts [1]"]
     assert list(documents(absolute)) == ["other"]
-    assert _identity(near)["files"] == [file_digest(folder / "a.jsonl")]
+    assert _identity(near)["files"] == [digest_of(folder / "a.jsonl")]
     assert _identity(hub)["files"] == _identity(remote)["files"] == []
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from evalkit.data.wheels import file_digest
 from evalkit.errors import DataError, EvalkitError, first_line
 from evalkit.inputs.reading import Unreadable, parse_json
 from evalkit.inputs.texts import check_text, in_calls
@@ -126,18 +127,17 @@ def _identity(text: Text) -> dict[str, Any]:
     """Return what determines a source's documents: local files by their content, data sets of the hub by name."""
     # Path.glob takes no absolute patterns
     files = [*text.files, *sorted(glob(text.pattern or "", recursive=True))]  # noqa: PTH207
-    return {**text.model_dump(exclude={"files"}), "files": [file_digest(Path(file)) for file in files]}
+    return {**text.model_dump(exclude={"files"}), "files": [digest_of(Path(file)) for file in files]}
 
 
-def file_digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file.
 
     Raises:
         DataError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -18,7 +18,7 @@ from evalkit.models.locate import tokenizer_folder
 from evalkit.models.tokenizer import load_tokenizer
 from evalkit.models.train_tokenizer import train_tokenizer
 from evalkit.models.zoo import named_model
-from recipe.packing import Say, file_digest
+from recipe.packing import Say, digest_of
 from recipe.settings import Recipe
 
 _KEY = "text"
@@ -42,7 +42,7 @@ def prepared_tokenizer(recipe: Recipe, data: Path, say: Say) -> Path:
                 f"a tokenizer is trained on texts under '{_KEY}', not '{text.key}'; give 'tokenizer' in the settings"
             )
     size = named_model(recipe.model).shape.vocabulary
-    content = json.dumps([size, *map(file_digest, files)])
+    content = json.dumps([size, *map(digest_of, files)])
     folder = data / f"tokenizer-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     data.mkdir(parents=True, exist_ok=True)
     with FileLock(data / f".{folder.name}.lock"):  # several trainings may begin at once
