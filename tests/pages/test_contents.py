@@ -14,10 +14,10 @@ from tests.pages.made import finished_run
 
 
 def test_runs_of_one_model_are_named_by_their_suites(tmp_path: Path) -> None:
-    choices = finished_run(tmp_path, "org/model")
-    answers = load_run(make_longbench(tmp_path / "others", {"qasper": [0.5, 1.0]}, model="org/model"))
+    choices = finished_run(tmp_path, "org/one")
+    answers = load_run(make_longbench(tmp_path / "others", {"qasper": [0.5, 1.0]}, model="org/one"))
     found = contents_of_runs([choices, answers])
-    assert list(found.names) == [f"model on {choices.suite}", "model on longbench"]
+    assert list(found.names) == [f"one on {choices.suite}", "one on longbench"]
     assert found.comparisons == ()
 
 
