@@ -6,6 +6,7 @@ a sandbox, which blocks access to the machine but does not limit time: two neste
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import jinja2
+
 from evalkit.errors import TemplateError
 
 MOST_SECONDS = 10.0
 """Time limit of a template, which normally takes milliseconds."""
 _SOURCE = "<template>"
 """File name of the Python code to which Jinja compiles a template."""
+_JINJA = os.path.dirname(jinja2.__file__) + os.sep
 
 
 def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **settings: Any) -> Any:
@@ -35,17 +39,22 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **se
 def _time_limit() -> Iterator[None]:
     """Stop template code that exceeds the limit; works in any thread and on any system.
 
-    Python calls the trace function for every line of the template's code and every function that it calls.
+    Python calls the trace function for every line of the template's code and every function that it calls. It raises
+    in code of the template and of Jinja only: Python ignores an error in a finaliser or a callback of the garbage
+    collector, which can run at any time, and stops tracing after it.
     """
     deadline = time.monotonic() + MOST_SECONDS
 
     def trace(frame: FrameType, _: str, __: Any) -> Any:
+        file = frame.f_code.co_filename
+        if file != _SOURCE and not file.startswith(_JINJA):
+            return None
         if time.monotonic() > deadline:
             raise TemplateError(
                 f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
                 "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
             )
-        return trace if frame.f_code.co_filename == _SOURCE else None
+        return trace if file == _SOURCE else None
 
     before = sys.gettrace()
     sys.settrace(trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -52,6 +53,32 @@ def test_a_template_that_does_not_end(tokenizer: Any, template: str, monkeypatch
         apply_chat_template(tokenizer, TURNS, tokenize=False)
     assert time.monotonic() - started < 10
     assert sys.gettrace() is before
+
+
+def test_time_that_passes_in_a_callback_of_the_garbage_collector(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python ignores an error raised there."""
+    monkeypatch.setattr(chat, "MOST_SECONDS", 0.3)
+    tokenizer.chat_template = "{{ range(99999) | batch(1) | list | length }}" * 400 + PLAIN
+    called = []
+
+    def slow(phase: str, _: dict[str, int]) -> None:
+        if not called:
+            called.append(phase)
+            time.sleep(0.4)
+            after()
+
+    def after() -> None:
+        called.append("after")
+
+    gc.callbacks.append(slow)
+    try:
+        with pytest.raises(TemplateError, match="runs for more than"):
+            apply_chat_template(tokenizer, TURNS, tokenize=False)
+    finally:
+        gc.callbacks.remove(slow)
+    assert called[1:] == ["after"]
 
 
 def test_in_another_thread(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
