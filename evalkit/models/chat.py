@@ -6,11 +6,11 @@ a sandbox, which blocks access to the machine but does not limit time: two neste
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,7 +22,7 @@ MOST_SECONDS = 10.0
 """Time limit of a template, which normally takes milliseconds."""
 _SOURCE = "<template>"
 """File name of the Python code to which Jinja compiles a template."""
-_JINJA = os.path.dirname(jinja2.__file__) + os.sep
+_JINJA = str(Path(jinja2.__file__).parent)
 
 
 def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **settings: Any) -> Any:

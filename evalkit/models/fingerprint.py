@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.models.files import read_json
-from evalkit.models.hashes import FileHashes, hash_file
+from evalkit.models.hashes import file_sha256, hash_file, known_sha256
 from evalkit.models.locate import Checkpoint
 
 _PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
@@ -48,11 +48,8 @@ def fingerprint(checkpoint: Checkpoint) -> Fingerprint:
     """
     if checkpoint.state is not None:
         return combine(checkpoint, [("state", checkpoint.state)], hash_file)
-    hashes = FileHashes()
-    weights = [(path.name, hashes.of(path)) for path in checkpoint.weights()]
-    found = combine(checkpoint, weights, hashes.of)
-    hashes.save()
-    return found
+    weights = [(path.name, file_sha256(path)) for path in checkpoint.weights()]
+    return combine(checkpoint, weights, file_sha256)
 
 
 def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
@@ -61,13 +58,11 @@ def known_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
     Raises:
         CheckpointError: a file is missing or cannot be read.
     """
-    hashes = FileHashes()
-    digests = [(path.name, hashes.known(path)) for path in checkpoint.weights()]
+    digests = [(path.name, known_sha256(path)) for path in checkpoint.weights()]
     unknown = any(digest is None for _, digest in digests)
     if unknown and checkpoint.gguf is not None:
         return {}
-    found = asdict(combine(checkpoint, [(name, digest or "") for name, digest in digests], hashes.of))
-    hashes.save()
+    found = asdict(combine(checkpoint, [(name, digest or "") for name, digest in digests], file_sha256))
     return {part: digest for part, digest in found.items() if not (unknown and part == "weights")}
 
 

@@ -3,7 +3,10 @@
 In: a path, or the bytes that were read from it. Out: a digest. Hashing gigabytes takes seconds, so digests are cached.
 A cached digest is looked up by the file's status (size, times, inode), without reading the file, or by a quick digest
 of its content (xxh3, 128 bits) if it is read anyway. The quick digest and the cache detect accidental changes, not
-malicious ones.
+malicious ones: the change time is compared too, because a copy that preserves modification times (rsync, `cp -p`)
+can replace a file by another of equal size and modification time, and the status of a file changed within the last
+seconds is not cached, because its times may not show the next change. A cache that is damaged or cannot be written
+only costs time.
 """
 
 from __future__ import annotations
@@ -31,10 +34,49 @@ _SETTLED = 2.0
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's content, from the cache if the file has not changed."""
-    hashes = FileHashes()
-    digest = hashes.of(path)
-    hashes.save()
+    """Return the SHA-256 of a file's content, from the cache if the file has not changed.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    real = path.resolve()
+    try:
+        with real.open("rb") as file:
+            before, started = _state(os.fstat(file.fileno())), time.time()
+            known = _entry(real)
+            if known.get("state") == before:
+                return str(known["sha256"])
+            digest, quick = hashlib.sha256(), xxhash.xxh3_128()
+            with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    quick.update(chunk)
+        _keep(real, known, before, started, quick.hexdigest(), digest.hexdigest())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def known_sha256(path: Path) -> str | None:
+    """Return the digest of a file that was hashed before, of its new content if it has changed; else None."""
+    return file_sha256(path) if _entry(path.resolve()) else None
+
+
+def content_sha256(path: Path, before: State, started: float, quick: str, sha256: Callable[[], str]) -> str:
+    """Return the digest of content that was read from a file.
+
+    Args:
+        path: of the file.
+        before: the file's status when it was opened.
+        started: time of opening, in seconds of `time.time`.
+        quick: xxh3 of its content.
+        sha256: hashes the content; called if no cached digest matches `quick`.
+    """
+    real = path.resolve()
+    known = _entry(real)
+    digest = str(known["sha256"]) if known.get("xxh3") == quick else sha256()
+    with contextlib.suppress(OSError):
+        _keep(real, known, before, started, quick, digest)
     return digest
 
 
@@ -49,78 +91,25 @@ def state_of(path: Path) -> State:
     return _state(path.stat())
 
 
-class FileHashes:
-    """Digests of files, with a persistent cache; `save` writes it.
+def _entry(real: Path) -> dict[str, Any]:
+    """Return what is cached of a file: its path, status and digests; else an empty mapping."""
+    known = read_cached(_cached(real))
+    usable = isinstance(known, dict) and known.get("path") == str(real) and _is_digest(known.get("sha256"))
+    return known if usable else {}
 
-    A cache that is damaged or cannot be written only costs time. The change time is compared too, because a copy that
-    preserves modification times (rsync, `cp -p`) can replace a file by another of equal size and modification time. The
-    status of a file changed within the last seconds is not cached, because its times may not show the next change.
-    """
 
-    def __init__(self) -> None:
-        self._file = cache_dir() / "fingerprints.json"
-        self._new: dict[str, Any] = {}
-        self._known = self._read()
+def _keep(real: Path, known: dict[str, Any], before: State, started: float, quick: str, digest: str) -> None:
+    # The digest of a file that is being written is soon outdated
+    settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
+    entry = {"path": str(real), "state": before if settled else None, "xxh3": quick, "sha256": digest}
+    if entry != known:
+        write_cached(_cached(real), entry)
 
-    def of(self, path: Path) -> str:
-        """Return the digest of a file. Raises `CheckpointError` if it cannot be read."""
-        real = path.resolve()
-        try:
-            with real.open("rb") as file:
-                before, started = _state(os.fstat(file.fileno())), time.time()
-                known = self._entry(real)
-                if known.get("state") == before:
-                    return str(known["sha256"])
-                digest, quick = hashlib.sha256(), xxhash.xxh3_128()
-                with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
-                    while chunk := file.read(_CHUNK):
-                        digest.update(chunk)
-                        quick.update(chunk)
-            self._keep(real, before, started, quick.hexdigest(), digest.hexdigest())
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-        return digest.hexdigest()
 
-    def known(self, path: Path) -> str | None:
-        """Return the digest of a file that was hashed before, of its new content if it has changed; else None."""
-        return self.of(path) if self._entry(path.resolve()) else None
-
-    def of_bytes(self, path: Path, before: State, started: float, quick: str, sha256: Callable[[], str]) -> str:
-        """Return the digest of content that was read from a file.
-
-        Args:
-            path: of the file.
-            before: the file's status when it was opened.
-            started: time of opening, in seconds of `time.time`.
-            quick: xxh3 of its content.
-            sha256: hashes the content; called if no cached digest matches `quick`.
-        """
-        real = path.resolve()
-        known = self._entry(real)
-        digest = str(known["sha256"]) if known.get("xxh3") == quick else sha256()
-        with contextlib.suppress(OSError):
-            self._keep(real, before, started, quick, digest)
-        return digest
-
-    def save(self) -> None:
-        """Add new digests to the cache file, which another process may have rewritten meanwhile."""
-        if self._new:
-            write_cached(self._file, self._read() | self._new)
-
-    def _entry(self, real: Path) -> dict[str, Any]:
-        known = self._known.get(str(real))
-        return known if isinstance(known, dict) and _is_digest(known.get("sha256")) else {}
-
-    def _keep(self, real: Path, before: State, started: float, quick: str, digest: str) -> None:
-        # The digest of a file that is being written is soon outdated
-        settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
-        entry = {"state": before if settled else None, "xxh3": quick, "sha256": digest}
-        if entry != self._known.get(str(real)):
-            self._new[str(real)] = self._known[str(real)] = entry
-
-    def _read(self) -> dict[str, Any]:
-        known = read_cached(self._file)
-        return known if isinstance(known, dict) else {}
+def _cached(real: Path) -> Path:
+    """Return the file with a file's digests: one for each, so that reading one does not depend on their number."""
+    name = xxhash.xxh3_128_hexdigest(os.fsencode(real))
+    return cache_dir() / "digests" / f"{name}.json"
 
 
 def _state(status: os.stat_result) -> State:

@@ -25,7 +25,7 @@ import xxhash
 
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import parse_safetensors
-from evalkit.models.hashes import FileHashes, state_of
+from evalkit.models.hashes import content_sha256, state_of
 
 _CHUNK, _LARGE = 2**22, 2**18
 _DIGITS = 9
@@ -80,7 +80,6 @@ def read_weights(paths: Iterable[Path], stop: Event | None = None) -> Weights:
         ReadingStopped: `stop` was set.
         CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
     """
-    hashes = FileHashes()
     tensors: dict[str, torch.Tensor] = {}
     digests = []
     for path in paths:
@@ -94,8 +93,7 @@ def read_weights(paths: Iterable[Path], stop: Event | None = None) -> Weights:
             raise CheckpointError(f"{path}: does not fit into memory ({first_line(error)})") from error
         _check_names(path, found)
         tensors |= found
-        digests.append((path.name, read.digest(hashes)))
-    hashes.save()
+        digests.append((path.name, read.digest()))
     return Weights(tensors, tuple(digests))
 
 
@@ -152,7 +150,7 @@ class _HashingReader:
         found.seek(0)
         return found
 
-    def digest(self, hashes: FileHashes) -> str:
+    def digest(self) -> str:
         """Return the SHA-256 of all bytes read."""
 
         def sha256() -> str:
@@ -161,7 +159,7 @@ class _HashingReader:
                 digest.update(part)
             return digest.hexdigest()
 
-        return hashes.of_bytes(self.path, self._before, self._started, self._quick.hexdigest(), sha256)
+        return content_sha256(self.path, self._before, self._started, self._quick.hexdigest(), sha256)
 
     def _fill(self, view: memoryview) -> None:
         # In chunks, so that the bytes to hash are still in the CPU cache

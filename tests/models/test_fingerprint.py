@@ -156,17 +156,24 @@ def test_gguf_counts_by_content_not_by_name(tmp_path: Path) -> None:
     assert changed(a, c) == {"weights", "config", "tokenizer", "combined"}
 
 
+def entries(cache: Path) -> list[Path]:
+    """Return the files with cached digests."""
+    found = list((cache / "digests").glob("*.json"))
+    assert found
+    return found
+
+
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names of hashed files; recently changed files are cached too."""
     names: list[str] = []
-    original = hashes.FileHashes._keep
+    original = hashes._keep
 
-    def counting(self: hashes.FileHashes, path: Path, *rest: Any) -> None:
+    def counting(path: Path, *rest: Any) -> None:
         names.append(path.name)
-        original(self, path, *rest)
+        original(path, *rest)
 
-    monkeypatch.setattr(hashes.FileHashes, "_keep", counting)
+    monkeypatch.setattr(hashes, "_keep", counting)
     monkeypatch.setattr(hashes, "_SETTLED", -1e9)
     return names
 
@@ -225,15 +232,17 @@ def test_what_one_writer_knows_is_kept_by_the_next(folder: Path, tmp_path: Path,
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 3}', '{"entries": null}', "\x00\x01"])
 def test_damaged_cache_is_ignored(folder: Path, cache: Path, damage: str) -> None:
     before = of(folder)
-    (cache / "fingerprints.json").write_text(damage)
+    for entry in entries(cache):
+        entry.write_text(damage)
     assert of(folder) == before
 
 
 def test_damaged_entries_are_ignored(folder: Path, cache: Path) -> None:
     before = of(folder)
-    stored = cache / "fingerprints.json"
-    for nonsense in (None, 3, {}, {"sha256": "0" * 64}, {"sha256": 5, "state": []}):
-        stored.write_text(json.dumps(dict.fromkeys(json.loads(stored.read_text()), nonsense)))
+    unknown = {"sha256": "0" * 64, "state": None, "xxh3": None}
+    for nonsense in ({}, unknown, {"sha256": 5, "state": []}, {"path": "another", "state": None}):
+        for entry in entries(cache):
+            entry.write_text(json.dumps(json.loads(entry.read_text()) | nonsense))
         assert of(folder) == before
 
 
@@ -252,9 +261,9 @@ def test_concurrent_writers_leave_a_whole_file(folder: Path, cache: Path) -> Non
     for thread in threads:
         thread.join()
     assert len(results) == 8 and len(set(results)) == 1
-    stored = json.loads((cache / "fingerprints.json").read_text())
+    stored = [json.loads(path.read_text())["path"] for path in entries(cache)]
     assert {Path(path).name for path in stored} >= {path.name for path in folder.glob("*.safetensors")}
-    assert [path.name for path in cache.iterdir()] == ["fingerprints.json"]
+    assert len(stored) == len(set(stored)) == len(list((cache / "digests").iterdir()))
 
 
 def test_missing_shard_is_named(folder: Path) -> None:
