@@ -116,7 +116,8 @@ def disturb(process: ForkServerProcess, output: Path, dice: random.Random, durat
     process.kill()
 
 
-@pytest.mark.parametrize("most", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [5, 50])
 def test_many_kills(processes: ForkServerContext, options: dict[str, Any], tmp_path: Path, most: int) -> None:
     dice = random.Random(2)
     durations = []

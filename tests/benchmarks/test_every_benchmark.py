@@ -40,6 +40,7 @@ from tests.benchmarks.longbench.made import record, write
 from tests.devices import needs_cuda
 from tests.documents import made_up
 from tests.journals import as_earlier
+from tests.marks import fast
 from tests.printed import printed
 from tests.sealed import read, reseal
 from tests.tiny import tiny_checkpoint
@@ -180,7 +181,7 @@ def test_it_names_its_benchmark_and_is_listed(kind: str, runs: dict[tuple[str, i
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", fast([1], [1, 3]))
 def test_an_interrupted_run_resumes(
     kind: str, after: int, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -230,7 +230,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_it_is_ended_in_mid_run_and_started_again(
     kind: signal.Signals, training: Path, documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,7 +69,8 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_benchmarks_that_alternate_on_one_model_give_the_tables_of_single_runs(
     dtype: str, files: Path, tmp_path: Path, loads: list[str]
 ) -> None:

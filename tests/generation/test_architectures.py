@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalkit.generation.generator import Generator
 from tests.generation.made import by_transformers, prompts, tokens
+from tests.marks import fast
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -49,7 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast(list(KINDS)[::2], KINDS))
 def test_it_gives_what_transformers_gives(kind: str) -> None:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **(SIZES | KINDS[kind]))

@@ -28,6 +28,7 @@ from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
 from tests.benchmarks.longbench.test_session import request as longbench_request
+from tests.marks import fast
 from tests.models.test_gguf import write_gguf
 from tests.tiny import TRAINING_TEXT, tiny_checkpoint, tiny_tokenizer
 
@@ -185,7 +186,7 @@ def outcome(command: Command, model: Path, runs: Path, expected: Numbers) -> str
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", ["run", "lm-eval", "longbench", "needle"])
+@pytest.mark.parametrize("name", fast(["run", "lm-eval", "longbench"], ["run", "lm-eval", "longbench", "needle"]))
 def test_weights_that_change(
     name: str,
     moment: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -39,6 +39,7 @@ from tests.benchmarks.test_every_benchmark import Silent, asked, tables
 from tests.documents import made_up
 from tests.generation.made import prompts, tokens
 from tests.generation.test_architectures import KINDS, SIZES
+from tests.marks import fast
 from tests.models.loading import load_folder
 from tests.models.variants.building import FAMILIES, VANILLA, VARIANTS, model_of
 from tests.simulated import MEMORY, DevicesMixed, simulate, simulated_devices
@@ -110,11 +111,6 @@ def compare(model: Any, layout: str) -> None:
         assert [one.numel() for one in other.parameters()] == sizes
 
 
-def fast(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
-    """Mark all but some names as slow."""
-    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 @pytest.mark.parametrize("layout", fast(["disk"], CYCLES))
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
@@ -122,7 +118,7 @@ def test_the_four_attentions(family: str, attention: str, layout: str) -> None:
     compare(model_of(family, ATTENTIONS[attention]), layout)
 
 
-@pytest.mark.parametrize("layout", CYCLES)
+@pytest.mark.parametrize("layout", fast(["GPUs, CPU and disk"], CYCLES))
 def test_two_attentions_in_each_layout(layout: str) -> None:
     compare(model_of("gpt_neox", ATTENTIONS["differential"]), layout)
     compare(model_of("qwen2", VANILLA), layout)

@@ -48,6 +48,7 @@ def needle_run(root: Path) -> Run:
     )
 
 
+@pytest.mark.slow
 def test_all_figures_of_analyses_with_all_runs_in_each(analyses: list[Run]) -> None:
     [panel] = figure_panels(analyses, NAMES)
     assert [figure.name for figure in panel.figures] == [f"figures-attention-{name}" for name in KINDS]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from evalkit.scoring.pack import MIN_SAVING, MIN_TRUNK, SequenceSet, plan
+from tests.marks import fast
 
 
 def random_items(seed: int) -> list[SequenceSet]:
@@ -77,7 +78,7 @@ def expected(items: list[SequenceSet], budget: int) -> list[tuple[list[int], lis
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", fast(range(20), range(60)))
 def test_batches_are_those_of_a_plan_by_loops(seed: int) -> None:
     items = random_items(seed)
     for budget in (5, 60, 300):

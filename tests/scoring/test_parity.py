@@ -16,6 +16,7 @@ from evalkit.models.load import LoadedModel
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, check_budget, plan, plan_arrays
 from evalkit.scoring.sequences import SequenceArrays
+from tests.marks import fast
 from tests.scoring.conftest import ALL, JOINED, encode, items_of, largest_between, largest_difference, questions, score
 from tests.tiny import Family
 
@@ -45,7 +46,7 @@ def engine_of(loaded: LoadedModel, budget: int = BUDGET, kernel: str = "") -> En
 )
 @pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("unconditional", [False, True], ids=["", "unconditional"])
-@pytest.mark.parametrize("template", ["inst", "plain", "joined"])
+@pytest.mark.parametrize("template", fast(["inst", "plain"], ["inst", "plain", "joined"]))
 def test_every_segment_as_by_itself(
     tiny: Tiny, family: Family, attention: str, kernel: str, template: str, unconditional: bool
 ) -> None:

@@ -20,6 +20,7 @@ from evalkit.scoring.precision import in_float32
 from evalkit.scoring.probe import make_probe, mask_first
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Ints, build_tree
+from tests.marks import fast
 
 VOCABULARY = 256
 BUDGET = 1100
@@ -187,7 +188,7 @@ SHARING = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", fast([torch.float32], [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("kind", SHARING)
 def test_architectures_share_and_score_as_by_themselves(kind: str, dtype: torch.dtype) -> None:
     settings, kernel = SHARING[kind]

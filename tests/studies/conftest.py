@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.benchmarks.longbench.made import record, write
 from tests.documents import made_up
@@ -32,8 +34,23 @@ FOLDERS = (
 
 @pytest.fixture(scope="session")
 def computed_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study with all runs on `zs`, and those of vanilla and intg on the others. Do not modify; use `study`."""
-    folder = tmp_path_factory.mktemp("study")
+    """A study with all runs on `zs`, and those of vanilla and intg on the others. Do not modify; use `study`.
+
+    The processes of a test session share it; the first one that needs it computes it.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return _computed(tmp_path_factory.mktemp("study"))
+    folder = tmp_path_factory.getbasetemp().parent / "study"
+    with FileLock(folder.with_suffix(".lock")):
+        done = folder / "computed"
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            _computed(folder)
+            done.touch()
+    return folder / "study.yaml"
+
+
+def _computed(folder: Path) -> Path:
     for seed, name in enumerate(FOLDERS):
         tiny_checkpoint(folder / name, seed=seed, window=1024)
     made_up(folder / "documents", count=12)

@@ -47,7 +47,7 @@ def folder_of(path: Path, place: int) -> Path:
 
 
 def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
-    path = made_study(folder, CHECKPOINTS, {"zeroshot8": CHOICES, "needle": NEEDLE})
+    path = made_study(folder, {"A": "vanilla", "B": "intg-*"}, {"zeroshot8": CHOICES, "needle": NEEDLE})
     study = read_study(path)
     weights = folder / "intg-seed1" / "model.safetensors"
     own, other = weights.read_bytes(), (folder / "vanilla" / "model.safetensors").read_bytes()
@@ -67,7 +67,7 @@ def test_a_failure_is_recorded_and_cleared_by_success(folder: Path) -> None:
     assert record is not None
     assert "changed since this run was started" in record.error
     text = printed(outcomes_report(found))
-    assert "14 runs: 12 finished, 2 failed" in text
+    assert "6 runs: 4 finished, 2 failed" in text
     assert "the same command tries the failed runs again" in text
     weights.write_bytes(own)
     assert {outcome.state for _, outcome in run_study(study, Told(), run_here, wait=False)} == {"finished"}

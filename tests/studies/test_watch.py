@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from evalkit.studies.watch import Arrived, Watcher
+from tests.marks import fast
 from tests.tiny import tiny_checkpoint
 
 WRITER = Path(__file__).parent / "writer.py"
@@ -53,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("how", ["saved", "copied", "reserved", "renamed", "backwards"])
+@pytest.mark.parametrize("how", fast(["saved", "backwards"], ["saved", "copied", "reserved", "renamed", "backwards"]))
 def test_a_checkpoint_is_yielded_once_it_is_complete(how: str, sharded: Path, training: Path) -> None:
     found = []
     with write(sharded, training / "checkpoint-10", how, 0.05) as process:

@@ -18,6 +18,7 @@ import evalkit
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.load import LoadedModel
 from evalkit.progress import Progress
+from tests.marks import fast
 from tests.printed import printed
 from tests.tiny import tiny_checkpoint
 from tests.training.trainers import equal, state_of, trainer_of
@@ -65,7 +66,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", fast(["float32", "mixed precision", "gradient accumulation"], MODES))
 def test_a_training_ends_as_without_it(
     mode: str, folder: Path, asked: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

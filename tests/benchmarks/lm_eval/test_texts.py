@@ -19,6 +19,7 @@ from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.lm_eval.texts import NEW_TOKENS
 from evalkit.errors import ScoringError
 from evalkit.models.load import LoadedModel
+from tests.marks import fast
 from tests.tiny import TRAINING_TEXT, VOCABULARY, tiny_tokenizer
 
 WINDOW = 128
@@ -99,7 +100,7 @@ def stops_in(texts: list[str]) -> list[str]:
     return [text for text in found if len(text) == 2][:4]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", fast(["llama", "gpt2", "mamba"], KINDS))
 def test_greedy_texts_are_lm_evals(kind: str, tokenizer: Any) -> None:
     """Compared with lm-eval one by one and in batches, with stops that match and that do not."""
     loaded = loaded_model(kind, tokenizer)

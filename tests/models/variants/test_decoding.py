@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+from tests.marks import fast
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY, left_padded, model_of, random_ids
 
 Tensor = torch.Tensor
@@ -26,7 +27,7 @@ def uncached(model: Any, ids: Tensor, mask: Tensor, tokens: int) -> Tensor:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
 @torch.no_grad()
 def test_generation(family: str, variant: str, implementation: str, cache: str) -> None:
     """Token for token what a greedy loop without a cache writes, batched, without and with left padding."""

@@ -20,12 +20,13 @@ from evalkit.benchmarks.attention.figures.runs import AnalysedRun
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.runs.folder import Run
 from tests.benchmarks.attention.made import made_run, whole_table
+from tests.marks import fast
 
 TOLERANCE = 1e-6
 DOCUMENT = ["task", "subtask", "doc_id"]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["gold", "every continuation"])
+@pytest.fixture(scope="module", params=fast([1], [1, 2]), ids=["gold", "every continuation"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """Three runs of the same documents."""
     root = tmp_path_factory.mktemp("runs")
@@ -215,7 +216,7 @@ def test_heatmap(runs: list[Run], tmp_path: Path, measure: str) -> None:
         same(part(found, run, measure), rows_of(run, measure).groupby(["layer", "head"])["value"].mean())
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", fast([3], [1, 3]))
 @pytest.mark.parametrize("name", KINDS)
 def test_every_figure_in_both_formats(runs: list[Run], tmp_path: Path, name: str, count: int) -> None:
     members = analysed(runs[:count])
