@@ -244,6 +244,7 @@ def _run(kind: str, files: Path, output: Path, installed: str) -> None:
     made(kind, files, output)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "copying")) for k in KINDS])
 def test_a_killed_run_resumes(

@@ -48,6 +48,7 @@ def test_a_page_of_two_runs(runs: list[Run], tmp_path: Path, capsys: Any) -> Non
     assert [one["name"] for one in index["runs"]] == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_sizes(runs: list[Run], tmp_path: Path, capsys: Any) -> None:
     """A sample is smaller than all, and a page without documents has neither data nor the table's library."""
     sizes = {}

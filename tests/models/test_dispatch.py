@@ -118,7 +118,8 @@ def test_the_four_attentions(family: str, attention: str, layout: str) -> None:
     compare(model_of(family, ATTENTIONS[attention]), layout)
 
 
-@pytest.mark.parametrize("layout", fast(["GPUs, CPU and disk"], CYCLES))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", CYCLES)
 def test_two_attentions_in_each_layout(layout: str) -> None:
     compare(model_of("gpt_neox", ATTENTIONS["differential"]), layout)
     compare(model_of("qwen2", VANILLA), layout)

@@ -215,6 +215,7 @@ def test_names_of_files_under_text(shared: Path, tmp_path: Path) -> None:
     assert pack(tokenizer, tmp_path / "data", text_of(file)).name == key
 
 
+@pytest.mark.slow
 def test_a_killed_packing_leaves_nothing(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
     training, marker = training_of(shared, tmp_path / "x"), tmp_path / "marker"
     root = tmp_path / "data"

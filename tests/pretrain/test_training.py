@@ -254,6 +254,7 @@ def test_bytes_on_disk(shared: Path, tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files) == pytest.approx(bytes_on_disk(training), rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of resources")
 def test_no_space(processes: ForkServerContext, shared: Path, tmp_path: Path) -> None:
     """For the optimizer, which is twice as large as the weights; the same command resumes."""

@@ -165,6 +165,7 @@ def test_a_table_that_breaks_off_leaves_nothing(writer: RunWriter) -> None:
     assert not (writer.folder / RESULTS).exists()
 
 
+@pytest.mark.slow
 def test_three_hundred_thousand_rows_need_little_memory() -> None:
     """They are 300 MiB as Python objects, and 20 MiB as columns."""
     command = [sys.executable, str(SCRIPT), "--batches", "300"]

@@ -79,6 +79,7 @@ print(faults() + faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_freed_memory_is_reused_without_page_faults() -> None:
     """Eight blocks as large as a layer's states, 48 MiB. Processes of their own, since the setting lasts."""

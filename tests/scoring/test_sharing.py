@@ -147,7 +147,7 @@ SLOW_ON_A_CPU = pytest.param("flex", marks=pytest.mark.slow)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", fast([torch.float32], [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("with_trunk", [False, True])
 @pytest.mark.parametrize("kernel", ["tiles", "dense", SLOW_ON_A_CPU])
 @pytest.mark.parametrize("window", [64, 256, 1024, -1])

@@ -7,6 +7,7 @@ import pytest
 
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan
+from tests.marks import fast
 from tests.models.variants.building import FAMILIES, VARIANTS, VOCABULARY, model_of
 
 RELATIVE = 1e-4
@@ -31,7 +32,7 @@ def items() -> list[SequenceSet]:
 
 @pytest.mark.parametrize("kernel", ["tiles", "dense"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", fast(["llama"], FAMILIES))
 def test_shared_scores_are_those_of_each_sequence_by_itself(family: str, variant: str, kernel: str) -> None:
     engine = Engine(model_of(family, VARIANTS[variant]), 200, pytest.fail, kernels=(kernel,))
     engine.check(items())

@@ -31,6 +31,7 @@ def working(parts: int, is_awaited: Callable[[], bool] = lambda: False) -> Calla
     return plan
 
 
+@pytest.mark.slow
 def test_ahead_of_the_scoring_it_rests_nineteen_times_as_long_as_it_works() -> None:
     with BackgroundPlanner(working(4), ["first", "second", "third"]) as planner:
         assert planner.take("first") < 4 * UNPACED  # waited for

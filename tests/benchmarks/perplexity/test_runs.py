@@ -148,6 +148,7 @@ def test_the_perplexities_are_lm_evals(
     assert noted is adds_bos
 
 
+@pytest.mark.slow
 def test_killed_and_given_again(perplexity: Command, model: Path, file: Path) -> None:
     """In the middle of a document of several batches; the tables are the same to the last bit."""
     budget = ("--token-budget", "128")

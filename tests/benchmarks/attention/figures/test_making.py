@@ -243,6 +243,7 @@ def unpacked(content: bytes) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_a_single_head_has_no_band_and_one_layer_is_enough(tmp_path: Path) -> None:
     run = made_run(tmp_path / "runs", heads=1, layers=1, ranked=1)
     found = drawn("negative", [run], tmp_path)
