@@ -15,7 +15,7 @@ check: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# At most 8 minutes on two cores; tests in a browser are skipped, with the reason, where no Chromium is found
+# About 10 minutes on two cores; tests in a browser are skipped, with the reason, where no Chromium is found
 test: check
 	$(PYTEST) -m "not slow and not cluster and not gpu"
 

@@ -40,13 +40,12 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the page under this name")
     arguments = parser.parse_args()
     runs = [find_run(run, RUNS) for run in arguments.runs]
-    names = [run.manifest["model"] for run in runs]
     if len(runs) == 1:
-        runs, names = [runs[0], with_noise(runs[0])], [*names, "with noise"]
+        runs.append(with_noise(runs[0]))
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.keep or Path(folder) / "report.html"
         started = time.perf_counter()
-        size = write_report(contents_of_runs(runs, given_names=names), PageRequest(), path, silent)
+        size = write_report(contents_of_runs(runs), PageRequest(), path, silent)
         print("| | measured |\n|---|---|")
         print(f"| written in | {time.perf_counter() - started:.1f} s |")
         print(f"| peak memory of writing | {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB |")
