@@ -59,7 +59,7 @@ def with_noise(run: Run) -> Run:
     scores, random = run.scores.copy(), np.random.default_rng(0)
     for column in [name for name in scores if str(name).startswith("ll_")]:
         scores[column] += random.normal(0, 0.02, len(scores)) * scores[column].abs()
-    made.__dict__ |= {"scores": scores, "_results": (run.files, run.stored)}
+    made.__dict__.update(scores=scores, _results=(run.files, run.stored))
     return made
 
 

@@ -6,7 +6,10 @@ a sandbox, which blocks access to the machine but does not limit time: two neste
 
 from __future__ import annotations
 
+import json
+import pprint
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import jinja2
+import markupsafe
 
 from evalkit.errors import TemplateError
 
@@ -22,7 +26,16 @@ MOST_SECONDS = 10.0
 """Time limit of a template, which normally takes milliseconds."""
 _SOURCE = "<template>"
 """File name of the Python code to which Jinja compiles a template."""
-_JINJA = str(Path(jinja2.__file__).parent)
+_CODE = (
+    _SOURCE,
+    *(str(Path(str(package.__file__)).parent) for package in (jinja2, markupsafe, json)),
+    *(str(module.__file__) for module in (pprint, textwrap)),
+)
+"""Beginnings of the file names of a template's code, of Jinja and of the libraries that its filters call."""
+
+
+class _OutOfTime(BaseException):
+    """The limit is exceeded; not an `Exception`, which Jinja catches while it evaluates constants."""
 
 
 def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **settings: Any) -> Any:
@@ -31,8 +44,14 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **se
     Raises:
         TemplateError: the template exceeds the time limit.
     """
-    with _time_limit():
-        return tokenizer.apply_chat_template(turns, **settings)
+    try:
+        with _time_limit():
+            return tokenizer.apply_chat_template(turns, **settings)
+    except _OutOfTime:
+        raise TemplateError(
+            f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
+            "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
+        ) from None
 
 
 @contextmanager
@@ -40,20 +59,15 @@ def _time_limit() -> Iterator[None]:
     """Stop template code that exceeds the limit; works in any thread and on any system.
 
     Python calls the trace function for every line of the template's code and every function that it calls. It raises
-    in code of the template and of Jinja only: Python ignores an error in a finaliser or a callback of the garbage
-    collector, which can run at any time, and stops tracing after it.
+    in known code only, since Python ignores an error in a finaliser or a callback of the garbage collector, which can
+    run at any time, and stops tracing after it. A single call of a function in C is not interrupted.
     """
     deadline = time.monotonic() + MOST_SECONDS
 
     def trace(frame: FrameType, _: str, __: Any) -> Any:
         file = frame.f_code.co_filename
-        if file != _SOURCE and not file.startswith(_JINJA):
-            return None
-        if time.monotonic() > deadline:
-            raise TemplateError(
-                f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
-                "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
-            )
+        if file.startswith(_CODE) and time.monotonic() > deadline:
+            raise _OutOfTime
         return trace if file == _SOURCE else None
 
     before = sys.gettrace()

@@ -58,7 +58,11 @@ def file_sha256(path: Path) -> str:
 
 
 def known_sha256(path: Path) -> str | None:
-    """Return the digest of a file that was hashed before, of its new content if it has changed; else None."""
+    """Return the digest of a file that was hashed before, of its new content if it has changed; else None.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     return file_sha256(path) if _entry(path.resolve()) else None
 
 

@@ -246,7 +246,7 @@ def _run(kind: str, files: Path, output: Path, installed: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k != "copying")) for k in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_resumes(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path, plugin: Path
 ) -> None:

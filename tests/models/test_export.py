@@ -56,7 +56,6 @@ def words(tmp_path: Path) -> str:
     return str(tiny_tokenizer(tmp_path / "words"))
 
 
-@pytest.mark.slow
 def test_a_process_without_evalkit_gives_the_same_logits(tmp_path: Path, words: str) -> None:
     folders = []
     for attention, backbone in (("integral", "gpt_neox"), ("differential", "qwen2"), ("cog", "llama")):

@@ -229,21 +229,29 @@ def test_what_one_writer_knows_is_kept_by_the_next(folder: Path, tmp_path: Path,
     assert read == []
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 3}', '{"entries": null}', "\x00\x01"])
-def test_damaged_cache_is_ignored(folder: Path, cache: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["", "{", "{}", "[]", '{"x": 3}', "null", "\x00\x01"])
+def test_a_damaged_cache_is_ignored_and_written_again(folder: Path, cache: Path, read: list[str], damage: str) -> None:
     before = of(folder)
     for entry in entries(cache):
         entry.write_text(damage)
+    hashed = sorted(read)
+    read.clear()
     assert of(folder) == before
+    assert sorted(read) == hashed
+    read.clear()
+    assert of(folder) == before
+    assert read == []
 
 
-def test_damaged_entries_are_ignored(folder: Path, cache: Path) -> None:
+@pytest.mark.parametrize("change", [{"path": "another", "sha256": "0" * 64}, {"sha256": 5}, {"sha256": "0"}])
+def test_entries_of_other_files_and_without_a_digest_are_ignored(
+    folder: Path, cache: Path, read: list[str], change: dict[str, object]
+) -> None:
+    """Though their file's status is the present one."""
     before = of(folder)
-    unknown = {"sha256": "0" * 64, "state": None, "xxh3": None}
-    for nonsense in ({}, unknown, {"sha256": 5, "state": []}, {"path": "another", "state": None}):
-        for entry in entries(cache):
-            entry.write_text(json.dumps(json.loads(entry.read_text()) | nonsense))
-        assert of(folder) == before
+    for entry in entries(cache):
+        entry.write_text(json.dumps(json.loads(entry.read_text()) | change))
+    assert of(folder) == before
 
 
 def test_unwritable_cache_is_no_error(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
