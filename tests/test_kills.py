@@ -22,6 +22,7 @@ from evalkit.runs.folder import load_run
 from evalkit.scores.table import ScoreRow
 from tests.documents import made_up
 from tests.journals import entries_of
+from tests.marks import fast
 
 TASKS = ("arc_easy", "piqa", "boolq")
 BUDGET = 128
@@ -163,9 +164,7 @@ def long_run(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
     return options | {"data_dir": folder, "output": tmp_path_factory.mktemp("undisturbed long run")}
 
 
-@pytest.mark.parametrize(
-    "kind", [signal.SIGKILL, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (signal.SIGINT, signal.SIGTERM))]
-)
+@pytest.mark.parametrize("kind", fast([signal.SIGKILL], [signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
 def test_the_command_is_killed_and_given_again(long_run: dict[str, Any], tmp_path: Path, kind: signal.Signals) -> None:
     options = long_run
     expected = evaluate(**options, progress=_Silent(live=False)).scores

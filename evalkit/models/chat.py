@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,7 +27,7 @@ _SOURCE = "<template>"
 """File name of the Python code to which Jinja compiles a template."""
 _CODE = (
     _SOURCE,
-    *(str(Path(str(package.__file__)).parent) for package in (jinja2, markupsafe, json)),
+    *(package.__path__[0] for package in (jinja2, markupsafe, json)),
     *(str(module.__file__) for module in (pprint, textwrap)),
 )
 """Beginnings of the file names of a template's code, of Jinja and of the libraries that its filters call."""
@@ -44,14 +43,8 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **se
     Raises:
         TemplateError: the template exceeds the time limit.
     """
-    try:
-        with _time_limit():
-            return tokenizer.apply_chat_template(turns, **settings)
-    except _OutOfTime:
-        raise TemplateError(
-            f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
-            "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
-        ) from None
+    with _time_limit():
+        return tokenizer.apply_chat_template(turns, **settings)
 
 
 @contextmanager
@@ -74,5 +67,10 @@ def _time_limit() -> Iterator[None]:
     sys.settrace(trace)
     try:
         yield
+    except _OutOfTime:
+        raise TemplateError(
+            f"the tokenizer's chat template runs for more than {MOST_SECONDS:g} s; it may loop forever; "
+            "correct it (chat_template.jinja, or chat_template in tokenizer_config.json)"
+        ) from None
     finally:
         sys.settrace(before)

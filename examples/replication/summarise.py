@@ -24,6 +24,7 @@ from statistics import mean
 from typing import Any
 
 import yaml
+from reading import NAMES, SEEDS
 
 import evalkit
 from evalkit.atomic import replace_file
@@ -37,7 +38,7 @@ from evalkit.stats.significance import holm
 
 HERE = Path(__file__).parent
 TABLES = HERE / "tables"
-MODELS = ("vanilla", "cog", "diff", "intg")
+MODELS = tuple(NAMES)
 SUITES = {"perplexity": "held_out"}
 """Benchmarks of the study that are named otherwise than their suite."""
 PRIMARY = ("held_out", "bits_per_byte")
@@ -49,7 +50,6 @@ MEASURES = ("bos_abs", "entropy_shifted", "rank", "similarity", "bos_negative")
 """Of the attention, by layer."""
 FIGURES = ("entropy", "rank")
 """Of `evalkit figure`."""
-SEEDS = (3, 5, 10)
 Row = dict[str, Any]
 Runs = dict[str, dict[str, list[evalkit.Run]]]
 """Benchmark → model → runs, by seed."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from reading import NAMES, SOURCES, Row, chosen, read
+from reading import NAMES, SEEDS, SOURCES, Row, chosen, read
 
 from evalkit.atomic import replace_file
 from evalkit.reporting.decimals import fixed
@@ -195,7 +195,7 @@ def needed(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         factor, places, unit = UNITS[row["outcome"]]
-        shown = [number(row[f"shown_by_{seeds}"], places, factor) for seeds in (3, 5, 10)]
+        shown = [number(row[f"shown_by_{seeds}"], places, factor) for seeds in SEEDS]
         lines.append(
             [
                 NAMES[row["model"]],
@@ -206,8 +206,8 @@ def needed(rows: list[Row]) -> str:
                 row["seeds"] or "> 1,000",
             ]
         )
-    heads = ["", "average", "documents", "shown by 3 seeds", "by 5", "by 10", "difference", "seeds that it needs"]
-    return markdown(heads, lines)
+    shown_by = [f"shown by {SEEDS[0]} seeds", *(f"by {seeds}" for seeds in SEEDS[1:])]
+    return markdown(["", "average", "documents", *shown_by, "difference", "seeds that it needs"], lines)
 
 
 def spread(rows: list[Row], places: int) -> str:

@@ -16,6 +16,7 @@ from evalkit.progress import Progress
 from evalkit.resources import resource
 from evalkit.runs.folder import Run
 from tests.documents import SUBJECTS
+from tests.marks import fast
 
 LIMIT = 5
 PARTS: dict[str, dict[str, Any]] = {
@@ -29,7 +30,7 @@ PARTS: dict[str, dict[str, Any]] = {
 """What is evaluated twice, with evalkit and with lm-eval: MMLU on all of its documents, the other tasks on a few."""
 each_part = pytest.mark.parametrize(
     "part",
-    ["others", *(pytest.param(part, marks=pytest.mark.slow) for part in ("mmlu", "few-shot"))],  # 57 subjects, twice
+    fast(["others"], ["others", "mmlu", "few-shot"]),  # 57 subjects, twice
 )
 pytestmark = [
     # lm-eval's own, all of them

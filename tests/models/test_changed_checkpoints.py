@@ -227,7 +227,7 @@ def test_a_gguf_file_that_changes(
     assert outcome(commands["run"], model, runs, before) == ("refused" if moment == MOMENTS[0] else "the original's")
 
 
-@pytest.mark.parametrize("way", [overwritten, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])])
+@pytest.mark.parametrize("way", fast([overwritten], WAYS))
 @pytest.mark.parametrize("moment", BUT_READING)
 def test_the_copy_of_a_gguf_file_that_changes(
     moment: str,

@@ -16,6 +16,7 @@ from evalkit.pages.report import PageRequest, write_report
 from evalkit.runs.folder import Run
 from evalkit.scores.results import available_rules
 from evalkit.scores.rules import decide, find_rule
+from tests.marks import fast
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +43,7 @@ def with_ties(runs: list[Run]) -> None:
             scores.iloc[first + 1, scores.columns.get_loc(column)] = scores[column].to_numpy()[first]
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", fast([40], [40, 500]))
 def test_every_rule_of_a_document(count: int, two_runs: list[Run], tab: Any, tmp_path: Path) -> None:
     """Choice, verdict and tie under every rule and run, of random documents opened by their address."""
     with_ties(two_runs)

@@ -28,6 +28,7 @@ import evalkit as package
 from evalkit import list_runs
 from evalkit.errors import UsageError
 from tests.cli.test_root import Command, _no_settings, evalkit
+from tests.marks import fast
 from tests.pretrain.settings_files import ATTENTIONS
 from tests.pretrain.trainings import train_without_space, trained, training_of
 from tests.tiny import TRAINING_TEXT
@@ -110,10 +111,7 @@ def test_the_log_has_the_losses_of_its_rows(shared: Path, tmp_path: Path) -> Non
     assert float(row["loss"]) != float(held_out["held_out_loss"])
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=[] if name in ("cog", "differential") else pytest.mark.slow) for name in ATTENTIONS],
-)
+@pytest.mark.parametrize("model", fast(["cog", "differential"], ATTENTIONS))
 def test_mixed_precision(shared: Path, tmp_path: Path, model: str, capfd: pytest.CaptureFixture[str]) -> None:
     """bfloat16, recomputed activations: the loss falls, the weights are float32, and nothing is written to stderr."""
     training = trained(shared, tmp_path / "x", model=model, precision="bfloat16", checkpointing=True, steps=30)

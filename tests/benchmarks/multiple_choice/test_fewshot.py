@@ -18,6 +18,7 @@ from evalkit.progress import Progress
 from tests.benchmarks.multiple_choice.test_tasks import lm_eval_folder
 from tests.data.samples import sample, write
 from tests.documents import SUBJECTS
+from tests.marks import fast
 
 SUITES = {"mmlu": "zeroshot8", "mmlu_continuation": "zeroshot8_text"}
 FILES = {"mmlu": "mmlu/default/mmlu_{}.yaml", "mmlu_continuation": "mmlu/continuation/mmlu_{}.yaml"}
@@ -196,7 +197,7 @@ def asked(checkpoint: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("template", [pytest.param("plain", marks=pytest.mark.slow), "inst"])
+@pytest.mark.parametrize("template", fast(["inst"], ["plain", "inst"]))
 def test_examples_are_part_of_what_a_run_is(asked: dict[str, Any], tmp_path: Path, template: str) -> None:
     none, two = (evaluate(template=template, num_fewshot=shots, **asked) for shots in (0, 2))
     assert evaluate(template=template, **asked).folder == none.folder != two.folder
