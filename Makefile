@@ -19,9 +19,9 @@ check: .venv/.ready
 test: check
 	$(PYTEST) -m "not slow and not cluster and not gpu"
 
-# All tests; those whose checkpoint, browser, cluster or GPU is missing are skipped with a reason
+# All tests, with new random examples; those whose checkpoint, browser, cluster or GPU is missing are skipped with a reason
 test-all: check
-	$(PYTEST) -m "not gpu"
+	$(PYTEST) --hypothesis-profile random -m "not gpu"
 	$(BIN)/pytest -m gpu
 
 slow: .venv/.ready

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.data.wheels import demo_checkpoint
@@ -20,6 +21,12 @@ from tests.tiny import tiny_checkpoint
 # On a tiny model threads only wait for each other: four times slower when other processes use the cores.
 # Set before the first tensor is made, and for the commands that tests run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# `make test` draws the same examples every time; `make test-all` draws new ones (--hypothesis-profile random), and an
+# example that fails there is added to its test with @example. Neither depends on the speed of the machine.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("random"), derandomize=True)
+settings.load_profile("fixed")
 
 
 @pytest.fixture(autouse=True)

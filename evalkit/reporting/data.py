@@ -41,14 +41,10 @@ def table_csv(table: Table) -> str:
     writer.writerow(map(in_csv, ["key", *names] if keyed else names))
     for line in table.lines:
         texts = [line.key, plain(line.label), *map(plain, line.facts)][not keyed :]
-        writer.writerow(map(_escaped, [*texts, *(cell.value + beside(cell) for cell in line.cells)]))
+        writer.writerow(map(in_csv, [*texts, *(cell.value + beside(cell) for cell in line.cells)]))
     for note in table.notes:
         writer.writerow(["note", in_csv(plain(note)), *[""] * (table.width - 2 + keyed)])
     return out.getvalue().rstrip("\n")
-
-
-def _escaped(text: str) -> object:
-    return text if text == MISSING else in_csv(text)
 
 
 def table_content(table: Table) -> dict[str, Any]:

@@ -52,6 +52,9 @@ _TYPESET = frozenset(map(chr, [*range(0x20, 0x7F), *range(0xA1, 0x100)])) - {"\x
 _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that are invisible or change how others are displayed."""
 
+_DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the order in which others are displayed."""
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Prefixes of a cell that spreadsheets interpret as a formula."""
 
@@ -68,9 +71,17 @@ def printable(text: str, kept: str = "") -> str:
     return "".join(_code(c) if c not in kept and unicodedata.category(c) in _HIDDEN else c for c in text)
 
 
+def in_json(text: str) -> str:
+    """Escape changes of direction in JSON text, so that whoever parses it gets their codes, as \\u202e."""
+    return _DIRECTIONS.sub(lambda found: "\\" + _code(found[0]), text)
+
+
 def in_csv(value: object) -> object:
-    """Escape a value for CSV; text that a spreadsheet would run as a formula is prefixed by an apostrophe."""
-    if not isinstance(value, str):
+    """Escape a value for CSV; text that a spreadsheet would run as a formula is prefixed by an apostrophe.
+
+    A lone minus is not a formula: tables print it for a missing value.
+    """
+    if not isinstance(value, str) or value == "-":
         return value
     with suppress(ValueError):
         float(value)

@@ -8,7 +8,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evalkit.reporting.escape import in_csv
@@ -119,6 +119,7 @@ def test_pages_and_elements() -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc", "Cf", "Zs", "Zl", "Zp")), min_size=1))
+@example("-")
 def test_a_foreign_name_breaks_no_format(name: str) -> None:
     line = Line("x", literal(name), False, (), (Cell("1.0"),))
     group = ColumnGroup((), (literal("a"),))

@@ -41,7 +41,7 @@ def values(table: pd.DataFrame, name: str, rule: str = "acc") -> np.ndarray:
     return document_outcomes(table, OUTCOMES[name], RULES[rule])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(DOCUMENTS, st.data())
 def test_outcomes_are_those_of_loops_over_documents(documents: list[Any], data: st.DataObject) -> None:
     golds = [data.draw(st.integers(0, len(choices) - 1)) for choices in documents]
@@ -63,7 +63,7 @@ def test_outcomes_are_those_of_loops_over_documents(documents: list[Any], data: 
         assert values(table, "margin", "acc_bytes")[number] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(DOCUMENTS, st.data(), st.sampled_from(["acc", "acc_norm", "acc_token", "ppl_continuation"]))
 def test_a_positive_margin_is_a_right_answer(documents: list[Any], data: st.DataObject, rule: str) -> None:
     golds = [data.draw(st.integers(0, len(choices) - 1)) for choices in documents]

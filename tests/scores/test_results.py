@@ -38,7 +38,7 @@ def manifest(**groups: list[str]) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 12), st.integers(0, 12))
 def test_accuracy_and_standard_error_are_lm_evals(right: int, wrong: int) -> None:
     assume(right + wrong >= 2)

@@ -114,7 +114,7 @@ possible = documents.map(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(possible)
 def test_lm_evals_rules_choose_as_lm_eval(found: list[list[Choice]]) -> None:
     frame = table(*found)
@@ -126,7 +126,7 @@ def test_lm_evals_rules_choose_as_lm_eval(found: list[list[Choice]]) -> None:
         assert ours == {name: theirs[name] for name in ours}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents, st.floats(-100, 100))
 def test_a_constant_for_all_choices_does_not_move_summed_rules(found: list[list[Choice]], constant: float) -> None:
     moved = [
@@ -154,7 +154,7 @@ def _in_thousandths(found: list[list[Choice]]) -> list[list[Choice]]:
     return [[choice | {key: round(choice[key] * 1000) for key in keys} for choice in choices] for choices in found]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents, st.randoms(use_true_random=False), st.sampled_from(sorted(RULES)))
 def test_documents_are_decided_one_by_one(found: list[list[Choice]], dice: Any, rule: str) -> None:
     """In any order, and each as if it were the only one."""
@@ -165,7 +165,7 @@ def test_documents_are_decided_one_by_one(found: list[list[Choice]], dice: Any, 
     assert predictions(table(*(found[i] for i in order)), rule) == [together[i] for i in order]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents, st.sampled_from(sorted(RULES)))
 def test_last_choice_of_equals_never_wins(found: list[list[Choice]], rule: str) -> None:
     """A copy of the best choice put at the end makes a tie, which the first one wins and which is counted."""
@@ -177,7 +177,7 @@ def test_last_choice_of_equals_never_wins(found: list[list[Choice]], rule: str) 
     assert after["tie"].all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(documents, st.integers(0, 4))
 def test_whole_sequence_rule_does_not_see_segments(found: list[list[Choice]], seed: int) -> None:
     """Moving log-likelihood and tokens from one segment to another leaves the perplexity of the whole as it is."""

@@ -91,7 +91,7 @@ def literal_cr2(values: Floats, clusters: Codes, strata: Codes) -> tuple[float, 
     return variance, float(np.trace(form) ** 2 / (form**2).sum())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 12), min_size=3, max_size=9), st.floats(0, 2), st.integers(0, 99))
 def test_clusters_of_any_size_are_the_literal_matrices_of_cr2(sizes: list[int], effect: float, seed: int) -> None:
     dice = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def test_exact_mcnemar_rejects_no_more_than_it_says() -> None:
     assert mcnemar_power(100, 0.05, 0.0) < 0.02
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(50, 3000), st.floats(0.02, 0.9))
 def test_the_smallest_difference_has_the_power_that_is_promised(n: int, share: float) -> None:
     discordant = round(share * n)

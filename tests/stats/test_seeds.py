@@ -39,7 +39,7 @@ def banerjee(difference: float, parts: Spread, freedom: float) -> float:
     return float(optimize.brentq(excess, 1e-100, 1 - 1e-12, xtol=1e-14))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(PARTS, st.floats(0.1, 5), st.floats(5, 1000))
 def test_the_p_value_is_banerjees(parts: Spread, difference: float, freedom: float) -> None:
     documents = Estimate(difference, parts.documents, freedom)
@@ -47,7 +47,7 @@ def test_the_p_value_is_banerjees(parts: Spread, difference: float, freedom: flo
     assert crossed_p_value(documents, parts) == pytest.approx(expected, rel=1e-6, abs=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PARTS, st.floats(-20, 20), st.floats(1.5, 1000))
 def test_the_interval_holds_zero_where_the_p_value_is_above_5_percent(
     parts: Spread, difference: float, freedom: float
@@ -69,7 +69,7 @@ def test_one_run_beside_several_that_differ_alike_on_all_documents_is_the_one_sa
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PARTS, st.floats(1.5, 1000))
 def test_the_t_lies_between_those_of_the_parts(parts: Spread, freedom: float) -> None:
     found = crossed(Estimate(0.3, parts.documents, freedom), parts)

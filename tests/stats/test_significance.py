@@ -54,13 +54,13 @@ def by_scipy(sums: np.ndarray) -> float:
     return float(result.pvalue)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-4, 4), min_size=2, max_size=11))
 def test_sign_flips_of_whole_numbers_are_scipys(sums: list[int]) -> None:
     assert sign_flip(np.array(sums, float)).p == pytest.approx(by_scipy(np.array(sums, float)), **EXACT)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1, 1).map(lambda value: round(value, 4)), min_size=2, max_size=11))
 def test_sign_flips_of_few_fractions_are_scipys(sums: list[float]) -> None:
     found = sign_flip(np.array(sums))
@@ -98,7 +98,7 @@ def test_clusters_are_summed_before_they_are_flipped() -> None:
     assert sign_flip(copied).p == sign_flip(differences).p
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_statsmodels(ps: list[float]) -> None:
     adjusted = holm(ps)
