@@ -54,19 +54,21 @@ def _infos() -> tuple[MeasureInfo, ...]:
         )
     ]
     return (
-        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens", None, True, "bos_abs"),
-        MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens", _SHARE, True),
+        MeasureInfo("bos", "bos", "weight on BOS, mean over tokens after the first", None, True, "bos_abs"),
+        MeasureInfo("bos_abs", "bos", "share of |weights| on BOS, mean over tokens after the first", _SHARE, True),
         *mass,
         MeasureInfo("entropy", "entropy", "entropy of |weights|, last continuation token, in nats", None, True),
         MeasureInfo("entropy_shifted", "entropy", "entropy of weights - min, as in the paper, in nats"),
-        MeasureInfo("bos_negative", "negative", "share of tokens whose weight on BOS is negative", _SHARE),
+        MeasureInfo(
+            "bos_negative", "negative", "share of tokens after the first with a negative weight on BOS", _SHARE
+        ),
         MeasureInfo("sink", "sink", "mean weight on the first token, first 64 tokens", unsigned="sink_abs"),
         MeasureInfo("sink_abs", "sink", "mean share of |weights| on the first token, first 64 tokens", _SHARE),
         MeasureInfo(
             "sink_rate", "sink", f"share of heads whose sink is above {SINK_SHARE}", _SHARE, unsigned="sink_abs_rate"
         ),
         MeasureInfo("sink_abs_rate", "sink", f"share of heads whose sink_abs is above {SINK_SHARE}", _SHARE),
-        MeasureInfo("distance", "distance", "mean distance of |weights|, in tokens"),
+        MeasureInfo("distance", "distance", "mean distance of |weights|, of tokens after the first, in tokens"),
         MeasureInfo("similarity", "similarity", "mean cosine between a head's map and the layer's others"),
         MeasureInfo(
             RANK, RANK, "effective rank: exp of the entropy of singular values (Roy and Vetterli)", median=True
@@ -74,6 +76,13 @@ def _infos() -> tuple[MeasureInfo, ...]:
         MeasureInfo("rank_squares", RANK, "the same with squared singular values", median=True),
         MeasureInfo(
             "rank_stable", RANK, "stable rank: squared Frobenius norm / squared largest singular value", median=True
+        ),
+        MeasureInfo("bos_all", "all_tokens", "weight on BOS, mean over all tokens, as in the paper"),
+        MeasureInfo(
+            "bos_negative_all",
+            "all_tokens",
+            "share of all tokens with a negative weight on BOS, as in the paper",
+            _SHARE,
         ),
     )
 

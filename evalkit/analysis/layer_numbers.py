@@ -33,6 +33,25 @@ def layer_of(number: int, layers: Sequence[int]) -> int | None:
     return layers[number] if -number <= len(layers) else None
 
 
+def chosen_layers(given: Sequence[int], layers: Sequence[int]) -> list[int]:
+    """Return the layers that numbers mean, ascending; all for no numbers.
+
+    Args:
+        given: the numbers.
+        layers: the model's layers with attention, ascending.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    found = {one: layer_of(one, layers) for one in given}
+    if unknown := [one for one, layer in found.items() if layer is None]:
+        raise UsageError(
+            f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
+            f"-1 to {-len(layers)}"
+        )
+    return sorted({layer for layer in found.values() if layer is not None}) or list(layers)
+
+
 def described_layers(measured: Sequence[int], layers: Sequence[int]) -> str:
     """Return "all layers", "the last 4 layers" or "layers 0, 5".
 

@@ -5,8 +5,8 @@ or [heads, bins] for names that end in `_by_position`. All but the ranks come fr
 
 Maps may be signed (cog and differential attention). A measure with signs uses the weights A[i, j] of row i over keys
 j ≤ i; one without uses the normalised weights |A[i, j]| / Σ_j |A[i, j]|, which sum to 1 in every row. In a row whose
-weights are all 0 the normalised weights are 0 too, and so are its shares, distance and `entropy`. Row 0 has one key and
-is left out of means over rows.
+weights are all 0 the normalised weights are 0 too, and so are its shares, distance and `entropy`. Row 0 has one key,
+itself, and is left out of means over rows, but of those over all tokens.
 
 - bos: `bos`, `bos_abs`: mean over rows i ≥ 1 of the first token's weight, and of its normalised weight; both also by
   position.
@@ -17,11 +17,12 @@ is left out of means over rows.
 - rank: `rank`, `rank_squares`, `rank_stable`: see `rank.py`; they need each head's whole map.
 - sink: `sink`, `sink_abs`: mean over the first 64 rows of the first token's weight, and of its normalised weight.
 - distance: `distance`: mean over rows i ≥ 1 of Σ_j (i − j) under the normalised weights, in tokens.
+- all_tokens: `bos_all`, `bos_negative_all`: as `bos` and `bos_negative`, over all rows, as in the paper.
 - similarity: `similarity`: mean over the layer's other heads of the cosine of the two flattened maps.
 
-Absent measures: those of bos and negative where the first token is not BOS (`sink` stays, since it is about the first
-token); means over rows i ≥ 1 of a single token; mass without readers; sink of less than 64 tokens; similarity of a
-single head.
+Absent measures: those of bos, negative and all_tokens where the first token is not BOS (`sink` stays, since it is about
+the first token); means over rows i ≥ 1 of a single token; mass without readers; sink of less than 64 tokens; similarity
+of a single head.
 
 Sources: the Integral Transformer's paper, section 5 and appendix C, for bos, mass, `entropy_shifted`, `bos_negative`
 and `rank`; arXiv 2410.10781 (Attention-Sink) for sink, α of the first token at T = 64, whose share of α > 0.3 is its
@@ -135,6 +136,12 @@ def _negative(sums: MapSums, reading: Reading) -> dict[str, Floats]:
     return _means("bos_negative", (sums.first < 0).astype(float), by_position=False) if reading.bos else {}
 
 
+def _all_tokens(sums: MapSums, reading: Reading) -> dict[str, Floats]:
+    if not reading.bos:
+        return {}
+    return {"bos_all": sums.first.mean(1), "bos_negative_all": (sums.first < 0).mean(1)}
+
+
 def _sink(sums: MapSums, _: Reading) -> dict[str, Floats]:
     if sums.tokens < SINK_TOKENS:
         return {}
@@ -172,4 +179,5 @@ _FROM_SUMS: dict[str, Callable[[MapSums, Reading], dict[str, Floats]]] = {
     "sink": _sink,
     "distance": _distance,
     "similarity": _similarity,
+    "all_tokens": _all_tokens,
 }

@@ -6,18 +6,17 @@ libraries, device and code of evalkit. Best effort: a cache that cannot be read 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.transformers import attention_of
 from evalkit.models.placement import computing_devices
-from evalkit.resources import cache_dir, read_cached, source_digest, write_cached
+from evalkit.resources import read_cached, source_digest, write_cached
 from evalkit.runs.batch_devices import hardware_of
 
+_KIND = "sharing"
 _REMOTE = "transformers_modules"
 """Package of classes from a checkpoint's own code, which their names do not identify."""
 _VOLATILE = ("_name_or_path", "transformers_version", "architectures")
@@ -34,8 +33,8 @@ class CheckCache:
     """
 
     def __init__(self, model: Any) -> None:
-        self._file = None if type(model).__module__.startswith(_REMOTE) else _file_of(model)
-        self._passed: frozenset[str] = _read(self._file) if self._file else frozenset()
+        self._key = None if type(model).__module__.startswith(_REMOTE) else _key_of(model)
+        self._passed: frozenset[str] = _read(self._key) if self._key else frozenset()
 
     def has_passed(self, name: str) -> bool:
         """Return whether a check has been passed before."""
@@ -58,19 +57,19 @@ class CheckCache:
         return failure
 
     def _save(self) -> None:
-        if self._file is None:
+        if self._key is None:
             return
         # Another process may have added checks in the meantime
-        self._passed |= _read(self._file)
-        write_cached(self._file, sorted(self._passed))
+        self._passed |= _read(self._key)
+        write_cached(_KIND, self._key, sorted(self._passed))
 
 
-def _read(file: Path) -> frozenset[str]:
-    content = read_cached(file)
+def _read(key: str) -> frozenset[str]:
+    content = read_cached(_KIND, key)
     return frozenset(part for part in content if isinstance(part, str)) if isinstance(content, list) else frozenset()
 
 
-def _file_of(model: Any) -> Path:
+def _key_of(model: Any) -> str:
     config = {key: value for key, value in model.config.to_dict().items() if key not in _VOLATILE}
     identity = {
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
@@ -81,8 +80,7 @@ def _file_of(model: Any) -> Path:
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "code": source_digest(*_SOURCES),
     }
-    text = json.dumps(identity, sort_keys=True, default=str)
-    return cache_dir() / "sharing" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return json.dumps(identity, sort_keys=True, default=str)
 
 
 def _layout(model: Any) -> list[str]:

@@ -18,18 +18,17 @@ from evalkit.errors import CheckpointError, ScoringError
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
 from evalkit.scoring.check_cache import CheckCache
 from evalkit.scoring.failures import TooManyTokens, failure_of, memory_for, one_line
-from evalkit.scoring.forward import Forward, Scores
+from evalkit.scoring.forward import Forward
+from evalkit.scoring.head import Scores
 from evalkit.scoring.memory import keep_freed_blocks, refuse_to_split
-from evalkit.scoring.pack import SequenceSet, TreeBatch
-from evalkit.scoring.sharing import NOT_NUMBERS, BatchLengths, SharingCheck
+from evalkit.scoring.pack import SequenceSet, TreeBatch, return_freed_memory
+from evalkit.scoring.sharing import BatchLengths, SharingCheck
+from evalkit.scoring.weight_checks import DAMAGED, WeightChecks
 
 DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""
 _LONGEST = 4096
 """Maximum tokens of sequences in the start-up check; longer sequences are checked when they occur."""
-_DAMAGED = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
-_TRIED = 64
-"""Tokens of the sequence on which causality and the output head are checked, over the whole vocabulary."""
 _LEAST_ROW = 256
 """Minimum tokens of the rows that are checked."""
 _LEAST_LONGEST = 64
@@ -71,7 +70,7 @@ class Engine:
         self._say = say
         self._model = model
         self._check_cache = CheckCache(model) if remembers else None
-        self._files = files
+        self._weights = WeightChecks(model, self._check_cache, files)
         self._longest = longest_shared(model.config)
         self._asked = budget
         self.budget = self._fitting_budget()
@@ -84,9 +83,6 @@ class Engine:
         """The reason where prefixes are not shared, else empty."""
         self.checked = False
         """Whether `check` has run."""
-        self.stored = False
-        """Whether an earlier run's checks of the same weights were used."""
-        self._own_head = True
         self._checked = BatchLengths(0, 0)
         """Lengths up to which sharing has been checked."""
         self._failures: dict[BatchLengths, str] = {}
@@ -112,12 +108,12 @@ class Engine:
         """
         check = SharingCheck(self._model)
         self._try_one(items[0])
-        self.why_not = self._check_weights(check)
-        self._own_head = not self.why_not
+        self._weights.run(max(map(_longest_input, items)))
+        self.why_not = self._weights.head_failure
         if alone:
             self.why_not, self.shares, self.checked = self.why_not or "nothing to share", False, True
             return
-        if self._own_head:
+        if not self.why_not:
             for kernel in self._kernels:
                 self._forward.kernel = kernel
                 self.why_not = self._check_active_kernel(check)
@@ -125,6 +121,7 @@ class Engine:
                     break
                 self.dropped.append(f"{kernel}: {self.why_not}")
         self.shares, self.checked = not self.why_not, True
+        return_freed_memory()
         if self.why_not:
             self._say(
                 f"warning: this model does not support scoring through shared prefixes ({self.why_not}); "
@@ -136,7 +133,7 @@ class Engine:
     def describe(self) -> dict[str, Any]:
         """Return the results of `check`, for a run's manifest."""
         found = {"shares": self.shares, "why_not": self.why_not, "kernel": self.kernel, "dropped": self.dropped}
-        return found | {"checked": self._checked._asdict(), "stored": self.stored}
+        return found | {"checked": self._checked._asdict(), "stored": self._weights.stored}
 
     def score(self, batch: TreeBatch, alone: bool = False) -> list[tuple[SequenceSet, list[Scores]]]:
         """Score a batch; return each item with the scores of its sequences, in order.
@@ -148,7 +145,10 @@ class Engine:
         Raises:
             ScoringError: out of memory on a single item, or a score that is not a number.
         """
-        if not alone and self._may_share(batch):
+        longest = max(map(_longest_input, batch.items))
+        if self.checked:
+            self._weights.cover(longest)
+        if not alone and self._may_share(batch, longest):
             found = self._shared_scores(batch)
             if all(map(_is_finite, found)):
                 return found
@@ -177,24 +177,6 @@ class Engine:
     def _first_row(self) -> int:
         """Return the row length of planned batches, with room for a trunk."""
         return max(self.budget + self.budget // 4, _LEAST_ROW)
-
-    def _check_weights(self, check: SharingCheck) -> str:
-        """Run the checks that depend on the weights, unless they were passed before. Return `_head_failure`.
-
-        Raises:
-            CheckpointError: see `check`.
-        """
-        length = max(2, min(self._window(), _TRIED))
-
-        def run() -> str:
-            _check_causal(check, length)
-            return _head_failure(check, length)
-
-        if self._check_cache is None or self._files is None:
-            return run()
-        name = f"weights {self._files} length {length}"
-        self.stored = self._check_cache.has_passed(name)
-        return self._check_cache.check(name, run)
 
     def _check_active_kernel(self, check: SharingCheck) -> str:
         """Check sharing under the active kernel; halve the budget while memory runs out. Return the failure, or ""."""
@@ -225,11 +207,9 @@ class Engine:
             self._say("comparing shared prefixes with the model's own forward pass, once for this architecture")
         return self._check_cache.check(name, run)
 
-    def _may_share(self, batch: TreeBatch) -> bool:
+    def _may_share(self, batch: TreeBatch, longest: int) -> bool:
         if not self.shares:
             return False
-        # The last token is only predicted
-        longest = max(len(sequence) for item in batch.items for sequence in item.sequences) - 1
         # For longer sequences, states in a shared row differ from those of the sequence alone
         if self._longest is not None and longest > self._longest:
             return False
@@ -290,20 +270,27 @@ class Engine:
         return [found for part in parts for found in self._shared_scores(part)]
 
     def _unshared_scores(self, batch: TreeBatch) -> list[tuple[SequenceSet, list[Scores]]]:
-        return [(item, [self._alone(item, s, own=self._own_head) for s in item.sequences]) for item in batch.items]
+        return [(item, [self._alone(item, s) for s in item.sequences]) for item in batch.items]
 
-    def _alone(self, item: SequenceSet, tokens: NDArray[np.int32], own: bool) -> Scores:
-        """Score one sequence unshared; with evalkit's output head, which needs less memory, if `own`."""
+    def _alone(self, item: SequenceSet, tokens: NDArray[np.int32]) -> Scores:
+        """Score one sequence unshared; with evalkit's output head, which needs less memory, where it is the model's."""
         with memory_for(item, len(tokens)):
-            return self._forward.score_unshared(tokens) if own else self._forward.score_alone(tokens)
+            if self._weights.head_failure:
+                return self._forward.score_alone(tokens)
+            return self._forward.score_unshared(tokens)
 
     def _try_one(self, item: SequenceSet) -> None:
         """Run a document unshared; raise a `CheckpointError` where the model fails or returns NaN."""
-        longest = max(item.sequences, key=len)
-        with one_line("does not run", _TRIED):
-            found = self._alone(item, longest, own=False).logprobs[1:]
+        tokens = max(item.sequences, key=len)
+        with one_line("does not run", len(tokens)), memory_for(item, len(tokens)):
+            found = self._forward.score_alone(tokens).logprobs[1:]
         if np.isnan(found).any():
-            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {item.label}; {_DAMAGED}")
+            raise CheckpointError(f"the model's log-probabilities are not numbers (NaN) on {item.label}; {DAMAGED}")
+
+
+def _longest_input(item: SequenceSet) -> int:
+    """Return the most tokens that the model reads of a sequence; the last one is only predicted."""
+    return max(map(len, item.sequences)) - 1
 
 
 def _is_finite(scored: tuple[SequenceSet, list[Scores]]) -> bool:
@@ -317,24 +304,3 @@ def _rounded_up(length: int) -> int:
     """Round up to the next of four steps between powers of two."""
     step = max(1, (1 << length.bit_length()) // 8)
     return -(-length // step) * step
-
-
-def _check_causal(check: SharingCheck, length: int) -> None:
-    """Raise a `CheckpointError` if states of a sequence of this length change with later tokens, or are NaN."""
-    with one_line("does not run", _TRIED):
-        lookahead = check.lookahead(length)
-    if lookahead == NOT_NUMBERS:
-        raise CheckpointError(f"on random tokens the model gives no numbers: {lookahead}; {_DAMAGED}")
-    if lookahead:
-        raise CheckpointError(
-            f"the model's predictions change with the tokens that follow ({lookahead}): "
-            "it is not a causal language model, so its log-likelihoods mean nothing"
-        )
-
-
-def _head_failure(check: SharingCheck, length: int) -> str:
-    """Return why evalkit's output head cannot replace the model's own, or ""."""
-    try:
-        return failure_of(lambda: check.head(length))
-    except TooManyTokens:
-        return "out of memory in the check of its output head"

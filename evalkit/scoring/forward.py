@@ -1,7 +1,6 @@
 """Forward pass over a token tree. In: trees. Out: log-probabilities of their (node, predicted token) pairs.
 
-The base model runs once over a tree; the output head runs only on the nodes that predict a scored token, some columns
-of the vocabulary at a time, with a float32 log-sum-exp, so no [nodes, vocabulary] tensor ever exists.
+The base model runs once over a tree; the output head runs only on the nodes that predict a scored token (`head.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from evalkit.models.dynamic import dynamic_modules, forget_lengths
@@ -22,52 +20,17 @@ from evalkit.models.parts import base_of
 from evalkit.scoring.alibi import alibi_by_position
 from evalkit.scoring.attention import TileLayout, TreeAttention, attending
 from evalkit.scoring.flex import FlexLayout
-from evalkit.scoring.transfer import fetch, to_device
+from evalkit.scoring.head import NOTHING, OutputHead, Scores
+from evalkit.scoring.transfer import to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
 
 KERNELS = ("tiles", "flex", "dense")
 """Tree attention kernels: the two of `attention.py`, and a dense mask for the model's own attention."""
 
-_CPU_LOGITS = 2**20
-"""Logits in memory at a time on a CPU: 4 MiB in float32, so that they stay in the processor's cache."""
-_GPU_LOGITS = 2**28
-_MIN_COLUMNS = 512
-"""Minimum columns of the vocabulary at a time; a narrower product is slow."""
-_MOST_NODES = 2**16
-"""Maximum nodes of one call of the head; limited by `_WHOLE_LOGITS` where its columns cannot be split."""
-_WHOLE_LOGITS = 2**23
-
 _LARGE = 100.0
 """Largest logit on which the head is checked."""
-_FAR = 100.0
-"""Largest difference of logits, in nats, at which a float32 sum keeps its precision."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Log-probabilities of tokens, and whether each is the argmax."""
-
-    logprobs: NDArray[np.float32]
-    """[tokens] natural logarithms; NaN where a token is not scored."""
-    greedy: NDArray[np.bool_]
-    """[tokens] whether it is the argmax; False where not scored or not requested."""
-
-    def along(self, path: Ints, before: Scores) -> Scores:
-        """Return the scores of one sequence: `before` for its trunk, then those of its path's pairs."""
-        logprobs = np.append(self.logprobs, np.float32(np.nan))[path]
-        greedy = np.append(self.greedy, False)[path]
-        return Scores(np.concatenate((before.logprobs, logprobs)), np.concatenate((before.greedy, greedy)))
-
-    @classmethod
-    def after_first(cls, found: Scores) -> Scores:
-        """Return the scores of a whole sequence: the unscored first token, then `found`."""
-        return cls(
-            np.concatenate((np.full(1, np.nan, np.float32), found.logprobs)),
-            np.concatenate((np.zeros(1, np.bool_), found.greedy)),
-        )
-
-
-NOTHING = Scores(np.empty(0, np.float32), np.empty(0, np.bool_))
+_EXCLUDED = -1e4
+"""Log-probability below which a model has masked a token."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +76,17 @@ class Forward:
         self, model: Any, kernel: str = "dense", greedy: bool = False, dtype: torch.dtype | None = None
     ) -> None:
         self.kernel = kernel
-        self._greedy = greedy
         self._model = model
         self._base = base_of(model)
-        self._head = model.get_output_embeddings()
+        self._head = OutputHead(model, greedy)
         self._config = model.config.get_text_config()
-        self._device = self._head.weight.device
-        self._dtype = dtype or self._head.weight.dtype
+        weight = self._head.module.weight
+        self._device, self._dtype = weight.device, dtype or weight.dtype
         self._dynamic = dynamic_modules(model)
+        # Some architectures cannot make a cache for a model without attention layers; others' code has no such option
+        parameters = signature(model.forward).parameters.values()
+        takes = any(one.name == "use_cache" or one.kind is Parameter.VAR_KEYWORD for one in parameters)
+        self._options = {"use_cache": False} if takes else {}
         self._trunk: Trunk | None = None
 
     @torch.inference_mode()
@@ -142,7 +108,7 @@ class Forward:
         hidden = self._hidden(tree, trunk)
         # The trunk's last token predicts too: its state is appended to the nodes
         nodes = np.where(tree.pair_nodes == TRUNK, len(tree.tokens), tree.pair_nodes).astype(np.int64)
-        return self._head_scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
+        return self._head.scores(torch.cat((hidden, trunk.last_hidden)), nodes, tree.pair_targets.astype(np.int64))
 
     @torch.inference_mode()
     def score_unshared(self, tokens: Ints) -> Scores:
@@ -150,17 +116,21 @@ class Forward:
         ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         hidden = self._states(input_ids=ids[:, :-1], use_cache=False)
-        return Scores.after_first(self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
+        return Scores.after_first(self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)))
 
     @torch.inference_mode()
     def score_alone(self, tokens: Ints) -> Scores:
         """Score one sequence by the model's own forward pass and head: the reference for all other ways."""
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
-        logits = self._model(input_ids=ids[:, :-1]).logits[0].float()
-        found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        greedy = logits.argmax(-1) == ids[0, 1:]
+        logits, targets = self._model_logits(tokens[:-1]), to_device(tokens[1:].astype(np.int64), self._device)
+        found = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+        greedy = logits.argmax(-1) == targets
         return Scores.after_first(Scores(found.cpu().numpy(), greedy.cpu().numpy()))
+
+    @torch.inference_mode()
+    def logprobs_alone(self, tokens: Ints, columns: Ints) -> torch.Tensor:
+        """Return log-probabilities by the model's own head, [length, columns], and 0 for tokens that it excludes."""
+        logprobs = self._model_logits(tokens).log_softmax(-1)[:, to_device(columns, self._device)]
+        return logprobs.masked_fill(logprobs < _EXCLUDED, 0)
 
     @torch.inference_mode()
     def hidden_alone(self, tokens: Ints) -> torch.Tensor:
@@ -179,14 +149,12 @@ class Forward:
     @torch.inference_mode()
     def head_gap(self, tokens: Ints) -> float:
         """Return the mean difference, in nats, of evalkit's and the model's log-probabilities over the vocabulary."""
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
-        own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
+        own = self._model_logits(tokens).log_softmax(-1)
         hidden = self.hidden_alone(tokens)
-        ours = self._logits(hidden, slice(0, self._head.weight.shape[0])).float().log_softmax(-1)
+        ours = self._head.logits(hidden).float().log_softmax(-1)
         # Also with the columns in chunks, as in scoring
-        parts = self._head_scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
-        expected = own[:-1].gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        parts = self._head.scores(hidden[:-1], np.arange(len(tokens) - 1), tokens[1:].astype(np.int64)).logprobs
+        expected = own.cpu().numpy()[np.arange(len(tokens) - 1), tokens[1:]]
         return float(max((ours - own).abs().mean(), np.abs(parts - expected).mean()))
 
     @torch.inference_mode()
@@ -196,7 +164,7 @@ class Forward:
         NaN where the model does not call its head as a module, so that its input cannot be scaled.
         """
         hidden = self.hidden_alone(tokens)
-        logits = self._head(hidden)
+        logits = self._head.module(hidden)
         factor = _LARGE / float(logits.float().abs().max())
         called = False
 
@@ -205,25 +173,23 @@ class Forward:
             called = True
             return (states[0] * factor, *states[1:])
 
-        ids = to_device(tokens[None].astype(np.int64), self._device)
-        forget_lengths(self._dynamic)
-        hook = self._head.register_forward_pre_hook(scaled)
+        hook = self._head.module.register_forward_pre_hook(scaled)
         try:
-            own = self._model(input_ids=ids).logits[0].float().log_softmax(-1)
+            own = self._model_logits(tokens).log_softmax(-1)
         finally:
             hook.remove()
-        ours = self._logits(hidden * factor, slice(0, self._head.weight.shape[0])).float().log_softmax(-1)
+        ours = self._head.logits(hidden * factor).float().log_softmax(-1)
         return float((ours - own).abs().mean()) if called else math.nan
 
     def _run_trunk(self, tokens: Ints) -> Trunk:
         if not len(tokens):
-            empty = torch.zeros(1, self._head.weight.shape[1], device=self._device, dtype=self._dtype)
+            empty = torch.zeros(1, self._head.module.weight.shape[1], device=self._device, dtype=self._dtype)
             return Trunk(tokens, Scores.after_first(NOTHING), empty, ())
         ids = to_device(tokens[None].astype(np.int64), self._device)
         forget_lengths(self._dynamic)
         cache = DynamicCache()
         hidden = self._states(input_ids=ids, past_key_values=cache, use_cache=True)
-        scores = self._head_scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
+        scores = self._head.scores(hidden, np.arange(len(tokens) - 1), tokens[1:].astype(np.int64))
         layers = tuple((layer.keys, layer.values) for layer in cache.layers)
         return Trunk(tokens, Scores.after_first(scores), hidden[-1:], layers)
 
@@ -242,6 +208,13 @@ class Forward:
                 return self._states(**inputs, use_cache=bool(trunk.layers))
         with attending(self._model, self._layout(tree, len(trunk.tokens))):
             return self._states(**inputs, use_cache=bool(trunk.layers))
+
+    def _model_logits(self, tokens: Ints) -> torch.Tensor:
+        """Return the logits of the model's own forward pass over one sequence, [length, vocabulary], in float32."""
+        ids = to_device(tokens[None].astype(np.int64), self._device)
+        forget_lengths(self._dynamic)
+        logits: torch.Tensor = self._model(input_ids=ids, **self._options).logits[0]
+        return logits.float()
 
     def _states(self, **inputs: Any) -> torch.Tensor:
         """Run the base model on one row; return its final hidden states, [length, d_model], on the head's device."""
@@ -267,91 +240,3 @@ class Forward:
         mask = torch.zeros(1, 1, nodes, trunk + nodes, device=ends.device, dtype=self._dtype)
         mask[0, 0, :, trunk:].masked_fill_(hidden, torch.finfo(self._dtype).min)
         return mask
-
-    def _logits(self, states: torch.Tensor, columns: slice) -> torch.Tensor:
-        """Return logits, [nodes, columns], of states, [nodes, d_model], with some models' scaling and soft cap."""
-        if columns == slice(0, self._head.weight.shape[0]):
-            logits: torch.Tensor = self._head(states)
-        else:
-            bias = None if self._head.bias is None else self._head.bias[columns]
-            logits = torch.nn.functional.linear(states, self._head.weight[columns], bias)
-        if scaling := getattr(self._config, "logits_scaling", None):  # Granite
-            logits = logits / scaling
-        if scale := getattr(self._config, "logit_scale", None):  # Cohere
-            logits = logits * scale
-        if cap := getattr(self._config, "final_logit_softcapping", None):  # Gemma 2
-            logits = torch.tanh(logits / cap) * cap
-        return logits
-
-    def _head_scores(self, hidden: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64]) -> Scores:
-        """Score each pair: log p(target | node). The head runs once for each distinct node."""
-        distinct, which = np.unique(nodes, return_inverse=True)
-        most, columns = self._chunk_shape(len(distinct))
-        # Pairs in the order in which they are scored: by chunk of nodes, then by target
-        order = np.lexsort((targets, which // most))
-        cuts = np.searchsorted(which[order] // most, np.arange(-(-len(distinct) // most) + 1))
-        found = []
-        for chunk, (start, stop) in enumerate(pairwise(cuts.tolist())):
-            states = hidden[to_device(distinct[chunk * most : (chunk + 1) * most], self._device)]
-            pairs = order[start:stop]
-            found.append(self._chunk_scores(states, which[pairs] - chunk * most, targets[pairs], columns))
-        logprobs, greedy = np.empty(len(nodes), np.float32), np.zeros(len(nodes), np.bool_)
-        if found:
-            # One transfer for all
-            logprobs[order], is_greedy = fetch(torch.cat(found, dim=1))
-            greedy[order] = is_greedy > 0
-        return Scores(logprobs, greedy)
-
-    def _chunk_scores(
-        self, states: torch.Tensor, nodes: NDArray[np.int64], targets: NDArray[np.int64], step: int
-    ) -> torch.Tensor:
-        """Score pairs with `step` columns of the vocabulary at a time; sums are float32.
-
-        Args:
-            states: [nodes, d_model].
-            nodes, targets: [pairs] of ascending targets.
-            step: columns.
-
-        Returns:
-            [2, pairs] on the device: log-probabilities, and 1 where the target is the argmax.
-        """
-        pair_node, pair_target = to_device(np.stack((nodes, targets)), self._device)
-        chosen = torch.empty(len(targets), device=self._device)
-        peak = torch.full((len(states),), -torch.inf, device=self._device)
-        argmax = torch.zeros(len(states), dtype=torch.long, device=self._device)
-        vocabulary = self._head.weight.shape[0]
-        cuts = np.searchsorted(targets, np.arange(0, vocabulary + step, step)).tolist()
-        totals = []
-        for number, start in enumerate(range(0, vocabulary, step)):
-            logits = self._logits(states, slice(start, min(start + step, vocabulary)))
-            pairs = slice(cuts[number], cuts[number + 1])
-            chosen[pairs] = logits[pair_node[pairs], pair_target[pairs] - start].float()
-            totals.append(_log_sum_exp(logits))
-            if self._greedy:
-                highest, where = logits.max(-1)
-                argmax = torch.where(highest > peak, where + start, argmax)
-                peak = torch.maximum(peak, highest.float())
-        found = chosen - torch.stack(totals).logsumexp(0)[pair_node]
-        is_greedy = (argmax[pair_node] == pair_target).float() if self._greedy else torch.zeros_like(found)
-        return torch.stack((found, is_greedy))
-
-    def _chunk_shape(self, nodes: int) -> tuple[int, int]:
-        """Return how many nodes and how many columns of the vocabulary one call of the head has."""
-        vocabulary: int = self._head.weight.shape[0]
-        # Only a plain matrix can be split
-        if type(self._head) is not torch.nn.Linear:
-            return max(1, _WHOLE_LOGITS // vocabulary), vocabulary
-        nodes = max(1, min(nodes, _MOST_NODES))
-        logits = _CPU_LOGITS if self._device.type == "cpu" else _GPU_LOGITS
-        return nodes, min(vocabulary, max(_MIN_COLUMNS, logits // nodes))
-
-
-def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Return the log-sum-exp of [nodes, columns] in any dtype as [nodes] in float32."""
-    if logits.device.type != "cpu":
-        return logits.float().logsumexp(-1)
-    # log_softmax needs one pass over the logits
-    first = logits[:, 0].float()
-    found = first - torch.log_softmax(logits, -1, dtype=torch.float32)[:, 0]
-    # A masked first token (a huge negative logit, or -inf) would lose the sum's precision
-    return found if (found - first).amax() < _FAR else logits.float().logsumexp(-1)

@@ -9,7 +9,9 @@ sentence, a subject's preamble). A batch is a contiguous part of that order, com
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -114,7 +116,15 @@ def plan_arrays(arrays: SequenceArrays, groups: Sequence[str], budget: int) -> l
     lowest, highest = arrays.extremes
     leaves = _Leaves(arrays, arrays.nodes(), lowest, highest)
     order = np.argsort(arrays.ranks[lowest])
-    return [batch for group in _groups(leaves, order, groups, budget) for batch in _cut(leaves, group, budget)]
+    found = [batch for group in _groups(leaves, order, groups, budget) for batch in _cut(leaves, group, budget)]
+    return_freed_memory()
+    return found
+
+
+def return_freed_memory() -> None:
+    """Give free memory inside the C library's heap back to the system, after a step that needed more than the next."""
+    with suppress(OSError, AttributeError):  # AttributeError: another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_budget(items: Sequence[SequenceSet], budget: int) -> None:

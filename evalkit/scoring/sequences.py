@@ -57,7 +57,9 @@ class SequenceArrays:
         data = pa.py_buffer(self.tokens.astype(">u4"))
         ends = pa.py_buffer(self.starts * 4)
         count = len(self.lengths)
-        order = pc.sort_indices(pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, ends, data]))
+        keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), count, [None, ends, data])
+        # Unlike Arrow's default one, the system's pool gives memory back
+        order = pc.sort_indices(keys, memory_pool=pa.system_memory_pool())
         ranks = np.empty(count, np.int64)
         ranks[order.to_numpy()] = np.arange(len(ranks))
         return ranks

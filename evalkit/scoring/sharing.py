@@ -43,6 +43,8 @@ HEAD_TOLERANCE = 5e-3
 """Largest allowed mean difference of log-probabilities, in nats, between evalkit's head and the model's own on the same
 sequence. The arithmetic and its order are the same, so the difference is near zero in any dtype. In float32 logits as
 large as 100 are compared too, so that a cap of up to 10,000 is detected."""
+_FEW, _LOGITS = 8, 64
+"""Tokens that repeat, and columns of the vocabulary that are compared, in the check of lookahead."""
 _SMALL = 128
 """Nodes of the row on which the effect of one masked token is measured."""
 _CHUNK = 4096
@@ -73,13 +75,32 @@ class SharingCheck:
         self._vocabulary = min(int(end.weight.shape[0]) for end in ends if end is not None)
         self._expected = cache(self._run_alone)
 
-    def lookahead(self, length: int) -> str:
-        """Describe how the model's states change with later tokens, in sequences of a length; empty if they do not."""
-        half = (length + 1) // 2
+    def lookahead(self, length: int, by_states: bool, at_equal_length: bool) -> str:
+        """Describe how scores change with later tokens, in sequences of a length; empty if they do not.
+
+        Compared is what scores are computed from: the states that evalkit's output head reads, or the log-probabilities
+        of the model's own forward pass.
+
+        Args:
+            length: tokens of the longest sequence.
+            by_states: whether evalkit's output head is used.
+            at_equal_length: replace the later tokens, where they are left out otherwise; for rotary embeddings that
+                depend on the length.
+        """
+
+        columns = self._tokens(_LOGITS, seed=0)
+
+        def seen(forward: Forward, tokens: Ints) -> torch.Tensor:
+            return forward.hidden_alone(tokens) if by_states else forward.logprobs_alone(tokens, columns)
 
         def gaps(seed: int, wide: bool = True) -> torch.Tensor:
-            sequence, forward = self._tokens(length, seed), self._forward(wide)
-            return _gaps(forward.hidden_alone(sequence[:half]), forward.hidden_alone(sequence)[:half])
+            forward, sequence = self._forward(wide), self._repetitive(length, seed)
+            later = self._repetitive(length if at_equal_length else 0, seed + 2)
+            whole, worst = seen(forward, sequence), torch.zeros(length - 1)
+            for cut in _cuts(length):
+                part = seen(forward, np.concatenate((sequence[:cut], later[cut:])))
+                worst[:cut] = torch.maximum(worst[:cut], _gaps(part[:cut], whole[:cut]))
+            return worst
 
         try:
             with self._widened():
@@ -91,7 +112,8 @@ class SharingCheck:
             worst = _systematic(partial(gaps, wide=False), _LOOKAHEAD_TOLERANCE)
         if worst is None:
             return ""
-        return f"its states change by {worst:.2g} of their norm" if worst == worst else NOT_NUMBERS
+        what = "states" if by_states else "log-probabilities"
+        return f"its {what} change by {worst:.2g} of their norm" if worst == worst else NOT_NUMBERS
 
     def head(self, length: int) -> str:
         """Return why evalkit's output head cannot replace the model's own, on a sequence of a length, or ""."""
@@ -182,6 +204,13 @@ class SharingCheck:
         """Return random token ids, [length]."""
         return np.random.default_rng(seed).integers(0, self._vocabulary, length, dtype=np.int32)
 
+    def _repetitive(self, length: int, seed: int) -> Ints:
+        """Return token ids drawn from a few, [length].
+
+        Attention that selects tokens by a score selects among equal tokens by their number.
+        """
+        return np.random.default_rng(seed).choice(self._tokens(_FEW, seed), length)
+
     def _forward(self, wide: bool, kernel: str = "dense") -> Forward:
         return Forward(self._model, kernel, dtype=self._wide if wide else self._model.dtype)
 
@@ -206,6 +235,11 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
     again = ~(gaps(1) <= tolerance)
     rare = max(float(wrong.float().mean()), float(again.float().mean())) <= _RARE
     return None if rare and not (wrong & again).any() else float(first.max())
+
+
+def _cuts(length: int) -> list[int]:
+    """Return where a sequence is cut; no block of tokens divides all of these lengths."""
+    return sorted({max(1, length * quarters // 4 - 1) for quarters in (3, 4)})
 
 
 def _states(forward: Forward, probe: Probe, trunk: int) -> torch.Tensor:

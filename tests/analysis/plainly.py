@@ -34,6 +34,9 @@ def of_head(seen: Any, categories: Any, readers: Any, last: int, bos: bool) -> d
         found["bos_abs"] = mean(normalised[i][0] for i in rows)
         found["bos_abs_by_position"] = by_position([row[0] for row in normalised])
         found["bos_negative"] = mean(float(weights[i][0] < 0) for i in rows)
+    if bos:
+        found["bos_all"] = mean(row[0] for row in weights)
+        found["bos_negative_all"] = mean(float(row[0] < 0) for row in weights)
     for number, name in enumerate(CATEGORIES if len(readers) else ()):
         found[f"mass_{name}"] = mean(
             sum(a for j, a in enumerate(weights[i]) if categories[j] == number) for i in readers

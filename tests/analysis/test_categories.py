@@ -229,7 +229,7 @@ def by_token(pieces: list[Piece], span: tuple[int, int]) -> int:
 TEXT = st.text(st.sampled_from("the don't [x] 漢é😀\n\u00a01.5,"), max_size=12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.booleans(), TEXT), min_size=1, max_size=5), st.data())
 def test_any_spans_in_any_pieces(pieces: list[Piece], data: st.DataObject) -> None:
     length = len("".join(text for _, text in pieces))

@@ -91,6 +91,8 @@ def test_the_identity_has_full_rank_and_no_distance() -> None:
     assert found["distance"][0] == 0
     assert found["entropy"][0] == 0
     assert found["bos"][0] == 0
+    assert found["bos_all"][0] == 1 / N
+    assert measured([-np.eye(N)])["bos_negative_all"][0] == 1 / N
     assert "similarity" not in found
 
 
@@ -104,6 +106,7 @@ def test_all_on_the_first_token() -> None:
     for name in ("bos", "sink"):
         assert found[name] == pytest.approx([1, -1]), name
     assert found["bos_negative"].tolist() == [0, 1]
+    assert found["bos_all"].tolist() == [1, -1]
     assert found["similarity"] == pytest.approx([-1, -1])
     assert found["distance"][0] == pytest.approx(np.arange(1, N).mean())
     assert found["entropy"].tolist() == [0, 0]
@@ -178,7 +181,8 @@ def test_a_map_of_zeros() -> None:
 def test_a_single_token() -> None:
     found = measured(np.full((2, 1, 1), -1.0), readers=[0], last=0)
     masses = {f"{kind}_{name}" for kind in ("mass", "mass_abs") for name in CATEGORIES}
-    assert set(found) == masses | {"entropy", "entropy_shifted", "rank", "rank_squares", "rank_stable", "similarity"}
+    others = {"entropy", "entropy_shifted", "rank", "rank_squares", "rank_stable", "similarity"}
+    assert set(found) == masses | others | {"bos_all", "bos_negative_all"}
     assert found["entropy"].tolist() == found["entropy_shifted"].tolist() == [0, 0]
 
 

@@ -180,6 +180,18 @@ def test_it_names_its_benchmark_and_is_listed(kind: str, runs: dict[tuple[str, i
     assert all(metric.n > 0 for metric in metrics)
 
 
+@pytest.mark.parametrize("kind", fast(["multiple_choice", "lm_eval", "perplexity"], KINDS))
+def test_dropout_of_the_tokenizer_has_no_effect(
+    kind: str, runs: dict[tuple[str, int], Run], files: Path, tmp_path: Path
+) -> None:
+    if not (folder := files / "model2").is_dir():
+        shutil.copytree(files / "model0", folder)
+        content = read(folder, "tokenizer.json")
+        content["model"]["dropout"] = 0.5
+        (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    same(made(kind, files, tmp_path, 2), runs[kind, 0])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", fast([1], [1, 3]))
 def test_an_interrupted_run_resumes(

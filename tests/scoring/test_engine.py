@@ -29,7 +29,8 @@ from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.forward import Forward, Scores, Trunk
+from evalkit.scoring.forward import Forward, Trunk
+from evalkit.scoring.head import Scores
 from evalkit.scoring.memory import is_out_of_memory
 from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.tree import Tree

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from evalkit.models.load import LoadedModel
-from evalkit.scoring import forward
+from evalkit.scoring import head as output_head
 from evalkit.scoring.attention import NAME, attending
-from evalkit.scoring.forward import Forward
+from evalkit.scoring.head import OutputHead
 
 Tiny = Callable[..., LoadedModel]
 
@@ -30,15 +30,15 @@ def test_the_head_by_columns_is_the_whole_head(
         head.bias = torch.nn.Parameter(torch.randn(head.weight.shape[0]), requires_grad=False)
     if ruled_out is not None:
         head.bias[::7] = ruled_out
-    monkeypatch.setattr(forward, "_CPU_LOGITS", 0)
-    monkeypatch.setattr(forward, "_MIN_COLUMNS", columns)
+    monkeypatch.setattr(output_head, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(output_head, "_MIN_COLUMNS", columns)
     hidden = torch.randn(20, head.weight.shape[1])
     rng = np.random.default_rng(0)
     nodes, targets = rng.integers(0, 20, 60), rng.integers(0, head.weight.shape[0], 60)
     logits = head(hidden)
     targets[:20], nodes[:20] = logits.argmax(-1).numpy(), np.arange(20)
     allowed = np.isfinite(logits[nodes, targets].numpy())
-    found = Forward(model, greedy=True)._head_scores(hidden, nodes, targets)
+    found = OutputHead(model, greedy=True).scores(hidden, nodes, targets)
     expected = logits.log_softmax(-1)[nodes, targets].numpy()
     # float32 sums over 512 tokens; a ruled-out target's own score is as huge as its logit
     assert np.allclose(found.logprobs[allowed], expected[allowed], rtol=1e-6, atol=1e-5)
@@ -49,11 +49,11 @@ def test_the_head_by_columns_is_the_whole_head(
 def test_of_two_likeliest_tokens_the_first_is_greedy(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny().model
     head = model.get_output_embeddings()
-    monkeypatch.setattr(forward, "_CPU_LOGITS", 0)
-    monkeypatch.setattr(forward, "_MIN_COLUMNS", 100)
+    monkeypatch.setattr(output_head, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(output_head, "_MIN_COLUMNS", 100)
     head.weight[350] = head.weight[120] = 5 * head.weight[7]
     hidden = head.weight[7:8].clone()
-    found = Forward(model, greedy=True)._head_scores(hidden, np.array([0, 0]), np.array([120, 350]))
+    found = OutputHead(model, greedy=True).scores(hidden, np.array([0, 0]), np.array([120, 350]))
     assert found.greedy.tolist() == [True, False]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.scoring import sequences as module
@@ -27,7 +27,6 @@ def flat(items: list[list[list[int]]]) -> list[list[int]]:
     return [sequence for item in items for sequence in item]
 
 
-@settings(deadline=None)  # the first sort takes a third of a second
 @given(ITEMS)
 def test_ranks_are_the_lexicographic_order(items: list[list[list[int]]]) -> None:
     whole, arrays = flat(items), arrays_of(items)

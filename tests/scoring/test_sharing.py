@@ -368,6 +368,20 @@ def test_a_verdict_is_found_once_for_an_architecture(comparisons: Callable[[], i
         assert comparisons()
 
 
+def test_a_verdict_of_another_architecture_is_not_used(comparisons: Callable[[], int], tmp_path: Path) -> None:
+    def checked(kind: str) -> set[Path]:
+        engine, _ = engine_of(model_of(kind), remembers=True)
+        engine.check(items()[:2])
+        return set((tmp_path / "cache" / "sharing").iterdir())
+
+    [ours] = checked("llama")
+    [theirs] = checked("qwen2") - {ours}
+    ours.write_bytes(theirs.read_bytes())
+    assert comparisons()
+    checked("llama")
+    assert comparisons()
+
+
 def test_a_model_changed_by_hand_is_always_compared(comparisons: Callable[[], int]) -> None:
     for _ in range(2):
         engine, _ = engine_of(model_of("llama"))
@@ -381,7 +395,9 @@ def test_the_checks_of_weights_are_repeated_for_other_weights(
     ran: list[str] = []
     for part in ("lookahead", "head"):
         real = getattr(SharingCheck, part)
-        monkeypatch.setattr(SharingCheck, part, lambda own, n, real=real, part=part: ran.append(part) or real(own, n))
+        monkeypatch.setattr(
+            SharingCheck, part, lambda own, *lengths, real=real, part=part: ran.append(part) or real(own, *lengths)
+        )
 
     def runs(model: Any, files: str | None, remembers: bool = True) -> int:
         engine, _ = engine_of(model, remembers=remembers, files=files)
@@ -406,10 +422,10 @@ def test_failed_checks_of_weights_are_not_stored(comparisons: Callable[[], int])
     for _ in range(2):
         for model, why in ((nan, "NaN"), (ahead, "not a causal language model")):
             with pytest.raises(CheckpointError, match=why):
-                engine_of(model, remembers=True, files="a")[0].check(items()[:2])
-        engine, _ = engine_of(scaled, remembers=True, files="a")
+                engine_of(model, remembers=True, files=why)[0].check(items()[:2])
+        engine, _ = engine_of(scaled, remembers=True, files="scaled")
         engine.check(items()[:2])
-        assert "output head differs" in engine.why_not and not engine.stored
+        assert "output head differs" in engine.why_not and not engine.describe()["stored"]
 
 
 # The check's probes
@@ -540,6 +556,7 @@ def test_memory_that_does_not_hold_a_check(monkeypatch: pytest.MonkeyPatch, erro
         assert not engine.shares
         assert "out of memory in the check" in said[-1]
     monkeypatch.setattr(Forward, "hidden_alone", fails)
+    monkeypatch.setattr(Forward, "logprobs_alone", fails)
     with pytest.raises(ScoringError, match="out of memory"):
         engine_of(model_of("llama"))[0].check(items()[:2])
 

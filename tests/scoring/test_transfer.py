@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evalkit.scoring import flex, forward
+from evalkit.scoring import flex, forward, head
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, TreeBatch, plan
 from evalkit.scoring.transfer import fetch, to_device
@@ -68,8 +68,8 @@ def test_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, prefix: int, kernel
         sent.append(array.shape)
         return to_device(array, device)
 
-    monkeypatch.setattr(forward, "fetch", fetch_nothing)
-    for module in (forward, flex):
+    monkeypatch.setattr(head, "fetch", fetch_nothing)
+    for module in (forward, head, flex):
         monkeypatch.setattr(module, "to_device", send)
     # Compiled code cannot run without numbers
     monkeypatch.setattr(flex, "_compiled", lambda *_: lambda query, *_, **__: torch.empty_like(query))
@@ -89,8 +89,8 @@ def test_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, prefix: int, kernel
 
 def test_a_head_in_many_pieces_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
-    monkeypatch.setattr(forward, "fetch", lambda states: fetched.append(states.shape) or np.zeros(states.shape))
-    monkeypatch.setattr(forward, "_MOST_NODES", 7)
+    monkeypatch.setattr(head, "fetch", lambda states: fetched.append(states.shape) or np.zeros(states.shape))
+    monkeypatch.setattr(head, "_MOST_NODES", 7)
     scorer = Forward(meta_model(), "dense")
     [batch] = batches(0)[:1]
     scorer.score(batch.tree, scorer.trunk(batch.trunk))

@@ -10,14 +10,14 @@ import numpy as np
 
 from evalkit.analysis.blocks import MapBlocks
 from evalkit.analysis.groups import RANK, RANKED_LAYERS, SINK_SHARE
-from evalkit.analysis.layer_numbers import layer_of
+from evalkit.analysis.layer_numbers import chosen_layers
 from evalkit.analysis.map_blocks import MapReader
 from evalkit.analysis.map_sums import Floats, Reading
 from evalkit.analysis.measures import measures_of, position_edges
 from evalkit.benchmarks.attention.documents import AnalysedSequence
 from evalkit.benchmarks.attention.rows import Values, rows_of
 from evalkit.benchmarks.base import Batch, Say
-from evalkit.errors import ScoringError, UsageError
+from evalkit.errors import ScoringError
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.memory import is_out_of_memory, refuse_to_split
 
@@ -120,13 +120,7 @@ def _groups_by_layer(setup: AttentionSetup, layers: tuple[int, ...]) -> dict[int
     Raises:
         UsageError: the model has no such layer.
     """
-    found = {one: layer_of(one, layers) for one in setup.layers}
-    if unknown := [one for one, layer in found.items() if layer is None]:
-        raise UsageError(
-            f"--layers: the model has no attention layer {unknown[0]}; its layers are {layers[0]} to {layers[-1]}, or "
-            f"-1 to {-len(layers)}"
-        )
-    chosen = sorted({layer for layer in found.values() if layer is not None}) or list(layers)
+    chosen = chosen_layers(setup.layers, layers)
     ranked = chosen if setup.layers else chosen[-RANKED_LAYERS:]
     by_layer = {layer: tuple(g for g in setup.groups if g != RANK or layer in ranked) for layer in chosen}
     return {layer: groups for layer, groups in by_layer.items() if groups}

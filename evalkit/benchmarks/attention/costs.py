@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.analysis.groups import MEASURES, RANK, RANKED_LAYERS
+from evalkit.analysis.layer_numbers import chosen_layers
 from evalkit.benchmarks.attention.documents import sequences_of, text_work
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan
 from evalkit.benchmarks.base import Say
@@ -33,7 +34,7 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
     """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted.
 
     Raises:
-        EvalkitError: the window is unknown, or the text has no tokens.
+        EvalkitError: the window is unknown, the text has no tokens, or the model lacks a requested layer.
     """
     window, heads = window_of(plan.request.model, plan.checkpoint, tokenizer, say), _heads(plan)
     if plan.choices is None:
@@ -80,11 +81,16 @@ def _costs(
 
 
 def _heads(plan: AttentionPlan) -> tuple[int, int]:
-    """Return the layers that are read, and the heads of each; 1 where the config does not say."""
+    """Return the layers that are read, and the heads of each; 1 where the config does not say.
+
+    Raises:
+        UsageError: a layer is requested that the model does not have.
+    """
     config = config_of(plan.checkpoint, silent)
     layers, heads = (config.get(name) for name in ("num_hidden_layers", "num_attention_heads"))
-    layers, heads = (value if isinstance(value, int) else 1 for value in (layers, heads))
-    return min(layers, len(plan.request.layers) or layers), heads
+    requested = plan.manifest["specification"]["layers"]
+    read = len(chosen_layers(requested, range(layers))) if isinstance(layers, int) and layers > 0 else 1
+    return read, heads if isinstance(heads, int) else 1
 
 
 def _rank_seconds(lengths: Sequence[int]) -> np.ndarray:

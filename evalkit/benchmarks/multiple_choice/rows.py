@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalkit.benchmarks.multiple_choice.tasks import Question
-    from evalkit.scoring.forward import Scores
+    from evalkit.scoring.head import Scores
 
 
 def question_item(index: int, encoded: EncodedQuestion, scored: frozenset[int]) -> SequenceSet:

@@ -24,6 +24,7 @@ from evalkit.resources import resource
 
 FACTORS = {"template": "templates", "choice_order": "choice_orders", "system_prompt": "system_prompts"}
 """Factor, as on the command line → its key in a file."""
+_NO_SYSTEM = "no system prompt"
 _MOST = 64
 """Most templates, or system prompts, of a set."""
 
@@ -112,6 +113,8 @@ def _prompt_set(where: str, content: _VaryFile, path: Path, base: Template) -> P
         if one.name in known:
             raise UsageError(f"{where}: two prompts are named '{one.name}'; leave one out, or rename the template file")
         if one.template.content_hash in known.values():
+            if one.words == _NO_SYSTEM:
+                continue  # instruction-line without it is no-instruction
             same = next(name for name, content_hash in known.items() if content_hash == one.template.content_hash)
             raise UsageError(f"{where}: '{one.name}' is the same prompt as '{same}'; leave one out")
         known[one.name] = one.template.content_hash
@@ -134,6 +137,9 @@ def _system_prompts(where: str, texts: Sequence[str], base: Template) -> Iterato
             f"{where}: template {base.name} has no {{system}}, so system prompts cannot be varied; use --template "
             "inst, or leave out system_prompt"
         )
+    # An empty text would leave the spaces and line ends around it
+    others = tuple(part for part in base.parts if part.text.replace("{system}", "").strip())
     for number, text in enumerate(texts, 1):
-        template = replace(base, name=f"{base.name}, system-{number}", system=text)
-        yield PromptVariant(f"system-{number}", template, f"system prompt: {text}" if text else "no system prompt")
+        parts = base.parts if text else others
+        template = replace(base, name=f"{base.name}, system-{number}", system=text, parts=parts)
+        yield PromptVariant(f"system-{number}", template, f"system prompt: {text}" if text else _NO_SYSTEM)

@@ -27,7 +27,7 @@ from evalkit.scoring.memory import whole_batches
 from tests.analysis.test_maps import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
-WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank"
+WITHOUT_TAGGER = "bos,entropy,negative,sink,distance,similarity,rank,all_tokens"
 
 
 def silent(_: str) -> None:
@@ -101,6 +101,8 @@ def plain_measures(seen: np.ndarray, readers: np.ndarray) -> dict[str, list[floa
             "entropy": entropy(shares[last]),
             "entropy_shifted": entropy(lifted / lifted.sum()),
             "bos_negative": np.mean([a[i, 0] < 0 for i in range(1, tokens)]),
+            "bos_all": a[:, 0].mean(),
+            "bos_negative_all": (a[:, 0] < 0).mean(),
             "distance": np.mean([(shares[i] * (i - np.arange(i + 1))).sum() for i in range(1, tokens)]),
             "rank": np.exp(entropy(sigma / sigma.sum())),
             "rank_squares": np.exp(entropy(sigma**2 / (sigma**2).sum())),

@@ -72,7 +72,7 @@ def test_the_tokens_are_lm_evals(ours: Harness, theirs: HFLM) -> None:
         assert pair.cut == max(0, len(context) + len(continuation) - WINDOW - 1)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="abc é夜\n <s>/", max_size=12), st.text(alphabet="abc é夜\n <s>/", min_size=1, max_size=8))
 def test_the_tokens_are_lm_evals_whatever_the_text(
     ours: Harness, theirs: HFLM, context: str, continuation: str

@@ -26,13 +26,13 @@ def by_the_package(prediction: str, answer: str) -> float:
     return float(scores["rouge-l"]["f"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(texts, texts)
 def test_it_is_the_packages(prediction: str, answer: str) -> None:
     assert rouge_l(prediction, answer) == pytest.approx(by_the_package(prediction, answer), abs=1e-12)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=14),
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=14),
@@ -42,7 +42,6 @@ def test_it_is_the_packages_where_subsequences_are_many(prediction: list[str], a
     assert rouge_l(one, other) == pytest.approx(by_the_package(one, other), abs=1e-12)
 
 
-@settings(deadline=None)
 @given(texts, texts)
 def test_it_is_a_fraction_and_a_text_is_like_itself(prediction: str, answer: str) -> None:
     assert 0 <= rouge_l(prediction, answer) < 1

@@ -158,7 +158,8 @@ def test_a_run_killed_after_running_out_of_memory_resumes(
     """Measured memory must not change the plan, or batches would be mistaken for others."""
     import torch
 
-    from evalkit.scoring.forward import Forward, Scores, Trunk
+    from evalkit.scoring.forward import Forward, Trunk
+    from evalkit.scoring.head import Scores
     from evalkit.scoring.tree import Tree
 
     whole = small(output=tmp_path / "whole", token_budget=200)

@@ -69,7 +69,7 @@ def pieces() -> Any:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts)
 @example(ODD)
 @example("👍")
@@ -80,7 +80,7 @@ def test_byte_level_tokens_have_their_own_bytes(byte_level: Any, text: str) -> N
     assert found == [len(token) for token in tokens]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=texts)
 @example(ODD)
 def test_so_do_those_without_the_space_before_them(trimmed: Any, text: str) -> None:
@@ -89,7 +89,7 @@ def test_so_do_those_without_the_space_before_them(trimmed: Any, text: str) -> N
     assert sum(found) == len(text.encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=texts.filter(bool))
 @example(ODD)
 def test_every_byte_is_counted_once(fallback: Any, pieces: Any, text: str) -> None:

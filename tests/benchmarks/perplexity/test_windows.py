@@ -93,7 +93,7 @@ def test_a_document_without_tokens(tokenizer: Any) -> None:
         windows_of(TextDocument("a", 3, "\u200b", "a.jsonl, line 4"), Silent(), WindowSettings(8, 8, 0, "<s>"))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 50))
 def test_batches_hold_all_windows_in_order(lengths: list[int], budget: int) -> None:
     windows: Any = [type("W", (), {"tokens": np.zeros(size + 1)})() for size in lengths]

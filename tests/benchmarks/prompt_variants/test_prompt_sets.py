@@ -9,11 +9,22 @@ from typing import Any
 import pytest
 import yaml
 
+from evalkit.benchmarks.multiple_choice.rendering import Renderer
 from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
 from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
 from evalkit.errors import EvalkitError, TemplateError, UnknownNameError, UsageError
+from tests.questions import question
 
 INST = load_template("inst")
+HASHES = {
+    "inst": "48356555",
+    "no-instruction": "c8650ff9",
+    "instruction-line": "c3d5aa61",
+    "dialogue": "1af7b859",
+    "system-2": "0c0bc130",
+    "system-3": "126a2d5b",
+}
+"""Of prompts in finished runs: a change would repeat them."""
 
 
 def written(folder: Path, **content: Any) -> str:
@@ -29,12 +40,41 @@ def test_each_factor_adds_its_own_prompts() -> None:
     assert [*by_system.templates] == ["inst", "system-1", "system-2", "system-3"]
     assert [one.template.system for one in by_system.variants][:2] == ["", "You are a helpful assistant."]
     # Only the system prompt differs
-    assert all(replace(one.template, name="inst", system=INST.system) == INST for one in by_system.variants)
+    assert all(replace(one.template, name="inst", system=INST.system) == INST for one in by_system.variants[1:])
     by_order = load_prompts(["choice_order"], INST)
     assert ([*by_order.templates], by_order.choice_orders) == (["inst"], 4)
     every = load_prompts(["choice_order", "system_prompt", "template"], INST)
     assert [*every.templates] == [*by_template.templates, *[*by_system.templates][1:]]
     assert every.choice_orders == 4
+
+
+ASKED = question("Context", ["yes", "no"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("inst", "[INST] [/INST] Context yes"),
+        ("instruction-line", "Context yes"),
+        ("dialogue", "User: Context\nAssistant: yes"),
+    ],
+)
+def test_no_system_prompt_leaves_no_space(name: str, text: str, tmp_path: Path) -> None:
+    base = load_template(name)
+    [found] = load_prompts([written(tmp_path, system_prompts=[""])], base).variants
+    pieces = Renderer(found.template.parts, found.template.system).pieces(ASKED, 0)
+    assert "".join(piece.text for piece in pieces) == text
+    assert found.template.content_hash != replace(base, system="").content_hash
+
+
+def test_a_prompt_that_is_another_template_without_system_prompt_is_not_repeated() -> None:
+    found = load_prompts(["template", "system_prompt"], load_template("instruction-line"))
+    assert [*found.templates] == ["instruction-line", "inst", "no-instruction", "dialogue", "system-2", "system-3"]
+
+
+def test_specifications_of_other_prompts() -> None:
+    hashes = load_prompts(["template", "system_prompt"], INST).specification["templates"]
+    assert {name: one[:8] for name, one in hashes.items() if name != "system-1"} == HASHES
 
 
 def test_shipped_templates_score_whole_sequences() -> None:

@@ -38,7 +38,8 @@ KINDS = {
     "categories": FigureKind("shares of four kinds of tokens, by layer (fig:attn_cat_anly)", "heads", as_in_paper=True),
     "entropy": FigureKind("entropy of the last token's weights, by layer: shifted as in fig:entropy_anly_main, and of "
                           "|weights|", "samples", as_in_paper=True),
-    "negative": FigureKind("share of negative weights on BOS, by layer (fig:diff_cog_neg_app)", "heads"),
+    "negative": FigureKind("share of negative weights on BOS, by layer (fig:diff_cog_neg_app)", "heads",
+                           ("bos_negative", "bos_negative_all")),
     "rank": FigureKind("effective rank by layer, and share of documents above the first run (tab:anly_rank_main)",
                        None, _RANKS),
     "position": FigureKind("share on BOS and entropy by position of the query: lines by run, of one run all layers",

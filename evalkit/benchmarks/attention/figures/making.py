@@ -216,7 +216,7 @@ def _entropy(runs: Runs, request: FigureRequest) -> Figure:
 
 
 def _negative(runs: Runs, request: FigureRequest) -> Figure:
-    figure = _by_layer("negative", runs, request, ("bos_negative",), 1, reference=0.5)
+    figure = _by_layer("negative", runs, request, (request.measure_of("negative"),), 1, reference=0.5)
     return Figure(figure.panels, 1, f"{figure.words}. Dotted: 50 %, as of random signs")
 
 
