@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from evalkit.atomic import replace_file
 from evalkit.inputs import values
 from evalkit.inputs.reading import Unreadable, parse_json, read_bytes
 
 _PACKAGE = Path(__file__).resolve().parent
-_MAX_CACHED_BYTES = 2**26
+_MAX_CACHED_BYTES = 2**29
 """Largest file that is read from the cache."""
+_SEAL = hashlib.sha256().digest_size
 
 RUNS = Path("results/runs")
 """Default folder of run folders."""
@@ -45,28 +46,54 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "evalkit"
 
 
-def read_cached(file: Path) -> Any:
-    """Return what `write_cached` stored in a file of the cache folder; None if it is missing or cannot be read."""
+def read_cached(kind: str, key: str) -> Any:
+    """Return the plain data that `write_cached` stored under a key; None if there is none, or it is damaged."""
+    if (content := read_cached_bytes(kind, key)) is None:
+        return None
     try:
-        return parse_json(read_bytes(file, _MAX_CACHED_BYTES))
-    except (OSError, Unreadable):
+        return parse_json(bytes(content))
+    except Unreadable:
         return None
 
 
-def write_cached(file: Path, content: Any) -> None:
-    """Store plain data in a file of the cache folder atomically, safe against concurrent writers.
+def write_cached(kind: str, key: str, content: Any) -> None:
+    """Store plain data in the cache folder; see `write_cached_bytes`."""
+    write_cached_bytes(kind, key, json.dumps(content, indent=1).encode())
 
+
+def read_cached_bytes(kind: str, key: str) -> memoryview | None:
+    """Return the bytes that `write_cached_bytes` stored under a key.
+
+    None if there are none, or if the file is damaged, was written under another key, or is a pipe or device.
+    """
+    try:
+        content = memoryview(read_bytes(cached_file(kind, key), _MAX_CACHED_BYTES))
+    except (OSError, Unreadable):
+        return None
+    return content[_SEAL:] if content[:_SEAL] == _seal(kind, key, content[_SEAL:]) else None
+
+
+def write_cached_bytes(kind: str, key: str, content: bytes | memoryview) -> None:
+    """Store bytes in a file of the cache folder atomically, safe against concurrent writers.
+
+    The file begins with a digest of kind, key and content, so that neither damage nor a file of another key is read.
     Best effort: if the file cannot be written, the value is computed again the next time.
     """
+    file = cached_file(kind, key)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as opened:
-                json.dump(content, opened, indent=1)
-            Path(name).replace(file)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
+        replace_file(file, [_seal(kind, key, content), content])
+
+
+def cached_file(kind: str, key: str) -> Path:
+    """Return the path of the file with a key's value, which need not exist."""
+    return cache_dir() / kind / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _seal(kind: str, key: str, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(json.dumps([kind, key]).encode() + b"\n")
+    digest.update(content)
+    return digest.digest()
 
 
 @cache

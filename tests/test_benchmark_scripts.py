@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, track
+from benchmarks import architectures, gpu, track
 from benchmarks.track import Change, Measured
 
 MACHINE = "a processor, 2 threads"
@@ -119,3 +119,18 @@ def test_the_next_part_begins_after_a_failed_one(tmp_path: Path, monkeypatch: py
 
 def test_the_parts_fit_in_ten_minutes() -> None:
     assert sum(gpu.LIMITS.values()) <= 600
+
+
+@pytest.mark.slow
+def test_architectures_are_scored_right_or_refused_for_a_true_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some of those that the survey of all types compares."""
+    right = ["llama", "whisper", "deepseek_v4", "xlstm", "blt", "jamba", "bigbird_pegasus", "emu3", "mllama", "doge"]
+    refused = ["prophetnet", "cpmant", "doge:ties", "doge:long-ties", "bert:both-ways"]
+    monkeypatch.setattr(sys, "argv", ["architectures.py", "--seeds", "1", "--types", *right, *refused])
+    assert architectures.main() == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    verdicts = {row[0].removeprefix("| "): row[1] for row in rows}
+    assert {kind for kind, verdict in verdicts.items() if verdict == "agrees"} == set(right)
+    assert {kind for kind, verdict in verdicts.items() if verdict == "refused, true"} == set(refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.benchmarks.lm_eval.made import CHOICE, write_task
 from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit, run
 from tests.documents import made_up, rewrite
 from tests.inputs.test_reading import BOMB
+from tests.pages.test_blocks import decoded as block_of
 
 __all__ = ["_no_settings", "evalkit", "run"]  # fixtures
 
@@ -201,6 +203,23 @@ def test_documents_cannot_order_the_terminal(run: Command) -> None:
     assert shown.code == 0
     assert is_clean(shown.out)
     assert "a\\x1b[2J\\u202eb" in shown.out
+
+
+def test_documents_cannot_turn_a_page(run: Command, evalkit: Command) -> None:
+    """Changes of direction are shown by their codes, in texts of the page and in what its script reads."""
+    text = "a\u202eb \u2066c\u2069\u200f"
+    rewrite(made_up(Path("documents")) / "piqa.jsonl", 1, {"goal": text, "sol1": text})
+    assert run("--data-dir", "documents", "--tasks", "piqa", "--output", "runs\u202e").code == 0
+    assert evalkit("report", *Path("runs\u202e").iterdir(), "-o", "page.html").code == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    blocks = re.findall(r'<script[^>]*id="block-\d+"[^>]*>(.*?)</script>', page, re.DOTALL)
+    [index] = re.findall(r'<script[^>]*id="document-index"[^>]*>(.*?)</script>', page, re.DOTALL)
+    contents = [
+        page,
+        *(json.dumps(part, ensure_ascii=False) for part in (json.loads(index), *(block_of(one)[0] for one in blocks))),
+    ]
+    assert not any(mark in content for content in contents for mark in text if not mark.isprintable())
+    assert any("a\\\\u202eb \\\\u2066c\\\\u2069\\\\u200f" in content for content in contents)
 
 
 def test_a_terminal_that_lacks_characters(evalkit: Command) -> None:

@@ -50,10 +50,14 @@ class OpenRun:
         self._kind = kind = benchmark(plan.manifest["kind"])
         self._writer = writer
         self._say = say
-        with doing("reading the journal"):
-            self.finished = writer.finished(kind.row, kind.key)
-            self.is_missing = kind.is_missing(plan, self.finished)
-            """Whether there is something to compute."""
+        self.is_missing = False
+        """Whether there is something to compute."""
+        # Another process may have finished the run before this one had the lock
+        self._run = finished(plan, say)
+        if self._run is None:
+            with doing("reading the journal"):
+                self.finished = writer.finished(kind.row, kind.key)
+                self.is_missing = kind.is_missing(plan, self.finished)
 
     def budget(self) -> Budget:
         """Return the token budget; a resumed run keeps the one it was started with, and so its batches."""
@@ -110,9 +114,13 @@ class OpenRun:
         """Publish the progress to other processes; see `Lock.report`."""
         self._writer.lock.report(done, seconds_left)
 
-    def finish(self) -> None:
-        """Write the tables and the results."""
-        self._kind.finish(self.plan, self.finished, self._writer)
+    def finish(self) -> Run:
+        """Write the tables and the results, and open the run before another process can open its folder."""
+        if self._run is None:
+            self._kind.finish(self.plan, self.finished, self._writer)
+            self._run = load_run(self.plan.folder)
+            self._run.require_form(self._kind.results_form)
+        return self._run
 
 
 def finished(plan: Plan, say: Say) -> Run | None:
@@ -153,10 +161,7 @@ def run_plan(plan: Plan, progress: Progress, holder: ModelHolder | None = None) 
     with opened(plan, progress.say) as current:
         if current.is_missing:
             _compute(current, progress, holder or ModelHolder())
-        current.finish()
-    run = load_run(plan.folder)
-    run.require_form(benchmark(plan.manifest["kind"]).results_form)
-    return run
+        return current.finish()
 
 
 def _compute(current: OpenRun, progress: Progress, holder: ModelHolder) -> None:

@@ -5,7 +5,8 @@ transformers is imported when a function is called, so that its callers can be i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from evalkit.compatibility import names
 
 _PACKAGE = "transformers"
 _ATTENTION = "_attn_implementation"
+_ENCODE = "_encode_plus"
 _INPUT_GRADIENTS = "PreTrainedModel.enable_input_require_grads.<locals>.make_inputs_require_grads"
 
 
@@ -76,6 +78,22 @@ def logits_processors(model: Any, config: Any, ids: Any) -> Any:
     return names.call(_PACKAGE, processors, config, ids.shape[1], encoder_input_ids=ids, device=model.device)
 
 
+def replace_encoding(tokenizer: Any, encode: Callable[..., Any]) -> None:
+    """Replace the method of a tokenizer that encodes every text by a function of the tokenizer and its arguments.
+
+    Its public callers are several, and `__call__` cannot be replaced on an instance. The function is a module's own, so
+    that the tokenizer can be pickled.
+    """
+    names.attribute(_PACKAGE, type(tokenizer), _ENCODE)
+    setattr(tokenizer, _ENCODE, partial(encode, tokenizer))
+
+
+def original_encoding(tokenizer: Any) -> Callable[..., Any]:
+    """Return the method that `replace_encoding` replaced."""
+    found: Callable[..., Any] = partial(names.attribute(_PACKAGE, type(tokenizer), _ENCODE), tokenizer)
+    return found
+
+
 def register_rotary(name: str, frequencies: Callable[..., Any]) -> None:
     """Add a function that computes rotary frequencies to the table in which rotary modules look them up.
 
@@ -113,6 +131,27 @@ def masked_language_models() -> Collection[str]:
     """
     auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
     found: Collection[str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_MASKED_LM_MAPPING_NAMES")
+    return found
+
+
+def ties_head(model: Any) -> bool:
+    """Return whether a model's class can tie its output head to its embedding.
+
+    A config may request tied heads of a class that has none; there is no public list of the weights that a class ties.
+    """
+    head = model.get_output_embeddings()
+    name = next((f"{name}.weight" for name, module in model.named_modules() if module is head), "")
+    tied: Collection[str] = names.attribute(_PACKAGE, model, "_tied_weights_keys") or ()
+    return any(re.search(pattern, name) for pattern in tied)
+
+
+def causal_language_models() -> Mapping[str, str]:
+    """Return the name of the causal language model of each model type that has one.
+
+    `MODEL_FOR_CAUSAL_LM_MAPPING` is public, but its keys are config classes, which it imports.
+    """
+    auto = names.module(_PACKAGE, "transformers.models.auto.modeling_auto")
+    found: Mapping[str, str] = names.attribute(_PACKAGE, auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     return found
 
 

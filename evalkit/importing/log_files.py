@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,15 +20,15 @@ from evalkit.benchmarks.lm_eval.document_scores import content_hash
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSample, DocumentSelection
 from evalkit.errors import DataError, UsageError
 from evalkit.importing.log_lines import LoggedSample, read_samples
-from evalkit.inputs.reading import read_json
+from evalkit.inputs.reading import MOST_BYTES, parse_json, read_as
 from evalkit.inputs.validated import Stored, validated
 from evalkit.reporting.escape import printable
 
 _NAME = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[\d.:-]+)\.jsonl")
 _LONGEST_MODEL = 500
 """Characters of a model's name."""
-_MOST_DOCUMENTS = 10**7
-"""Documents of a task."""
+_MOST_DOCUMENTS, _MOST_SHOTS = 2**21, 10**4
+"""Documents of a task, and solved examples before each."""
 
 
 class _LogConfig(Stored):
@@ -63,7 +63,7 @@ class ResultsFile(Stored):
     config: _LogConfig = Field(default_factory=_LogConfig)
     configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     versions: dict[str, Any] = Field(default_factory=dict)
-    n_shot: dict[str, Any] = Field(default_factory=dict)
+    n_shot: dict[str, Annotated[int, Field(ge=0, le=_MOST_SHOTS)] | None] = Field(default_factory=dict)
     higher_is_better: dict[str, dict[str, bool | None]] = Field(default_factory=dict)
     n_samples: dict[str, SampleCounts] = Field(default_factory=dict)
     task_hashes: dict[str, str] = Field(default_factory=dict)
@@ -82,8 +82,13 @@ class LogSummary:
     """The results file of an evaluation."""
 
     path: Path
-    digest: str
+    data: bytes
     content: ResultsFile
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file."""
+        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,7 @@ class LoggedTask:
     @property
     def shots(self) -> int | None:
         """Number of solved examples before each question; None if it is unknown."""
-        found = None if self.results is None else self.results.n_shot.get(self.task)
-        return found if isinstance(found, int) else None
+        return None if self.results is None else self.results.n_shot.get(self.task)
 
     @property
     def counts(self) -> SampleCounts | None:
@@ -183,7 +187,7 @@ def model_of(logs: Sequence[LoggedTask], given: str | None) -> str:
     """
     logged: dict[str | None, LoggedTask] = {}
     for one in logs:
-        logged.setdefault(None if one.results is None else one.results.model_name, one)
+        logged.setdefault((None if one.results is None else one.results.model_name) or None, one)
     named = [(name, one) for name, one in logged.items() if name]
     if len(named) > 1:
         (first, one), (second, other) = named[:2]
@@ -270,17 +274,21 @@ def _check_summary(log: LoggedTask) -> None:
         raise DataError(
             f"{log.path} has {len(log.documents):,} documents, but {beside} says {log.counts.effective:,}; {remedy}"
         )
+    if log.counts and (outside := [one for one in log.documents if one.doc_id >= log.counts.original]):
+        raise DataError(
+            f"{log.at(outside[0])}: has document {outside[0].doc_id}, but {beside} says that {log.task} has "
+            f"{log.counts.original:,} documents, counted from 0; {remedy}"
+        )
     logged = results.task_hashes.get(log.task)
-    parts = [one.hashes for one in log.samples]
-    if logged and all(parts) and hashlib.sha256("".join(parts).encode()).hexdigest() != logged:
+    if logged and hashlib.sha256("".join(one.hashes for one in log.samples).encode()).hexdigest() != logged:
         raise DataError(f"{log.path} does not have the hash of {log.task} in {beside}; {remedy}")
 
 
 def _summary(path: Path) -> LogSummary | None:
     if not path.is_file():
         return None
-    content = read_json(path, DataError, "results file")
+    data, content = read_as(path, DataError, "results file", MOST_BYTES, lambda data: (data, parse_json(data)))
     if isinstance(content, dict):
         content = {key.replace("-", "_"): value for key, value in content.items()}
     content = validated(content, ResultsFile, DataError, f"results file {path}")
-    return LogSummary(path, hashlib.sha256(path.read_bytes()).hexdigest(), content)
+    return LogSummary(path, data, content)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ MOST_LINE_BYTES = 2**24
 """Size limit of a line, which has one document with its prompts."""
 _MOST_NUMBER = 2**63 - 1
 """Largest number of a document: tables store 64 bits."""
+_LEAST_LIKELIHOOD, _MOST_LIKELIHOOD = -1e9, 1e-3
+"""Range of log-likelihoods in nats; the second allows for rounding."""
+_LARGEST_METRIC = 1e100
+"""Sums over documents must not overflow."""
+_NUMBER = re.compile("[-+.0-9a-zA-Z]+", re.ASCII)
+"""Numbers as lm-eval writes them; `float` would also read "1_0" and other scripts' digits."""
+_GOLD = re.compile("[0-9]{1,9}", re.ASCII)
 _STANDARD = frozenset(
     {
         "doc_id",
@@ -41,6 +49,10 @@ _STANDARD = frozenset(
 """Keys of a line that are no metric."""
 
 
+MetricValue = float | tuple[float, float] | None
+"""A document's value of a metric: a number, or a pair (sum, weight) of numbers; None if it is anything else."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedSample:
     """One line: a document, its requests, and its answers under one filter."""
@@ -55,19 +67,19 @@ class LoggedSample:
     answers: tuple[Any, ...]
     """Filtered answer to each request."""
     filter: str
-    metrics: dict[str, float | None]
-    """Metric → the document's value; None if it is not a number."""
+    metrics: dict[str, MetricValue]
     hashes: str
     """lm-eval's hashes of document, prompt and target, joined; empty if one is absent."""
 
     @property
+    def gold(self) -> int | None:
+        """Number of the gold answer; None if the target is no number."""
+        return int(self.target) if _GOLD.fullmatch(self.target) else None
+
+    @property
     def likelihoods(self) -> tuple[float, ...] | None:
         """Log-likelihood of each request, a natural logarithm; None if an answer is not (log-likelihood, greedy)."""
-        pairs = [one for one in self.answers if isinstance(one, list) and len(one) == 2 and _is_greedy(one[1])]
-        if not pairs or len(pairs) < len(self.answers):
-            return None
-        found = tuple(_number(one[0]) for one in pairs)
-        return None if None in found else tuple(one for one in found if one is not None)
+        return _likelihoods(self.answers)
 
     @property
     def by_evalkit(self) -> bool:
@@ -114,18 +126,17 @@ def _sample(content: Any, number: int, where: str, shared: dict[str, str]) -> Lo
     doc, doc_id = _required(content, "doc", dict, where), _required(content, "doc_id", int, where)
     if not 0 <= doc_id <= _MOST_NUMBER:
         raise DataError(f"{where}: 'doc_id' is {_short(doc_id)}; lm-eval counts documents from 0, below 2^63")
-    if "doc_hash" in content and content["doc_hash"] != (found := _hash_of(doc)):
-        raise DataError(
-            f"{where}: document {doc_id} has another content than its doc_hash says ({found[:12]}, not "
-            f"{printable(str(content['doc_hash']))[:12]}); the file was changed, so restore the original"
-        )
     answers = _required(content, "filtered_resps", list, where)
+    target, requests = str(content.get("target", "")), tuple(_requests(content, where, shared))
+    texts = {"doc_hash": json.dumps(doc, indent=2, ensure_ascii=False), "prompt_hash": requests[0][0]}
+    _check_hashes(content, texts | {"target_hash": target}, f"{where}: document {doc_id}")
+    _check_likelihoods(content, answers, f"{where}: document {doc_id}")
     return LoggedSample(
         line=number,
         doc_id=doc_id,
         doc=doc,
-        target=str(content.get("target", "")),
-        requests=tuple(_requests(content, where, shared)),
+        target=target,
+        requests=requests,
         answers=tuple(answers),
         filter=str(content.get("filter", "none")),
         metrics=_metrics(content, where),
@@ -164,18 +175,22 @@ def _requests(content: Mapping[str, Any], where: str, shared: dict[str, str]) ->
         yield tuple(shared.setdefault(text, text) for text in texts)
 
 
-def _metrics(content: Mapping[str, Any], where: str) -> dict[str, float | None]:
+def _metrics(content: Mapping[str, Any], where: str) -> dict[str, MetricValue]:
     names = content.get("metrics", [name for name in content if name not in _STANDARD])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{where}: 'metrics' must be a list of names")
-    found: dict[str, float | None] = {}
+    found: dict[str, MetricValue] = {}
     for name in names:
         if name not in content:
             raise DataError(f"{where}: metric '{name}' has no value")
         value = content[name]
-        found[name] = float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-        if isinstance(value, float) and not math.isfinite(value):
-            raise DataError(f"{where}: metric '{name}' is {value}; it must be a finite number")
+        numbers = value if isinstance(value, list) and len(value) == 2 else [value]
+        if not all(isinstance(one, (int, float)) for one in numbers):
+            found[name] = None
+            continue
+        if wrong := [one for one in numbers if not abs(one) < _LARGEST_METRIC]:
+            raise DataError(f"{where}: metric '{name}' is {wrong[0]:.6g}; it must be a finite number")
+        found[name] = (float(value[0]), float(value[1])) if isinstance(value, list) else float(value)
     return found
 
 
@@ -184,10 +199,37 @@ def _hashes(content: Mapping[str, Any]) -> str:
     return "".join(parts) if all(isinstance(part, str) for part in parts) else ""  # type: ignore[arg-type]
 
 
-def _hash_of(doc: Mapping[str, Any]) -> str:
-    """Return lm-eval's hash of a document, as in its `evaluate`."""
-    text = json.dumps(doc, indent=2, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+def _check_hashes(content: Mapping[str, Any], texts: Mapping[str, str], where: str) -> None:
+    """Raise `DataError` if a text does not have the hash that lm-eval's `evaluate` has written beside it."""
+    for name, text in texts.items():
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if name in content and content[name] != digest:
+            raise DataError(
+                f"{where} has another content than its {name} says ({digest[:12]}, not "
+                f"{printable(str(content[name]))[:12]}); the file was changed, so restore the original"
+            )
+
+
+def _check_likelihoods(content: Mapping[str, Any], answers: Sequence[Any], where: str) -> None:
+    """Raise `DataError` if log-likelihoods are impossible, or are not those before the filter, which changes none."""
+    found = _likelihoods(answers)
+    if found is None:
+        return
+    if wrong := [
+        value for value in found if math.isfinite(value) and not _LEAST_LIKELIHOOD <= value <= _MOST_LIKELIHOOD
+    ]:
+        raise DataError(f"{where} has the log-likelihood {wrong[0]:g}, which no text has; the file was changed")
+    if "resps" in content:
+        firsts = [one[0] if isinstance(one, list) and one else None for one in _required(content, "resps", list, where)]
+        if str(_likelihoods(firsts)) != str(found):
+            raise DataError(f"{where} has other log-likelihoods in filtered_resps than in resps; the file was changed")
+
+
+def _likelihoods(answers: Sequence[Any]) -> tuple[float, ...] | None:
+    """Return the log-likelihood of each answer; None if an answer is not (log-likelihood, greedy)."""
+    pairs = [one for one in answers if isinstance(one, list) and len(one) == 2 and _is_greedy(one[1])]
+    found = tuple(value for one in pairs if (value := _number(one[0])) is not None)
+    return found if found and len(found) == len(answers) else None
 
 
 def _is_greedy(value: Any) -> bool:
@@ -195,7 +237,9 @@ def _is_greedy(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
     try:
-        return float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
+        return float(value) if not isinstance(value, str) or _NUMBER.fullmatch(value) else None
     except ValueError:
         return None

@@ -17,6 +17,7 @@ from evalkit.importing.choice_runs import import_choices
 from evalkit.importing.log_files import model_of, read_logs
 from evalkit.importing.metric_runs import import_metrics
 from evalkit.importing.pinned import match
+from evalkit.importing.recomputed import check_results
 from evalkit.importing.stored_logs import Import
 from evalkit.runs.folder import Run
 
@@ -44,5 +45,7 @@ def import_logs(paths: Sequence[Path], model: str | None, output: Path, library:
     logs = read_logs(paths)
     request = Import(model_of(logs, model), output)
     matched, others = match(logs, library, say)
+    for log in logs:
+        check_results(log)
     runs = [import_choices(matched, request, library, say)] if matched else []
     return [*runs, *import_metrics(others, request, say)]

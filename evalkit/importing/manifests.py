@@ -16,7 +16,7 @@ from evalkit.importing.log_files import LoggedTask, ResultsFile
 from evalkit.reporting.escape import printable
 from evalkit.runs.folder import specification_id
 
-IMPORT_VERSION = 2
+IMPORT_VERSION = 3
 """Increased with every change of the import that changes a number; part of every imported run's specification."""
 UNKNOWN = "unknown"
 

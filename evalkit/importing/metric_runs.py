@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,10 +25,12 @@ from evalkit.benchmarks.lm_eval.document_scores import (
 )
 from evalkit.benchmarks.lm_eval.results import write_scores
 from evalkit.benchmarks.multiple_choice.templates import load_template
+from evalkit.errors import DataError
 from evalkit.importing.choice_runs import choice_row
 from evalkit.importing.log_files import LoggedTask
 from evalkit.importing.log_lines import LoggedSample
 from evalkit.importing.manifests import manifest_of
+from evalkit.importing.recomputed import logged_values, means
 from evalkit.importing.selections import (
     PARTLY_UNKNOWN,
     LoggedPlaces,
@@ -69,7 +70,7 @@ def _import(logs: Sequence[LoggedTask], rows: Mapping[str, list[ScoreRow]], requ
         write_scores(writer, own, {}, counted=False, without_sizes=without_sizes)
         write_document_scores(writer, [one for members in scores.values() for one in members])
         save_logs(writer, [(log, {one.doc_id: (log.task, one.doc_id) for one in log.samples}) for log in logs])
-        tasks = [_entry(log, scores[log.task]) for log in logs]
+        tasks = [_entry(log, scores[log.task], say) for log in logs]
         writer.save_results({"tasks": tasks, "groups": [], "averages": [], "samples": True})
 
     names = (LM_EVAL, "+".join(log.task for log in logs))
@@ -126,59 +127,31 @@ def _source(log: LoggedTask) -> dict[str, Any]:
 def _document_scores(log: LoggedTask) -> Iterator[DocumentScore]:
     samples = sorted(log.samples, key=lambda one: one.doc_id)
     fields = ({"doc_id": one.doc_id, "doc": one.doc, "filter": one.filter, "metrics": list(one.metrics),
-               **{name: math.nan if value is None else value for name, value in one.metrics.items()}}
+               **{name: value if isinstance(value, float) else math.nan for name, value in one.metrics.items()}}
               for one in samples)  # fmt: skip
     return document_scores(log.task, fields)
 
 
-def _entry(log: LoggedTask, scores: Sequence[DocumentScore]) -> dict[str, Any]:
-    """Return a task's entry in results.json: lm-eval's results if their file is there, else means over documents."""
+def _entry(log: LoggedTask, scores: Sequence[DocumentScore], say: Say) -> dict[str, Any]:
+    """Return a task's entry in results.json: the metrics that follow from its documents, whatever the log says."""
     results = log.results
     found = {} if results is None else results.results.get(log.task, {})
     better: dict[str, bool | None] = {} if results is None else results.higher_is_better.get(log.task, {})
-    metrics = list(_logged_metrics(found, better) if found else _means(scores, better))
+    recomputed = means(log)
+    if missing := sorted(logged_values(log).keys() - {(one.metric, one.filter) for one in recomputed}):
+        names = ", ".join(f"{metric},{rule}" for metric, rule in missing)
+        say(f"{log.path}: {names} of {log.task} cannot be computed from the documents and is left out")
     return {
         "task": log.task,
         "alias": str(found.get("alias", log.task)),
         "n": len(log.documents),
         "num_fewshot": log.shots,
         "version": None if results is None else results.versions.get(log.task),
-        "metrics": metrics,
+        "metrics": [asdict(one) | {"higher_is_better": better.get(one.metric)} for one in recomputed],
         "documents": _source(log)["count"],
         "seconds": None,
         "compared": compared_metric(scores, better),
     }
-
-
-def _logged_metrics(found: dict[str, Any], better: dict[str, bool | None]) -> Iterator[dict[str, Any]]:
-    for key, value in found.items():
-        metric, comma, rule = key.rpartition(",")
-        if comma and not metric.endswith("_stderr"):
-            error = found.get(f"{metric}_stderr,{rule}")
-            yield {
-                "filter": rule,
-                "metric": metric,
-                "value": value if isinstance(value, (int, float)) else str(value),
-                "stderr": float(error) if isinstance(error, (int, float)) and math.isfinite(error) else None,
-                "higher_is_better": better.get(metric),
-            }
-
-
-def _means(scores: Sequence[DocumentScore], better: dict[str, bool | None]) -> Iterator[dict[str, Any]]:
-    """Yield the mean of each metric whose values are shares; how lm-eval would combine others is not known."""
-    values: dict[tuple[str, str], list[float]] = {}
-    for one in scores:
-        values.setdefault((one.metric, one.filter), []).append(one.value)
-    for (metric, rule), found in values.items():
-        if all(0 <= value <= 1 for value in found):
-            error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
-            yield {
-                "filter": rule,
-                "metric": metric,
-                "value": statistics.fmean(found),
-                "stderr": error,
-                "higher_is_better": better.get(metric),
-            }
 
 
 def choice_rows(log: LoggedTask) -> list[ScoreRow]:
@@ -187,6 +160,9 @@ def choice_rows(log: LoggedTask) -> list[ScoreRow]:
     The options are the continuations without the delimiter. They are used only if lm-eval's own acc, acc_norm and
     acc_bytes of every document follow from them; where the delimiter is not known, only acc is checked, and the rows'
     lengths mean nothing.
+
+    Raises:
+        DataError: a document of a multiple-choice task has too few log-likelihoods, or another acc than they give.
     """
     rows: list[ScoreRow] = []
     for sample in log.documents:
@@ -201,11 +177,16 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
     # For mutual information, lm-eval appends the choices without their context
     count = len(likelihoods) // (2 if "acc_mutual_info" in sample.metrics else 1)
     requests = sample.requests[:count]
+    if len(likelihoods) != len(sample.requests) and (likelihoods or _is_plain_choice(log, sample.requests)):
+        raise DataError(
+            f"{log.at(sample)}: document {sample.doc_id} has {len(sample.requests)} requests, but {len(likelihoods)} "
+            "log-likelihoods; the file was changed"
+        )
     if count < 2 or "acc" not in sample.metrics or any(len(texts) < 2 for texts in requests):
         return []
-    if not sample.target.isdigit() or not int(sample.target) < count or not np.isfinite(likelihoods).all():
+    if (gold := sample.gold) is None or gold >= count or not np.isfinite(likelihoods).all():
         return []
-    gold, values, before = int(sample.target), np.array(likelihoods[:count]), delimiter(log)
+    values, before = np.array(likelihoods[:count]), delimiter(log)
     options = [texts[1].removeprefix(before or "") for texts in requests]
     sizes = {"acc": np.ones(count)}
     if before is not None:
@@ -213,7 +194,14 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         sizes["acc_bytes"] = np.array([len(option.encode("utf-8", "surrogatepass")) for option in options])
     for metric, size in sizes.items():
         logged = sample.metrics.get(metric)
-        if not size.all() or (logged is not None and logged != float(np.argmax(values / size) == gold)):
+        if not size.all():
+            return []
+        if logged not in (None, expected := float(np.argmax(values / size) == gold)):
+            if metric == "acc" and _is_plain_choice(log, requests):
+                raise DataError(
+                    f"{log.at(sample)}: document {sample.doc_id} has acc {logged}, but its log-likelihoods give "
+                    f"{expected:g}; the file was changed"
+                )
             return []
     return [
         choice_row(log.task, log.task, sample.doc_id, number, likelihoods[number], option)._replace(
@@ -221,6 +209,13 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         )
         for number, option in enumerate(options)
     ]
+
+
+def _is_plain_choice(log: LoggedTask, requests: Sequence[tuple[str, ...]]) -> bool:
+    """Return whether lm-eval's own code has computed acc, with the target as the number of a choice."""
+    config = {} if log.results is None else log.results.configs.get(log.task, {})
+    own = config.get("output_type") == "multiple_choice" and not config.get("process_results")
+    return own and len({texts[0] for texts in requests}) == 1
 
 
 def delimiter(log: LoggedTask) -> str | None:

@@ -214,17 +214,19 @@ def _check(log: LoggedTask, sample: LoggedSample, question: Question) -> None:
         raise DataError(f"{where} must have a log-likelihood for each of its {len(question.choices)} choices")
     if wrong := [value for value in likelihoods if not np.isfinite(value)]:
         raise DataError(f"{where} has the log-likelihood {wrong[0]}; it must be a finite number")
-    if len(set(question.contexts)) == 1 and sample.target.isdigit() and int(sample.target) != question.gold:
+    if len(set(question.contexts)) == 1 and sample.target.isdigit() and sample.gold != question.gold:
         raise DataError(
-            f"{where} has the target {sample.target}, but the gold answer of its pinned document is {question.gold}"
+            f"{where} has the target {sample.target[:_SHOWN]}, but the gold answer of its pinned document is "
+            f"{question.gold}"
         )
     sizes = [len(choice) for choice in question.choices]
     expected = {"acc": np.array(likelihoods), "acc_norm": np.array(likelihoods) / sizes}
     for metric, scores in expected.items():
         logged = sample.metrics.get(metric)
-        if logged is not None and logged != float(np.argmax(scores) == question.gold):
+        expected_value = float(np.argmax(scores) == question.gold)
+        if logged is not None and logged != expected_value:
             raise DataError(
-                f"{where} has {metric} {logged:g}, but its log-likelihoods give {1 - logged:g}; the file was changed"
+                f"{where} has {metric} {logged}, but its log-likelihoods give {expected_value:g}; the file was changed"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from evalkit.benchmarks.base import Say
 from evalkit.importing.log_files import LoggedTask, lines_of
+from evalkit.importing.log_lines import LoggedSample
 from evalkit.importing.manifests import short_name
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run, folder_name, load_run
@@ -47,13 +48,18 @@ def written_once(
         RunError: the folder cannot be written, or it is damaged.
     """
     name = folder_name(short_name(request.model), *names, manifest["specification"]["dtype"], manifest["id"])
-    run = find_finished(request.output / name, manifest, lambda run: run.complete, say, "auto")
-    if run is not None:
-        say(f"this log is imported already: {run.folder}")
-        return run
-    with open_run(request.output, name, manifest, say) as writer:
-        finish(writer)
-    return load_run(request.output / name)
+
+    def imported() -> Run | None:
+        return find_finished(request.output / name, manifest, lambda run: run.complete, say, "auto")
+
+    if (run := imported()) is None:
+        with open_run(request.output, name, manifest, say) as writer:
+            # Another process may have imported it before this one had the lock
+            if (run := imported()) is None:
+                finish(writer)
+                return load_run(request.output / name)
+    say(f"this log is imported already: {run.folder}")
+    return run
 
 
 def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, tuple[str, int]]]]) -> None:
@@ -62,7 +68,7 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
     Args:
         writer: the run folder.
         logs: each file, and number of a document in it → its leaf task and number in the run. Lines of other numbers
-            are written anew.
+            or of earlier versions of lm-eval are written anew.
 
     Raises:
         DataError: a file was changed since it was read.
@@ -75,13 +81,29 @@ def save_logs(writer: RunWriter, logs: Sequence[tuple[LoggedTask, Mapping[int, t
             writer.save_bytes(f"lm_eval/samples_{task}_{log.time}.jsonl", b"".join(members))
     for time, summary in {log.time: log.summary for log, _ in logs}.items():
         if summary is not None:
-            writer.save_bytes(f"lm_eval/results_{time}.json", summary.path.read_bytes())
+            writer.save_bytes(f"lm_eval/results_{time}.json", summary.data)
 
 
 def _lines(log: LoggedTask, names: Mapping[int, tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
     for sample, data in lines_of(log):
         task, number = names[sample.doc_id]
-        if number == sample.doc_id:
-            yield task, data if data.endswith(b"\n") else data + b"\n"
-        else:
-            yield task, json_bytes(parse_json(data) | {"doc_id": number}) + b"\n"
+        content = parse_json(data)
+        current = _in_current_form(content, sample, number)
+        line = data.removesuffix(b"\n") if current == content else json_bytes(current)
+        yield task, line + b"\n"
+
+
+def _in_current_form(content: dict[str, Any], sample: LoggedSample, number: int) -> dict[str, Any]:
+    """Return a line as the present version of lm-eval writes it, with the number of its document in the run."""
+    given = content["arguments"]
+    requests = given.values() if isinstance(given, dict) else given
+    arguments = {
+        f"gen_args_{place}": one if isinstance(one, dict) else {f"arg_{index}": part for index, part in enumerate(one)}
+        for place, one in enumerate(requests)
+    }
+    return content | {
+        "doc_id": number,
+        "arguments": arguments,
+        "filter": sample.filter,
+        "target": sample.target,
+    }

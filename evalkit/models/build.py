@@ -22,6 +22,7 @@ from torch.nn.modules.module import (
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.quiet import quiet
+from evalkit.models.snapshot import LoadedFiles
 
 _EXCESS, _PACKED = 2, 32
 """Most parameters of a model as a multiple of the numbers in its files, plain and quantised. Below a factor of two,
@@ -32,6 +33,8 @@ _MOST_PARAMETERS = 10_000
 """Named parameters that any model may have; above this, the limit is 16 times the number of tensors in its files."""
 _MOST_BUFFERED = 2**31
 """Limit on the numbers in buffers, such as a mask over all positions."""
+_KEPT = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+"""Names of a model's attributes that list the modules which transformers keeps in float32."""
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -46,15 +49,12 @@ class BuiltModel:
     """Names of weights stored as integers or in 8 bits that were loaded without dequantisation."""
 
 
-def build_model(
-    given: str, folder: Path, tensors: dict[str, torch.Tensor], config: Any, *, dtype: str, attention: str, remote: bool
-) -> BuiltModel:
+def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, remote: bool) -> BuiltModel:
     """Build a causal language model.
 
     Args:
-        given: the checkpoint's name for messages.
-        folder: contains config.json, generation_config.json and the checkpoint's code.
-        tensors: by name; emptied, so that each tensor is freed once it is converted to another dtype.
+        read: the checkpoint's files; its tensors are emptied, so that each is freed once it is converted to another
+            dtype.
         config: the transformers config; None: that of the folder.
         dtype: "float32", "bfloat16" or "float16".
         attention: "auto", "sdpa" or "eager".
@@ -63,6 +63,7 @@ def build_model(
     Raises:
         CheckpointError: transformers cannot build the model, or its files hold far too few weights.
     """
+    given, folder, tensors = read.checkpoint.given, read.checkpoint.folder, read.tensors
     with quiet(), _checkpoint_errors(given):
         from transformers import AutoConfig
 
@@ -75,6 +76,9 @@ def build_model(
         if sum(weight.numel() for weight in meta_model.parameters()) > excess * sum(sizes.values()):
             raise _too_many(given, sizes)
         _check_duplicates(given, tensors, meta_model.base_model_prefix)
+        if read.read_again and any(getattr(meta_model, name, None) for name in _KEPT):
+            tensors.clear()
+            tensors |= read.read_again()
         # Quantised tensors are inspected before they are read, so they cannot be read-once
         state_dict = {name: tensor if quantised else ReadOnceTensor(tensor) for name, tensor in tensors.items()}
         tensors.clear()
@@ -100,7 +104,7 @@ class ReadOnceTensor:
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = tensor.dtype
+        self.dtype, self.shape = tensor.dtype, tensor.shape
         self.was_read = False
         self._tensor: torch.Tensor | None = tensor
 
@@ -207,7 +211,16 @@ def _read_generation_config(model: Any, folder: Path) -> None:
 
 
 def _codes(model: Any, state_dict: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of loaded integer or 8-bit tensors whose model parameters are floating-point."""
-    state = model.state_dict()
-    loaded = [name for name, tensor in state_dict.items() if tensor.was_read and tensor.dtype not in _FLOATING]
-    return tuple(name for name in loaded if name not in state or state[name].is_floating_point())
+    """Return the names of loaded integer or 8-bit tensors that no integer tensor of the model takes as they are.
+
+    transformers may rename tensors when it loads them, but not their last parts.
+    """
+    state = model.state_dict().items()
+    integers = {_last_part(name, tensor) for name, tensor in state if not tensor.is_floating_point()}
+    codes = {name: tensor for name, tensor in state_dict.items() if tensor.was_read and tensor.dtype not in _FLOATING}
+    return tuple(name for name, tensor in codes.items() if _last_part(name, tensor) not in integers)
+
+
+def _last_part(name: str, tensor: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the last part of a tensor's name, and its shape."""
+    return name.rpartition(".")[2], tuple(tensor.shape)

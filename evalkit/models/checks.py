@@ -6,23 +6,33 @@ In: a `Checkpoint` and its parsed config.json, or transformers' loading report. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.compatibility.transformers import config_class, masked_language_models, quantization_methods
+from evalkit.compatibility.transformers import (
+    causal_language_models,
+    config_class,
+    masked_language_models,
+    quantization_methods,
+    ties_head,
+)
 from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
+from evalkit.models.files import indexed_weights
 from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.registration import register_part, register_type
 
 if TYPE_CHECKING:
     import torch
 
     from evalkit.models.build import BuiltModel
 
+_CONDITIONAL = "ForConditionalGeneration"
+"""Suffix of encoder-decoders, and of decoders with encoders of images or sound."""
 _NOT_CAUSAL = (
     "ForMaskedLM",
     "ForPreTraining",
-    "ForConditionalGeneration",
+    _CONDITIONAL,
     "ForSequenceClassification",
     "ForTokenClassification",
     "ForQuestionAnswering",
@@ -79,6 +89,22 @@ def check_weights_name(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{checkpoint.given}: config.json names its weights in transformers_weights ({named!r:.60}); rename that "
             "file to model.safetensors and remove the key"
+        )
+
+
+def check_index(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """Raise if the index of sharded weights lists weights that no file has, as after a shard was replaced by another.
+
+    Raises:
+        CheckpointError: names the index and the first such weight.
+    """
+    if (found := indexed_weights(checkpoint.folder, checkpoint.weights())) is None:
+        return
+    index, listed = found
+    if missing := sorted(listed.difference(names)):
+        raise CheckpointError(
+            f"{index}: lists {len(listed):,} weights, of which no file has {len(missing):,}, the first of them "
+            f"{missing[0]!r:.60}; copy the checkpoint again"
         )
 
 
@@ -180,12 +206,17 @@ def check_numbers(given: str, config: dict[str, Any], model: Any) -> None:
                     f"training has diverged, or the file is damaged{why}"
                 )
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = config.get("tie_word_embeddings") is True and head is not None
+    tied = config.get("tie_word_embeddings") is True and head is not None and ties_head(model)
     if tied and head.weight is not embedding.weight and not torch.equal(head.weight, embedding.weight):
         raise CheckpointError(
             f"{given}: its output head differs from its embedding, but config.json sets tie_word_embeddings; set it to "
             "false, or remove the head from the file"
         )
+
+
+def is_quantized(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json names a quantisation."""
+    return bool(_quantization(config))
 
 
 def _quantization(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,8 +291,6 @@ def _layer_of(name: str) -> tuple[str, int | None]:
 
 def natively_known(config: dict[str, Any]) -> bool:
     """Return whether the model type is known to transformers, including architectures registered with it."""
-    from evalkit.models.registration import register_type
-
     register_type(config.get("model_type"))
     return config_class(config.get("model_type")) is not None
 
@@ -271,26 +300,40 @@ def _why_not_causal(config: dict[str, Any]) -> str | None:
 
     if config.get("is_encoder_decoder"):
         return "is an encoder-decoder"
-    named = config.get("architectures")
-    if isinstance(named, list) and named and str(named[0]).endswith(_NOT_CAUSAL):
+    named = _named_class(config)
+    if named.endswith(_NOT_CAUSAL) and not _is_language_model(config, named):
         return "is not a causal language model"
     # BERT-like models have a causal class too, but attend in both directions unless this is set
-    if config.get("model_type") in masked_language_models() and not config.get("is_decoder"):
+    if config.get("model_type") in masked_language_models() and not (config.get("is_decoder") or config.get("causal")):
         return "attends in both directions (is_decoder is not set)"
     if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
         return "attends in both directions"
     if not natively_known(config):
         return None  # trusted remote code: its auto_map decides
+    register_part(config)
     if config_class(config["model_type"]) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "has no causal language model in transformers"
     return None
 
 
-def _architecture(config: dict[str, Any]) -> str:
+def _is_language_model(config: dict[str, Any], named: str) -> bool:
+    """Return whether a class that may be bidirectional is a causal language model with images or sound.
+
+    transformers loads the text part of such a model as the language model of its type.
+    """
+    causal = causal_language_models().get(str(config.get("model_type")))
+    has_text_part = named.endswith(_CONDITIONAL) and isinstance(config.get("text_config"), dict)
+    return causal is not None and (causal == named or has_text_part)
+
+
+def _named_class(config: dict[str, Any]) -> str:
+    """Return the class that config.json names, or ""."""
     named = config.get("architectures")
-    if isinstance(named, list) and named:
-        return str(named[0])
-    return f"model type '{config.get('model_type')}'"
+    return str(named[0]) if isinstance(named, list) and named else ""
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    return _named_class(config) or f"model type '{config.get('model_type')}'"
 
 
 def _few(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ transformers validates the rest when the model is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,26 @@ WINDOW_KEYS = (
     "max_seq_len",
     "seq_length",
     "n_ctx",
+    "max_target_positions",
 )
 """Names of the context window in different architectures."""
 _MOST_LABELS = 10**6
 """Limit on the labels of a classifier; transformers generates a name for each, in the config of any model."""
 
+_BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
+"""Names of the base of rotary frequencies outside of `rope_parameters`."""
+_INFINITE = ("time_step_limit",)
+"""Keys that may hold infinity: transformers writes it for Mamba 2."""
+
 _ValueType = tuple[str, Callable[[Any], bool]]
 _WHOLE: _ValueType = ("a whole number", lambda value: type(value) is int)
 _NUMBER: _ValueType = ("a number", lambda value: type(value) in (int, float))
+_POSITIVE: _ValueType = ("a number above 0", lambda value: type(value) in (int, float) and value > 0)
+_BASE: _ValueType = ("a number above 1", lambda value: type(value) in (int, float) and value > 1)
+_POSITIVES: _ValueType = (
+    "a list of numbers above 0",
+    lambda value: isinstance(value, list) and all(type(item) in (int, float) and item > 0 for item in value),
+)
 _FLAG: _ValueType = ("true or false", lambda value: isinstance(value, bool))
 _TEXT: _ValueType = ("a string", lambda value: isinstance(value, str))
 _OBJECT: _ValueType = ("an object", lambda value: isinstance(value, dict))
@@ -44,11 +57,16 @@ _TYPES: Mapping[str, _ValueType] = {
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "tie_word_embeddings"), _FLAG),
     **dict.fromkeys(("auto_map", "text_config", "quantization_config", "rope_scaling", "rope_parameters"), _OBJECT),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), _SHARE),
+    **dict.fromkeys(_BASES, _BASE),
     "architectures": _TEXTS,
 }
 _ROPE_TYPES: Mapping[str, _ValueType] = {
     **dict.fromkeys(("rope_type", "type"), _TEXT),
-    **dict.fromkeys(("factor", "rope_theta", "original_max_position_embeddings"), _NUMBER),
+    **dict.fromkeys(("factor", "original_max_position_embeddings", "attention_factor"), _POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"), _POSITIVE),
+    **dict.fromkeys(("short_factor", "long_factor"), _POSITIVES),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), _NUMBER),
+    "rope_theta": _BASE,
     "partial_rotary_factor": _SHARE,
 }
 
@@ -59,12 +77,25 @@ def check_types(path: Path, config: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: names the file and the key.
     """
+    if (key := _not_finite("", config)) is not None:
+        raise CheckpointError(f"{path}: {key} is infinite or not a number; expected a finite number")
     for text in _parts(config):
         _check(path, "", text, _TYPES)
         for name in ("rope_scaling", "rope_parameters"):
             rope = text.get(name) or {}
             for part in (rope, *(value for value in rope.values() if isinstance(value, dict))):
                 _check(path, f"{name}: ", part, _ROPE_TYPES)
+
+
+def _not_finite(key: str, value: Any) -> str | None:
+    """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else key
+    members = (
+        value.items() if isinstance(value, dict) else ((key, item) for item in value) if isinstance(value, list) else ()
+    )
+    found = (_not_finite(str(name), item) for name, item in members if name not in _INFINITE)
+    return next((one for one in found if one is not None), None)
 
 
 def check_sizes(given: str, config: Mapping[str, Any], tensors: int) -> None:

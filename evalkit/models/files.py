@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,17 @@ def weight_files(folder: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     if pickled:
         return pickled
     raise CheckpointError(f"{folder}: {_why_no_weights(folder)}")
+
+
+def indexed_weights(folder: Path, shards: Collection[Path]) -> tuple[Path, frozenset[str]] | None:
+    """Return the index that lists some shards, and the names of its weights; None if there is none."""
+    for name in _WEIGHTS:
+        if folder / name in shards:
+            return None
+        index = folder / f"{name}.index.json"
+        if index.is_file() and all(path.suffix == Path(name).suffix for path in shards):
+            return index, frozenset(read_json(index).get("weight_map") or ())
+    return None
 
 
 def weight_indexes(folder: Path) -> tuple[Path, ...]:

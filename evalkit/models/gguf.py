@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.files import read_json
+from evalkit.models.files import generation_settings, read_json
 from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
 from evalkit.models.hashes import file_sha256, hash_file
 from evalkit.models.imports import import_modeling
@@ -70,9 +70,9 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
             model.save_pretrained(ready)
             tokenizer.save_pretrained(ready)
             made = _folder_checkpoint(ready)
-            record = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
-            (ready / _RECORD).write_text(json.dumps(asdict(record)), encoding="utf-8")
-            _move_into_place(ready, folder)
+            written = combine(made, [(path.name, hash_file(path)) for path in made.weights()], hash_file)
+            (ready / _RECORD).write_text(json.dumps(_record(folder, ready, written)), encoding="utf-8")
+            _move_into_place(ready, folder, written)
     except Exception as error:  # a full disk comes as OSError or as safetensors' own error
         say(f"{gguf.name}: its dequantised copy could not be cached ({first_line(error)})")
         return None
@@ -80,8 +80,13 @@ def dequantised(gguf: Path, say: Say) -> Path | None:
 
 
 @contextmanager
-def opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
+def opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
     """Read a GGUF checkpoint from its dequantised copy, or from the file itself if the cache has no room.
+
+    Args:
+        checkpoint: a GGUF file.
+        dtype: see `Snapshot.start`.
+        say: called with warnings.
 
     Raises:
         CheckpointError: see `dequantised`; or the cached copy is damaged.
@@ -94,9 +99,10 @@ def opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
             yield found
         return
     with snapshot(_as_folder(checkpoint, folder)) as copies:
-        copies.start()
+        copies.start(dtype)
         import_modeling()
-        found, written = copies.read(), _stored_fingerprint(folder)
+        found = copies.read()
+        written = _stored_fingerprint(folder, found.checkpoint.folder)
         tokenizer = found.fingerprint.tokenizer if checkpoint.tokenizer else written.tokenizer
         if found.fingerprint != replace(written, tokenizer=tokenizer):
             raise CheckpointError(f"{folder}: the dequantised copy changed while it was read; run the command again")
@@ -126,12 +132,29 @@ def _as_folder(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     return replace(checkpoint, kind="folder", folder=folder, gguf=None)
 
 
-def _stored_fingerprint(folder: Path) -> Fingerprint:
-    """Read the fingerprint stored in a folder of `dequantised`. Raises `CheckpointError` if it has none."""
-    try:
-        return Fingerprint(**read_json(folder / _RECORD))
-    except TypeError as error:
-        raise CheckpointError(f"{folder / _RECORD}: damaged; run the command again") from error
+def _record(folder: Path, content: Path, written: Fingerprint) -> dict[str, Any]:
+    """Return the record of a folder of `dequantised`: its name and what determines the scores and texts of its model.
+
+    Args:
+        folder: the folder, whose name is the key of its content.
+        content: where its files are.
+        written: their fingerprint, which does not include the generation settings.
+    """
+    return {"folder": folder.name, "generation": generation_settings(content), **asdict(written)}
+
+
+def _stored_fingerprint(folder: Path, content: Path) -> Fingerprint:
+    """Read the fingerprint stored in a folder of `dequantised`; `content` is the folder, or a copy of its small files.
+
+    Raises:
+        CheckpointError: there is none, or its record is not of this folder and content.
+    """
+    stored = read_json(folder / _RECORD)
+    with contextlib.suppress(KeyError):
+        found = Fingerprint(*(stored[field.name] for field in fields(Fingerprint)))
+        if stored == _record(folder, content, found):
+            return found
+    raise CheckpointError(f"{folder}: damaged; run the command again")
 
 
 @contextmanager
@@ -219,7 +242,7 @@ def _is_intact(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     try:
-        if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder):
+        if fingerprint(_folder_checkpoint(folder)) == _stored_fingerprint(folder, folder):
             return True
     except CheckpointError:
         pass
@@ -244,10 +267,9 @@ def _has_room(folder: Path, size: int) -> bool:
         return False
 
 
-def _move_into_place(ready: Path, folder: Path) -> None:
+def _move_into_place(ready: Path, folder: Path, written: Fingerprint) -> None:
     """Rename a finished folder to its final path; a folder written first by another process is equivalent."""
-    record = _stored_fingerprint(ready)
     with contextlib.suppress(OSError):
         ready.rename(folder)
-    if _stored_fingerprint(folder) != record:
+    if _stored_fingerprint(folder, folder) != written:
         raise OSError(f"{ready} could not be renamed to {folder}")

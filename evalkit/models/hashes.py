@@ -15,19 +15,19 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
 from evalkit.activity import doing
 from evalkit.errors import CheckpointError
-from evalkit.resources import cache_dir, read_cached, write_cached
+from evalkit.resources import read_cached, write_cached
 
 State = list[int]
 """File status: size in bytes, modification and change time in ns, inode."""
 
+_KIND = "digests"
 _CHUNK = 2**22
 _SETTLED = 2.0
 """Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
@@ -46,15 +46,12 @@ def file_sha256(path: Path) -> str:
             known = _entry(real)
             if known.get("state") == before:
                 return str(known["sha256"])
-            digest, quick = hashlib.sha256(), xxhash.xxh3_128()
             with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    quick.update(chunk)
-        _keep(real, known, before, started, quick.hexdigest(), digest.hexdigest())
+                digest, quick = _digests(file)
+        _keep(real, known, before, started, quick, digest)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return digest.hexdigest()
+    return digest
 
 
 def known_sha256(path: Path) -> str | None:
@@ -66,19 +63,27 @@ def known_sha256(path: Path) -> str | None:
     return file_sha256(path) if _entry(path.resolve()) else None
 
 
-def content_sha256(path: Path, before: State, started: float, quick: str, sha256: Callable[[], str]) -> str:
-    """Return the digest of content that was read from a file.
+def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
+    """Return the digest of content that was read from a file, which is read again if no cached digest matches `quick`.
 
     Args:
         path: of the file.
         before: the file's status when it was opened.
         started: time of opening, in seconds of `time.time`.
         quick: xxh3 of its content.
-        sha256: hashes the content; called if no cached digest matches `quick`.
+
+    Raises:
+        CheckpointError: the file no longer has this content.
     """
     real = path.resolve()
     known = _entry(real)
-    digest = str(known["sha256"]) if known.get("xxh3") == quick else sha256()
+    if known.get("xxh3") == quick:
+        digest = str(known["sha256"])
+    else:
+        with real.open("rb") as file:
+            digest, again = _digests(file)
+        if again != quick:
+            raise CheckpointError(f"{path}: changed while it was read; run the command again once it is complete")
     with contextlib.suppress(OSError):
         _keep(real, known, before, started, quick, digest)
     return digest
@@ -95,25 +100,28 @@ def state_of(path: Path) -> State:
     return _state(path.stat())
 
 
+def _digests(file: BinaryIO) -> tuple[str, str]:
+    """Return the SHA-256 and the xxh3 of a file's content."""
+    digest, quick = hashlib.sha256(), xxhash.xxh3_128()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+        quick.update(chunk)
+    return digest.hexdigest(), quick.hexdigest()
+
+
 def _entry(real: Path) -> dict[str, Any]:
-    """Return what is cached of a file: its path, status and digests; else an empty mapping."""
-    known = read_cached(_cached(real))
-    usable = isinstance(known, dict) and known.get("path") == str(real) and _is_digest(known.get("sha256"))
-    return known if usable else {}
+    """Return what is cached of a file: its status and digests; else an empty mapping."""
+    known = read_cached(_KIND, str(real))
+    return known if isinstance(known, dict) and _is_digest(known.get("sha256")) else {}
 
 
 def _keep(real: Path, known: dict[str, Any], before: State, started: float, quick: str, digest: str) -> None:
     # The digest of a file that is being written is soon outdated
     settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
-    entry = {"path": str(real), "state": before if settled else None, "xxh3": quick, "sha256": digest}
+    entry = {"state": before if settled else None, "xxh3": quick, "sha256": digest}
     if entry != known:
-        write_cached(_cached(real), entry)
-
-
-def _cached(real: Path) -> Path:
-    """Return the file with a file's digests: one for each, so that reading one does not depend on their number."""
-    name = xxhash.xxh3_128_hexdigest(os.fsencode(real))
-    return cache_dir() / "digests" / f"{name}.json"
+        # A file for each, so that reading one entry does not depend on their number
+        write_cached(_KIND, str(real), entry)
 
 
 def _state(status: os.stat_result) -> State:

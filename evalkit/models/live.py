@@ -36,7 +36,7 @@ from evalkit.models.quiet import quiet
 from evalkit.models.spec import ModelSpec
 from evalkit.models.state import state_digest
 from evalkit.models.temporary import temporary_folder
-from evalkit.models.tokenizer import load_tokenizer, probe_ids
+from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
 
 _FILE_OPTIONS = ("revision", "device_map", "context", "context_method", "context_original", "context_config",
                  "allow_pickle", "trust_remote_code")  # fmt: skip
@@ -160,8 +160,12 @@ def live_model(
 
 
 def _tokenizer_copy(tokenizer: Any) -> Any:
-    """Copy a tokenizer without truncation and padding of its last call, which `save_pretrained` would store."""
+    """Copy a tokenizer without sampling, and without truncation and padding of its last call.
+
+    `save_pretrained` would store these.
+    """
     own = deepcopy(tokenizer)
+    disable_sampling(own)
     if backend := getattr(own, "backend_tokenizer", None):
         backend.no_truncation()
         backend.no_padding()

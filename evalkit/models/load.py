@@ -17,12 +17,14 @@ from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.checks import (
     check_causal,
+    check_index,
     check_numbers,
     check_quantization,
     check_report,
     check_stored,
     check_trust,
     check_weights_name,
+    is_quantized,
     natively_known,
 )
 from evalkit.models.config_check import WINDOW_KEYS, check_sizes
@@ -163,7 +165,7 @@ def load(
 
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
     check_devices(device_map)
-    with _opened(checkpoint, say) as read:
+    with _opened(checkpoint, compute_dtype, say) as read:
         if dtype == "auto" and (stored := _rounded_from(read, compute_dtype)):
             say(f"weights are stored in {stored} and rounded to {compute_dtype}, the dtype in config.json; see --dtype")
         generation = generation_settings(read.checkpoint.folder) if checkpoint.gguf is None else None
@@ -229,22 +231,25 @@ def context_window(given: str, config: Any, tokenizer: Any, say: Say) -> int:
 
 
 @contextmanager
-def _opened(checkpoint: Checkpoint, say: Say) -> Iterator[LoadedFiles]:
+def _opened(checkpoint: Checkpoint, dtype: str, say: Say) -> Iterator[LoadedFiles]:
     if checkpoint.gguf is not None:
         from evalkit.models import gguf
 
-        with gguf.opened(checkpoint, say) as read:
+        with gguf.opened(checkpoint, dtype, say) as read:
             yield read
         return
     with snapshot(checkpoint) as copies:
-        copies.start()
-        import_modeling()
         config = copies.checkpoint.config()
+        # The scales of quantised weights stay as stored
+        copies.start(None if is_quantized(config) else dtype)
+        import_modeling()
         check_trust(checkpoint, config)
         check_causal(checkpoint, config)
         check_quantization(checkpoint, config)
         check_weights_name(checkpoint, config)
-        yield copies.read()
+        read = copies.read()
+        check_index(checkpoint, read.tensors)
+        yield read
 
 
 def _model(
@@ -271,7 +276,7 @@ def _model(
 
         stretched = stretched_config(given, folder, extension, trust_remote_code=remote)
     own = None if stretched is None else stretched.config
-    built = build_model(given, folder, read.tensors, own, dtype=dtype, attention=attention, remote=remote)
+    built = build_model(read, own, dtype=dtype, attention=attention, remote=remote)
     check_report(given, built, say)
     check_numbers(given, config, built.model)
     model = built.model.eval().requires_grad_(False)
@@ -286,9 +291,9 @@ def _rounded_from(read: LoadedFiles, dtype: str) -> str | None:
     if dtype == "float32":
         return None
     numbers: Counter[str] = Counter()
-    for tensor in read.tensors.values():
+    for name, tensor in read.tensors.items():
         if tensor.is_floating_point():
-            numbers[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+            numbers[str(read.rounded.get(name, tensor.dtype)).removeprefix("torch.")] += tensor.numel()
     most = next((name for name, _ in numbers.most_common(1)), dtype)
     return most if most in DTYPES and most != dtype else None
 

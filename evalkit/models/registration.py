@@ -8,11 +8,12 @@ configs, and the first use of such a config the models, which need three backbon
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+from evalkit.compatibility.transformers import causal_language_models, config_class
 from evalkit.models.imports import quick_imports
 
 
@@ -73,6 +74,23 @@ def register_type(kind: Any) -> None:
     register_configs()
     if any(config.model_type == kind for config in CONFIGS):
         register_models()
+
+
+def register_part(config: Mapping[str, Any]) -> None:
+    """Register the class that a checkpoint names for its type, if it is the language model of a larger model's type.
+
+    transformers maps the larger model's type (mllama) to this class, but not the type in its own config
+    (mllama_text_model).
+    """
+    import transformers
+
+    kind, named = config_class(config.get("model_type")), config.get("architectures") or [None]
+    if kind is None or kind in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    if named[0] in causal_language_models().values():
+        model = getattr(transformers, named[0])
+        if model.config_class is kind:
+            transformers.AutoModelForCausalLM.register(kind, model, exist_ok=True)
 
 
 def _hook_configs(auto: ModuleType) -> None:

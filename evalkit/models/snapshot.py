@@ -6,7 +6,7 @@ memory, and the `Fingerprint` of exactly these. Only hashed files are copied, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -67,6 +67,10 @@ class LoadedFiles:
     """All weights, by name."""
     fingerprint: Fingerprint
     """Of exactly these files and weights."""
+    rounded: Mapping[str, torch.dtype]
+    """Stored dtype of each weight that was rounded to another as it was read, by name."""
+    read_again: Callable[[], dict[str, torch.Tensor]] | None
+    """Return all weights as stored, from unchanged files; None where none is rounded."""
 
 
 class Snapshot:
@@ -96,17 +100,23 @@ class Snapshot:
         self._reading: Future[Weights] | None = None
         self._stop = Event()
 
-    def start(self) -> None:
+    def start(self, dtype: str | None = None) -> None:
         """Begin to read the weights in another thread, for which `read` waits.
 
         Reading and hashing release the interpreter, so other work, such as importing transformers, goes on meanwhile.
         Pickled weights are left to `read`, since unpickling imports modules.
+
+        Args:
+            dtype: name of the dtype that large weights are rounded to if theirs is wider; None: they stay as stored.
         """
+        import torch
+
         from evalkit.models.weights import read_weights
 
         if all(path.suffix == ".safetensors" for path in self._weights):
             pool = ThreadPoolExecutor(1, "evalkit-weights")
-            self._reading = pool.submit(read_weights, self._weights, self._stop)
+            kind = None if dtype is None else getattr(torch, dtype)
+            self._reading = pool.submit(read_weights, self._weights, self._stop, kind)
             pool.shutdown(wait=False)
 
     def close(self) -> None:
@@ -125,7 +135,17 @@ class Snapshot:
 
         weights = read_weights(self._weights) if self._reading is None else self._reading.result()
         self._changes.check()
-        return LoadedFiles(self.checkpoint, weights.tensors, combine(self.checkpoint, weights.digests, hash_file))
+
+        def read_again() -> dict[str, torch.Tensor]:
+            again = read_weights(self._weights)
+            if again.digests != weights.digests:
+                raise CheckpointError(f"{self.checkpoint.given}: its weights changed while they were read")
+            return again.tensors
+
+        fingerprint = combine(self.checkpoint, weights.digests, hash_file)
+        return LoadedFiles(
+            self.checkpoint, weights.tensors, fingerprint, weights.rounded, read_again if weights.rounded else None
+        )
 
     def with_original_paths(self, text: str) -> str:
         """Replace the paths of the copies in a message by the checkpoint's own."""

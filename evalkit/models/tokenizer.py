@@ -6,9 +6,12 @@ describe it, whose ids fit the embedding; or a `CheckpointError`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from evalkit.compatibility.transformers import original_encoding, replace_encoding
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.config_check import check_code
 from evalkit.models.files import read_json, tokenizer_files
@@ -20,6 +23,10 @@ _PROBE = (
     " He said: “we’ll DON'T”… (x+1)*y == 0"
 )
 """Text that tokenizers split differently: digits, repeated spaces, apostrophes, scripts, a combining accent."""
+_REPEATS = 10
+"""Encodings of the probe that must be equal."""
+_SAMPLING = ("dropout", "alpha", "nbest_size")
+"""Settings of BPE and Unigram models with which they split a word at random, a regularisation for training."""
 
 
 def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, say: Say = silent) -> Any:
@@ -32,8 +39,8 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
         say: called if tokenizer.json takes precedence over transformers' class.
 
     Raises:
-        CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, or loses
-            text.
+        CheckpointError: the tokenizer is missing, unreadable, has no offsets, has ids past the embedding, loses
+            text, or encodes a text differently each time. So does each later encoding that fails in Rust.
     """
     if not tokenizer_files(folder):
         raise CheckpointError(
@@ -41,8 +48,10 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
             "or pass --tokenizer FOLDER|HUB-NAME"
         )
     try:
-        with quiet():
+        with quiet(), _panics_as_errors():
             tokenizer = _auto_tokenizer(folder, trust_remote_code)
+            disable_sampling(tokenizer)
+            _check_same_ids(folder, tokenizer)
             if (folder / "tokenizer.json").is_file():
                 tokenizer = _from_tokenizer_json(folder, tokenizer, rows, say)
             _check(folder, tokenizer, rows)
@@ -55,7 +64,43 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
                 "if you trust its source"
             ) from error
         raise CheckpointError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
+    replace_encoding(tokenizer, _encoded)
     return tokenizer
+
+
+def disable_sampling(tokenizer: Any) -> str:
+    """Make a tokenizer split a word in the same way each time; return the name of the setting that was on, if any."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    found = [name for name in _SAMPLING if getattr(model, name, None) is not None]
+    for name in found:
+        setattr(model, name, None)
+    return " and ".join(found)
+
+
+def _encoded(tokenizer: Any, *arguments: Any, **options: Any) -> Any:
+    """Encode texts, with an error instead of a panic."""
+    try:
+        with _panics_as_errors():
+            return original_encoding(tokenizer)(*arguments, **options)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: its tokenizer fails on a text ({first_line(error)}); see the regular "
+            "expressions in its tokenizer.json"
+        ) from error
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise a `RuntimeError` where code in Rust panics, e.g. on a regular expression that takes too many steps.
+
+    A panic derives from `BaseException`, so that no handler of errors would see it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
 
 
 def _auto_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
@@ -92,6 +137,11 @@ def _check(folder: Path, tokenizer: Any, rows: int) -> None:
         )
 
 
+def _check_same_ids(folder: Path, tokenizer: Any) -> None:
+    if len({tuple(probe_ids(tokenizer)) for _ in range(_REPEATS)}) > 1:
+        raise CheckpointError(f"{folder}: the tokenizer encodes the same text differently each time; disable sampling")
+
+
 def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> Any:
     """Return the tokenizer of tokenizer.json if transformers' class differs from it, else `tokenizer`.
 
@@ -101,6 +151,8 @@ def _from_tokenizer_json(folder: Path, tokenizer: Any, rows: int, say: Say) -> A
     from transformers import PreTrainedTokenizerFast
 
     written = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+    if sampling := disable_sampling(written):
+        say(f"tokenizer.json: {sampling}, with which words are split at random in training, is switched off")
     same = tokenizer.is_fast and probe_ids(tokenizer) == probe_ids(written)
     if same and not _highest_id(written) < rows <= _highest_id(tokenizer):
         return tokenizer

@@ -8,12 +8,11 @@ does).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -54,6 +53,7 @@ _DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 """safetensors names of dtypes whose elements have a whole number of bytes."""
+_WIDE = (torch.float64, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -63,29 +63,34 @@ class Weights:
     tensors: dict[str, torch.Tensor]
     digests: tuple[tuple[str, str], ...]
     """Name and SHA-256 of each file, in order."""
+    rounded: dict[str, torch.dtype]
+    """Stored dtype of each tensor that was rounded to another as it was read, by name."""
 
 
 class ReadingStopped(Exception):
     """Nobody needs the weights any more."""
 
 
-def read_weights(paths: Iterable[Path], stop: Event | None = None) -> Weights:
+def read_weights(paths: Iterable[Path], stop: Event | None = None, dtype: torch.dtype | None = None) -> Weights:
     """Read and hash weight files; if two contain a tensor of the same name, the later file takes precedence.
 
     Args:
         paths: of the files.
         stop: another thread sets it to stop reading.
+        dtype: large wider floating-point tensors of safetensors files are rounded to it, so that memory never holds all
+            of them as stored; None: all tensors stay as stored.
 
     Raises:
         ReadingStopped: `stop` was set.
         CheckpointError: a file cannot be read, is damaged, or does not fit into memory.
     """
     tensors: dict[str, torch.Tensor] = {}
+    rounded: dict[str, torch.dtype] = {}
     digests = []
     for path in paths:
         try:
             with path.open("rb", buffering=0) as file:
-                read = _HashingReader(path, file, stop or Event())
+                read = _HashingReader(path, file, stop or Event(), dtype)
                 found = _reader(path)(read)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
@@ -94,7 +99,8 @@ def read_weights(paths: Iterable[Path], stop: Event | None = None) -> Weights:
         _check_names(path, found)
         tensors |= found
         digests.append((path.name, read.digest()))
-    return Weights(tensors, tuple(digests))
+        rounded |= read.rounded
+    return Weights(tensors, tuple(digests), rounded)
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
@@ -107,16 +113,22 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
 
 
 class _HashingReader:
-    """A file that is read sequentially and hashed at the same time, until `stop` is set."""
+    """A file that is read sequentially and hashed at the same time, until `stop` is set.
 
-    def __init__(self, path: Path, file: BinaryIO, stop: Event) -> None:
+    Args:
+        path, file: the file.
+        stop, dtype: see `read_weights`.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, stop: Event, dtype: torch.dtype | None) -> None:
         self.path = path
+        self.rounded: dict[str, torch.dtype] = {}
+        self._dtype = dtype
         self._stop = stop
         self._started, self._before = time.time(), state_of(path)
         self.size = os.fstat(file.fileno()).st_size
         self._file = file
         self._quick = xxhash.xxh3_128()
-        self._parts: list[memoryview] = []
 
     def take(self, count: int) -> bytes:
         """Read the next bytes of the file, at most all remaining ones. Raises as `tensor`."""
@@ -124,15 +136,21 @@ class _HashingReader:
         self._fill(memoryview(found))
         return bytes(found)
 
-    def tensor(self, count: int) -> torch.Tensor:
-        """Read the next bytes of the file as a new tensor [count] of uint8.
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Read the next bytes of the file as a new tensor.
 
         Raises:
             CheckpointError: the file was truncated after it was opened.
         """
-        found = _memory(count)
-        self._fill(memoryview(found.numpy()))  # type: ignore[arg-type]
-        return found
+        count = prod(shape) * dtype.itemsize
+        content = _memory(count)
+        self._fill(memoryview(content.numpy()))  # type: ignore[arg-type]
+        tensor = content.view(dtype).reshape(shape)
+        narrower = self._dtype is not None and dtype in _WIDE and dtype.itemsize > self._dtype.itemsize
+        if not narrower or count < _LARGE:
+            return tensor
+        self.rounded[name] = dtype
+        return tensor.to(self._dtype)
 
     @property
     def left(self) -> int:
@@ -146,26 +164,17 @@ class _HashingReader:
             part = piece[: min(self.left, _CHUNK)]
             self._read(part)
             found.write(part)
-        self._parts.append(found.getbuffer())
         found.seek(0)
         return found
 
     def digest(self) -> str:
-        """Return the SHA-256 of all bytes read."""
-
-        def sha256() -> str:
-            digest = hashlib.sha256()
-            for part in self._parts:
-                digest.update(part)
-            return digest.hexdigest()
-
-        return content_sha256(self.path, self._before, self._started, self._quick.hexdigest(), sha256)
+        """Return the SHA-256 of all bytes read. Raises `CheckpointError` if the file has changed since."""
+        return content_sha256(self.path, self._before, self._started, self._quick.hexdigest())
 
     def _fill(self, view: memoryview) -> None:
         # In chunks, so that the bytes to hash are still in the CPU cache
         for start in range(0, len(view), _CHUNK):
             self._read(view[start : start + _CHUNK])
-        self._parts.append(view)
 
     def _read(self, piece: memoryview) -> None:
         done = 0
@@ -206,7 +215,7 @@ def _safetensors(read: _HashingReader) -> dict[str, torch.Tensor]:
             raise CheckpointError(f"{read.path}: {name} is stored as {entry['dtype']}, which evalkit does not read")
         if start != end or stop - start != prod(shape) * dtype.itemsize:
             raise CheckpointError(f"{read.path}: damaged: its header has wrong offsets for {name}; copy it again")
-        tensors[name] = read.tensor(stop - start).view(dtype).reshape(shape)
+        tensors[name] = read.tensor(name, shape, dtype)
         end = stop
     return tensors
 

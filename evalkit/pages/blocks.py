@@ -4,7 +4,8 @@
     header            UTF-8 JSON, with spaces at its end; "arrays": name → [type, offset, number of elements]
     arrays            little-endian, each from an offset that is a multiple of 8, counted from the end of the header
 
-The page's script reads blocks when a reader opens a task, so that a page of 100,000 choices opens at once.
+The page's script reads blocks when a reader opens a task, so that a page of 100,000 choices opens at once. Changes of
+direction in texts are shown by their codes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from evalkit.reporting.escape import in_json
 
 _LITTLE = {"u1": "<u1", "u2": "<u2", "i4": "<i4", "f4": "<f4", "f8": "<f8"}
 """Types, and NumPy's names of them."""
@@ -52,7 +55,7 @@ def encoded(header: Mapping[str, Any], arrays: Mapping[str, tuple[str, NDArray[A
         data += bytes(-len(data) % _ALIGNED)
         parts.append(data)
         offset += len(data)
-    text = json.dumps({**header, "arrays": table}, ensure_ascii=False, separators=(",", ":"))
+    text = in_json(json.dumps({**header, "arrays": table}, ensure_ascii=False, separators=(",", ":")))
     start = text.encode("utf-8", "replace")  # a lone surrogate is shown as a question mark
     start += b" " * (-(4 + len(start)) % _ALIGNED)
     content = b"".join((len(start).to_bytes(4, "little"), start, *parts))

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from evalkit.atomic import replace_file
 from evalkit.pages.blocks import DocumentData
 from evalkit.pages.panels import PageFigure, Panel
-from evalkit.reporting.escape import printable
+from evalkit.reporting.escape import in_json, printable
 from evalkit.reporting.formats import SUFFIXES, Format
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
@@ -144,8 +144,8 @@ def _picture(figure: PageFigure) -> str:
 
 
 def _json(content: Any) -> Markup:
-    """Return JSON that cannot end the element it is in."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    """Return JSON that cannot end the element it is in, with changes of direction by their codes."""
+    text = in_json(json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False))
     return Markup(text.replace("<", "\\u003c"))
 
 

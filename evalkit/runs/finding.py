@@ -129,7 +129,8 @@ def scan(root: Path) -> Iterator[Run | DamagedRun]:
     """
     try:
         with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            # Hidden ones are being removed
+            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

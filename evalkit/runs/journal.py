@@ -142,7 +142,7 @@ class Journal:
             if damaged:
                 self._say(f"{self._path}: {damaged} damaged line(s) dropped; their documents are scored again")
             if not whole:
-                replace_file(self._path, self._pieces(kept))
+                replace_file(self._path, self._pieces(kept), locked=True)
         except OSError as error:
             raise RunError(f"journal {self._path} cannot be read: {error.strerror or error}") from error
 

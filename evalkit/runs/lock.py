@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ RENEWAL = 15.0
 """Seconds between two renewals."""
 _PATIENCE = 0.2
 """Seconds to wait for the lock, which `is_locked` of another process may hold for a moment."""
+_ATTEMPTS = 20
+"""At creating a folder that other processes remove."""
 LEASE = 120.0
 """Seconds without a renewal after which an owner on another machine is gone."""
 
@@ -56,6 +59,7 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._owner = Owner(host=platform.node(), process=os.getpid())
+        self._removed = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="evalkit-lock", daemon=True)
 
@@ -78,8 +82,19 @@ class Lock:
         self._stop.set()
         self._thread.join()
         self._owner = self._owner.model_copy(update={"released": True})
-        if self._folder.exists():
+        if not self._removed:
             self._write()
+
+    def remove_folder(self) -> None:
+        """Remove the folder; a process that waits for its lock makes a new folder, with a lock of its own."""
+        self._stop.set()
+        self._thread.join()
+        # Renamed first: file by file, those that another process has just written would be removed too
+        aside = self._folder.with_name(f".{self._folder.name}-{os.getpid()}.removed")
+        with suppress(OSError):
+            self._folder.rename(aside)
+            self._removed = True
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _renew(self) -> None:
         while not self._stop.wait(RENEWAL):
@@ -96,15 +111,14 @@ class Lock:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Hold the lock of an existing run folder within the block.
+    """Hold the lock of an existing run folder within the block; it is created again if another process removes it.
 
     Raises:
         RunInUseError: another process holds it.
         RunError: the folder cannot be written.
     """
-    lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire(timeout=_PATIENCE)
+        lock = _acquired(folder)
     except Timeout:
         raise _in_use(folder, read_owner(folder)) from None
     except OSError as error:
@@ -121,6 +135,19 @@ def locked(folder: Path) -> Iterator[Lock]:
             held.end()
     finally:
         lock.release()
+
+
+def _acquired(folder: Path) -> FileLock:
+    lock = FileLock(folder / _LOCK)
+    for attempt in range(_ATTEMPTS):
+        try:
+            lock.acquire(timeout=_PATIENCE)
+            break
+        except FileNotFoundError:  # another process has removed the folder in the meantime
+            if attempt == _ATTEMPTS - 1:
+                raise
+            folder.mkdir(parents=True, exist_ok=True)
+    return lock
 
 
 def read_owner(folder: Path) -> Owner | None:

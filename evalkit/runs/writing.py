@@ -6,7 +6,6 @@ In: a run's manifest. Out: a `RunWriter`, or the finished `Run`.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,11 +110,15 @@ class RunWriter:
         """
         finished = FinishedRows(Journal(self.folder / JOURNAL, self.manifest["id"], row, self.say), key)
         self._entries = finished.entries
+        self.remove_results()
+        return finished
+
+    def remove_results(self) -> None:
+        """Delete results.json, so that the run is incomplete. Raises `RunError` if it cannot be deleted."""
         try:
             (self.folder / RESULTS).unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{self.folder / RESULTS} cannot be replaced: {error.strerror or error}") from error
-        return finished
 
     def compute_on(self, place: BatchDevice) -> None:
         """Warn if earlier batches were computed on another kind of device."""
@@ -152,7 +155,7 @@ class RunWriter:
 
         schema = schema.with_metadata((schema.metadata or {}) | {RUN: self.manifest["id"]})
         path = self.folder / name
-        with self._saving(path), replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
+        with self._saving(path), replacing(path, locked=True) as file, pq.ParquetWriter(file, schema) as writer:
             for group in _groups(batches, schema):
                 writer.write_table(group)
         with self._saving(path), path.open("rb") as file:
@@ -169,7 +172,7 @@ class RunWriter:
 
     def _save(self, name: str, content: bytes) -> None:
         with self._saving(self.folder / name):
-            replace_file(self.folder / name, content)
+            replace_file(self.folder / name, content, locked=True)
 
     @contextmanager
     def _saving(self, path: Path) -> Iterator[None]:
@@ -220,13 +223,14 @@ def open_run(
     """
     folder = root / name
     try:
-        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
             f"output folder {folder} cannot be created ({error.strerror or error}); choose another --output"
         ) from error
     with locked(folder) as lock:
+        # Hidden files are the lock's; another process may have made the folder and written nothing
+        new = all(path.name.startswith(".") for path in folder.iterdir())
         try:
             writer = RunWriter(folder, manifest, say, lock)
             if exists := (folder / MANIFEST).exists():
@@ -235,11 +239,12 @@ def open_run(
                 writer.manifest = stored.manifest
             writer.require_journal()
             if not exists:
+                writer.remove_results()  # they belong to the manifest that is missing
                 writer.save_manifest()
             yield writer
         except BaseException:
-            if new and not (folder / JOURNAL).exists():
-                shutil.rmtree(folder, ignore_errors=True)  # nothing was scored, e.g. the model could not be loaded
+            if new and not any((folder / name).exists() for name in (JOURNAL, RESULTS)):
+                lock.remove_folder()  # nothing was scored, e.g. the model could not be loaded
             raise
 
 

@@ -48,7 +48,8 @@ class ScoreRow(NamedTuple):
     n_continuation: int
     n_end: int
     ll_unconditional: float | None
-    """Log-likelihood of the continuation without the context; None unless requested (rule `pmi`)."""
+    """Log-likelihood of the continuation without the context, but with BOS, instruction and markers; None unless
+    requested (rule `pmi`)."""
     chars: int
     """Characters of the answer option, as lm-eval counts them (without the space before it)."""
     bytes: int

@@ -82,7 +82,7 @@ def save_record(
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(record.model_dump(), indent=2).encode(), shared=True)
+        replace_file(path, json.dumps(record.model_dump(), indent=2).encode())
     except OSError as failure:
         raise RunError(f"{path} cannot be written ({failure.strerror or failure})") from failure
 

@@ -106,7 +106,7 @@ def test_holm_is_over_the_tasks_and_averages_are_unweighted(make: Make) -> None:
     assert found.averages[0].difference == pytest.approx(np.mean([task.difference for task in found.tasks[1:]]))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.lists(st.booleans(), min_size=3, max_size=25), data=st.data())
 def test_a_and_b_are_mirrors(tmp_path: Path, first: list[bool], data: st.DataObject) -> None:
     second = data.draw(st.lists(st.booleans(), min_size=len(first), max_size=len(first)))

@@ -18,7 +18,7 @@ def strata_of(sizes: list[int]) -> list[str]:
 
 
 @given(SUBJECTS, st.integers(0, 2**31), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_larger_sample_contains_the_smaller(sizes: list[int], seed: int, data: st.DataObject) -> None:
     strata = strata_of(sizes)
     larger = data.draw(st.integers(1, len(strata) + 3))
@@ -30,7 +30,7 @@ def test_a_larger_sample_contains_the_smaller(sizes: list[int], seed: int, data:
 
 
 @given(SUBJECTS, st.integers(0, 2**31), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_each_subject_has_its_share(sizes: list[int], seed: int, data: st.DataObject) -> None:
     strata = strata_of(sizes)
     count = data.draw(st.integers(1, len(strata)))

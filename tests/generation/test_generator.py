@@ -130,7 +130,7 @@ def test_end_tokens(barred: bool) -> None:
         assert not (barred and one.tokens[0] in ends)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=7), st.integers(0, 99))
 def test_rows_that_leave_in_any_order(rows: list[tuple[int, int]], seed: int) -> None:
     """Each row has its own number of new tokens; rows that leave do not affect the others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -93,20 +94,42 @@ def fewer_choices(line: Line) -> None:
     del line["arguments"][f"gen_args_{len(line['arguments']) - 1}"]
 
 
+def fewer_answers(line: Line) -> None:
+    line["filtered_resps"].pop()
+    line["resps"].pop()
+
+
+def other_target(target: str) -> Change:
+    return lambda line: line.update(target=target, target_hash=hashlib.sha256(target.encode()).hexdigest())
+
+
 def likelihood(value: Any) -> Change:
-    return lambda line: line["filtered_resps"].__setitem__(0, [value, "False"])
+    def change(line: Line) -> None:
+        line["filtered_resps"][0], line["resps"][0] = [value, "False"], [[value, "False"]]
+
+    return change
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "a document that is not pinned": (other_question, "'Another question\\?'\\) is not one of the 6 pinned documents"),
     "a gold answer that is not the pinned one": (other_gold, "has the gold answer . *, but its pinned document has"),
     "a changed document": (lambda line: line["doc"].update(question="x"), "another content than its doc_hash says"),
-    "a target that is not the gold answer": (lambda line: line.update(target="17"), "target 17, but the gold answer"),
+    "a target that is not the gold answer": (other_target("17"), "target 17, but the gold answer"),
+    "a target that is no number": (other_target("²"), "target ², but the gold answer"),
+    "a target of 5,000 digits": (other_target("9" * 5000), "target 9{60}, but the gold answer"),
+    "another target than its hash": (lambda line: line.update(target="17"), "than its target_hash says"),
+    "another prompt than its hash": (lambda line: line["arguments"]["gen_args_0"].update(arg_0="x"), "its prompt_hash"),
+    "answers that no filter has left": (lambda line: line["resps"].__setitem__(0, [["-1", "False"]]), "than in resps"),
+    "a positive log-likelihood": (likelihood("0.5"), "log-likelihood 0.5, which no text has"),
+    "a large log-likelihood": (likelihood("-1e308"), "log-likelihood -1e\\+308, which no text has"),
+    "a log-likelihood with an underscore": (likelihood("-1_0"), "must have a log-likelihood for each of its"),
+    "a log-likelihood of other digits": (likelihood("-١"), "must have a log-likelihood for each of its"),
+    "a large metric": (lambda line: line.update(acc=1e308), "metric 'acc' is 1e\\+308"),
     "a changed metric": (other_acc, "but its log-likelihoods give"),
     "NaN": (likelihood("nan"), "log-likelihood nan; it must be a finite number"),
     "infinity": (likelihood("-inf"), "log-likelihood -inf; it must be a finite number"),
     "a text as log-likelihood": (likelihood("none"), "must have a log-likelihood for each of its"),
-    "fewer log-likelihoods": (lambda line: line["filtered_resps"].pop(), "must have a log-likelihood for each of its"),
+    "fewer log-likelihoods": (fewer_answers, "must have a log-likelihood for each of its"),
     "no log-likelihood": (lambda line: line.update(filtered_resps=[]), "must have a log-likelihood for each of its"),
     "fewer requests": (fewer_choices, "requests, but its pinned document has"),
     "no requests": (lambda line: line.update(arguments={}), "at least one request"),
@@ -218,6 +241,23 @@ def test_a_results_file_of_another_evaluation(log: Path, rejected: Any) -> None:
     assert "does not have the hash of arc_easy" in rejected(path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"results": {"arc_easy": {"acc,none": 0.99}}},
+        {"n-shot": {"arc_easy": -1}},
+        {"n-shot": {"arc_easy": 10**300}},
+        {"n-samples": {"arc_easy": {"original": 10**7, "effective": 6}}},
+        {"n-samples": {"arc_easy": {"original": 5, "effective": 6}}},
+    ],
+    ids=str,
+)
+def test_a_results_file_that_its_documents_contradict(changes: dict[str, Any], log: Path, rejected: Any) -> None:
+    results = json.loads(results_file(log).read_text(encoding="utf-8"))
+    results_file(log).write_text(json.dumps(results | changes), encoding="utf-8")
+    assert "arc_easy" in rejected(sample_file(log))
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"results": 1}', '{"results": {}, "model_name": 5}'])
 def test_a_results_file_that_is_invalid(content: str, log: Path, rejected: Any) -> None:
     results_file(log).write_text(content, encoding="utf-8")
@@ -225,6 +265,9 @@ def test_a_results_file_that_is_invalid(content: str, log: Path, rejected: Any) 
 
 
 def test_a_model_without_a_name(log: Path, rejected: Any) -> None:
+    results = json.loads(results_file(log).read_text(encoding="utf-8"))
+    results_file(log).write_text(json.dumps(results | {"model_name": ""}), encoding="utf-8")
+    assert "give --model NAME" in rejected(sample_file(log), kind=UsageError)
     results_file(log).unlink()
     assert "give --model NAME" in rejected(sample_file(log), kind=UsageError)
 

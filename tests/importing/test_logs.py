@@ -17,7 +17,7 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
-from evalkit.errors import UsageError
+from evalkit.errors import DataError, UsageError
 from evalkit.export import export_run
 from evalkit.importing.logs import import_logs
 from evalkit.inspection.selection import check_same_documents
@@ -357,6 +357,7 @@ def test_other_prompts_are_not_plain(log: list[Path], ours: Run, imported: Impor
     for line in content:
         for pair in line["arguments"].values():
             pair["arg_0"] = "Answer the question.\n" + pair["arg_0"]
+        del line["prompt_hash"]
     rewrite(copy := tmp_path / path.name, content)
     [run] = imported([copy], "model")
     assert run.manifest["template"] == "logged"
@@ -378,3 +379,47 @@ def test_a_document_that_differs_is_counted(checkpoint: Path, tasks: Path, impor
     [found] = compare_sides([Side("a", (run,)), Side("b", (changed,))])
     assert [(task.name, task.n, task.won + task.lost) for task in found.tasks] == [("made_answers", 6, 1)]
     assert "exact_match,whole" in found.measure.words
+
+
+def test_metrics_are_computed_from_the_documents(
+    checkpoint: Path, tasks: Path, imported: Importer, tmp_path: Path
+) -> None:
+    """Means and perplexities, to lm-eval's own values; a results file with others is refused."""
+    log = lm_eval_log(
+        checkpoint, tmp_path / "log", ("made_last_word", "made_texts", "made_answers"), include_path=str(tasks)
+    )
+    [beside] = log[0].parent.glob("results_*")
+    results = json.loads(beside.read_text(encoding="utf-8"))
+    expected = {
+        (task, *key.split(",")): value
+        for task, found in results["results"].items()
+        for key, value in found.items()
+        if "," in key and "_stderr" not in key
+    }
+    [run] = imported(log)
+    shown = {
+        (task["task"], one["metric"], one["filter"]): one["value"]
+        for task in run.stored["tasks"]
+        for one in task["metrics"]
+    }
+    assert len(shown) == 7 and shown == pytest.approx(expected)
+    for task, metric, rule in shown:
+        changed = json.loads(json.dumps(results))
+        changed["results"][task][f"{metric},{rule}"] = expected[task, metric, rule] * 1.01 + 0.01
+        beside.write_text(json.dumps(changed), encoding="utf-8")
+        with pytest.raises(DataError, match=f"{metric} .* for {task}"):
+            imported(log)
+
+
+def test_a_metric_that_does_not_follow_from_its_documents_is_left_out(
+    checkpoint: Path, tasks: Path, library: Library, tmp_path: Path
+) -> None:
+    [path] = lm_eval_log(checkpoint, tmp_path / "log", ("made_answers",), include_path=str(tasks))
+    [beside] = path.parent.glob("results_*")
+    results = json.loads(beside.read_text(encoding="utf-8"))
+    results["results"]["made_answers"] |= {"bleu,whole": 0.99, "exact_match,none": 0.99}
+    beside.write_text(json.dumps(results), encoding="utf-8")
+    said: list[str] = []
+    [run] = import_logs([path], None, tmp_path / "imported", library, said.append)
+    assert [one["metric"] for one in run.stored["tasks"][0]["metrics"]] == ["exact_match"] * 2
+    assert any("bleu,whole" in line and "exact_match,none" in line and "left out" in line for line in said)

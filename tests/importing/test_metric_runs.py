@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evalkit.benchmarks.document_views import AnswerView
 from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
@@ -219,3 +220,46 @@ def test_a_part_of_a_log_is_a_selection(evaluated: Evaluate, tmp_path: Path) -> 
     beside.write_text(json.dumps(results), encoding="utf-8")
     with pytest.raises(DataError, match="original"):
         imported([path], tmp_path)
+
+
+def flip(content: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    for line in content:
+        line["acc"] = 1.0 - line["acc"]
+    results["results"]["lined"]["acc,none"] = 1.0 - results["results"]["lined"]["acc,none"]
+
+
+def without_a_request(content: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    del content[1]["arguments"]["gen_args_2"]
+
+
+def without_a_number(content: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    content[1]["filtered_resps"][0][0] = "none"
+
+
+@pytest.mark.parametrize("change", [flip, without_a_request, without_a_number])
+def test_choices_that_contradict_their_log_likelihoods(change: Any, evaluated: Evaluate, tmp_path: Path) -> None:
+    """Whatever the results file says."""
+    [path] = log_of(evaluated("lined"), tmp_path / "log")
+    [beside] = path.parent.glob("results_*")
+    content, results = lines(path), json.loads(beside.read_text(encoding="utf-8"))
+    change(content, results)
+    rewrite(path, content)
+    beside.write_text(json.dumps(results), encoding="utf-8")
+    with pytest.raises(DataError, match=rf"{path.name}, line [12]: .*log-likelihoods"):
+        imported([path], tmp_path)
+
+
+@pytest.mark.parametrize("task", ["lined", "answered"])
+def test_documents_of_other_versions_are_shown(task: str, evaluated: Evaluate, tmp_path: Path) -> None:
+    """Earlier versions wrote neither filters nor metrics, and requests as lists."""
+    [path] = log_of(evaluated(task), tmp_path / "log", summary=False)
+    by_document = {line["doc_id"]: line for line in lines(path)}
+    for line in by_document.values():
+        line["arguments"] = [list(pair.values()) for pair in line["arguments"].values()]
+        for key in ("doc_hash", "prompt_hash", "target_hash", "filter", "metrics"):
+            del line[key]
+    rewrite(path, list(by_document.values()))
+    [run] = imported([path], tmp_path, "model")
+    [view] = benchmark_of(run).views(run, (), silent)
+    assert not view.problem
+    assert len(view.documents if isinstance(view, AnswerView) else view.texts) == len(by_document)

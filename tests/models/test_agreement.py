@@ -208,6 +208,55 @@ def test_a_head_of_its_own_that_the_config_says_is_tied(folder: Path) -> None:
     refused(folder, r"its output head differs from its embedding, but config\.json sets tie_word_embeddings")
 
 
+def of_type(folder: Path, kind: str, **settings: Any) -> Path:
+    """A checkpoint of another architecture, whose head and integers differ from what the class starts with."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tiny_checkpoint(folder)
+    shape = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, **settings))
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data += torch.ones_like(tensor) if tensor.dtype == torch.long else 0.1 * torch.randn_like(tensor)
+    model.save_pretrained(folder)
+    return folder
+
+
+def same_logits(folder: Path) -> bool:
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.arange(3, 40)[None]
+    models = load_folder(folder).model, AutoModelForCausalLM.from_pretrained(folder).eval()
+    mine, expected = (model(input_ids=ids, use_cache=False).logits for model in models)
+    return torch.allclose(mine, expected, atol=1e-5)
+
+
+PEGASUS = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "max_position_embeddings": 64}
+CPM_ANT = {"dim_head": 16, "dim_ff": 96, "prompt_types": 4, "prompt_length": 4, "position_bias_num_buckets": 32}
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("bigbird_pegasus", PEGASUS), ("cpmant", CPM_ANT)])
+def test_a_head_that_the_class_never_ties(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    folder = of_type(tmp_path, kind, **settings)
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
+    assert same_logits(folder)
+
+
+LATENT = {"q_lora_rank": 16, "o_lora_rank": 16, "o_groups": 2, "qk_rope_head_dim": 8, "head_dim": 16,
+          "index_n_heads": 4, "index_head_dim": 16}  # fmt: skip
+
+
+def test_a_table_of_integers_under_another_name(tmp_path: Path) -> None:
+    """DeepSeek V4 looks the experts of each token up in a table, whose name in files differs from the model's."""
+    folder = of_type(tmp_path, "deepseek_v4", n_routed_experts=2, num_experts_per_tok=1, moe_intermediate_size=32,
+                     max_position_embeddings=64, **LATENT)  # fmt: skip
+    stored = load_file(folder / "model.safetensors")
+    tables = {name for name, tensor in stored.items() if tensor.dtype == torch.long}
+    assert tables and not tables & load_folder(folder).model.state_dict().keys()
+    assert same_logits(folder)
+    rewrite(folder, lambda stored: stored.update({next(iter(tables)): torch.ones(7, 1, dtype=torch.long)}))
+    refused(folder, "do not have the shapes|stored as integers")
+
+
 def test_a_tied_head_that_is_stored_as_well(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, tied=True)
     rewrite(folder, lambda stored: stored.update({"lm_head.weight": stored["model.embed_tokens.weight"].clone()}))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from evalkit.models import weights
 from evalkit.models.build import ReadOnceTensor
 from evalkit.models.quiet import quiet
 from tests.models.loading import edit_config, load_folder
@@ -28,6 +29,20 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+DEEP: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "head_dim": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "gemma2": {"head_dim": 16, "tie_word_embeddings": True},
@@ -35,17 +50,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
     "bloom": {"n_layer": 2, "n_head": 4},
     "mamba": {"state_size": 4},
+    "deepseek_v3": DEEP,
 }
 """With experts that transformers stacks, tied heads, names with another prefix, and weights it keeps in float32."""
 
 
-def made(folder: Path, kind: str) -> Path:
+def made(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16) -> Path:
     tiny_tokenizer(folder)
     torch.manual_seed(0)
     with quiet():
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(SIZES | KINDS[kind])))
         model.generation_config.repetition_penalty = 1.5
-        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="50KB")
+        model.to(dtype).save_pretrained(folder, max_shard_size="50KB")
     return folder
 
 
@@ -74,6 +90,30 @@ def test_as_transformers_loads_the_folder(tmp_path: Path, kind: str, dtype: str)
     found = load_folder(folder, dtype=dtype, attention="eager")
     assert_same(found.model, expected.eval())
     assert found.model.generation_config.repetition_penalty == 1.5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "deepseek_v3"])
+def test_rounded_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str) -> None:
+    """Weights stored in float32, also of a model that keeps some in float32."""
+    folder = made(tmp_path, kind, torch.float32)
+    monkeypatch.setattr(weights, "_LARGE", 1)
+    with quiet():
+        expected = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+        )
+    read: list[set[torch.dtype]] = []
+    real = weights.read_weights
+
+    def read_weights(*args: Any) -> weights.Weights:
+        found = real(*args)
+        read.append({tensor.dtype for tensor in found.tensors.values()})
+        return found
+
+    monkeypatch.setattr(weights, "read_weights", read_weights)
+    assert_same(load_folder(folder, dtype=dtype, attention="eager").model, expected.eval())
+    kept = {torch.float32} if kind == "deepseek_v3" else set()
+    assert [*map(set, read)] == [{getattr(torch, dtype)}, *([kept] if kept else [])]
 
 
 def test_generation_settings_of_an_old_checkpoint(folder: Path) -> None:

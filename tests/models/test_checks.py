@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from tests.models.loading import edit_config, load_folder, refused
@@ -72,6 +73,21 @@ def test_missing_shard(tmp_path: Path) -> None:
     lost = sorted(path.glob("*.safetensors"))[1]
     lost.unlink()
     refused(path, rf"{lost.name}: missing, but listed in model\.safetensors\.index\.json")
+
+
+def test_an_index_of_weights_that_no_file_has(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, max_shard_size="100KB")
+    index = path / "model.safetensors.index.json"
+    content = json.loads(index.read_text(encoding="utf-8"))
+    assert load_folder(path).parameters
+    content["weight_map"]["model.layers.9.mlp.up_proj.weight"] = sorted(path.glob("*.safetensors"))[0].name
+    index.write_text(json.dumps(content), encoding="utf-8")
+    assert str(index) in refused(path, "'model.layers.9.mlp.up_proj.weight'")
+
+
+def test_an_index_beside_whole_weights_is_not_read(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lost": "model-1.safetensors"}}')
+    assert load_folder(folder).parameters
 
 
 OWN_CODE = """
@@ -142,11 +158,47 @@ def test_unknown_model_type(folder: Path) -> None:
         ),
         ({"model_type": "clip"}, "'clip' has no causal language model"),
         ({"model_type": "llama", "is_causal": False}, "'llama' attends in both directions"),
+        ({"model_type": "xlm", "causal": False}, "'xlm' attends in both directions"),
+        ({"model_type": "mllama", "architectures": ["MllamaForConditionalGeneration"]}, "MllamaForCond"),
+        ({"model_type": "mllama_text_model", "architectures": ["MllamaModel"]}, "no causal language model"),
     ],
 )
 def test_models_that_are_not_causal(folder: Path, config: dict[str, object], named: str) -> None:
     (folder / "config.json").write_text(json.dumps({"dtype": "float32", **config}))
     refused(folder, named)
+
+
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}  # fmt: skip
+VISION = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+          "num_global_layers": 1, "attention_heads": 4, "image_size": 28, "vision_output_dim": 128,
+          "intermediate_layers_indices": [0]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as"),
+    [
+        ("Emu3ForCausalLM", "Emu3ForCausalLM"),
+        ("MllamaForCausalLM", "MllamaForCausalLM"),
+        ("MllamaForConditionalGeneration", "MllamaForCausalLM"),
+        ("Gemma3ForConditionalGeneration", "Gemma3ForConditionalGeneration"),
+    ],
+)
+def test_language_models_with_or_of_other_parts(tmp_path: Path, saved_as: str, loaded_as: str) -> None:
+    """Their class or their type is another one's than transformers' list of causal models has, or has both."""
+    kind = getattr(transformers, saved_as)
+    text = SIZES | ({"cross_attention_layers": []} if saved_as.startswith("Mllama") else {})
+    is_part = saved_as.endswith("CausalLM")
+    config = kind.config_class(**text) if is_part else kind.config_class(text_config=text, vision_config=VISION)
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    tiny_checkpoint(tmp_path)
+    model.save_pretrained(tmp_path)
+    loaded = load_folder(tmp_path)
+    assert loaded.architecture == loaded_as
+    ids = torch.arange(3, 40)[None]
+    mine, expected = (one(input_ids=ids).logits for one in (loaded.model, model))
+    assert torch.allclose(mine, expected, atol=1e-5)
 
 
 def test_differential_layers_that_the_config_does_not_list_are_refused(folder: Path) -> None:

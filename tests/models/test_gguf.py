@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,6 +149,20 @@ def test_another_file_under_the_same_name_is_not_taken_for_the_first(
     write_gguf(tiny_checkpoint(tmp_path / "other", seed=1, window=192), file)
     assert not torch.allclose(logits(opened(file)), before)
     assert len(reads) == 2
+
+
+def test_the_copy_of_another_file_is_not_used(file: Path, cache: Path, tmp_path: Path, reads: list[str]) -> None:
+    expected = logits(opened(file))
+    [ours] = (cache / "gguf").iterdir()
+    opened(write_gguf(tiny_checkpoint(tmp_path / "other", seed=1, window=192), tmp_path / "other.F32.gguf"))
+    [theirs] = (path for path in (cache / "gguf").iterdir() if path != ours)
+    shutil.rmtree(ours)
+    shutil.copytree(theirs, ours)
+    assert torch.equal(logits(opened(file)), expected)
+    settings = ours / "generation_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": 5}))
+    assert opened(file).model.generation_config.eos_token_id == 1
+    assert len(reads) == 4
 
 
 def test_half_a_copy_is_never_used(file: Path, cache: Path, reads: list[str]) -> None:

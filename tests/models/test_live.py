@@ -277,6 +277,7 @@ def test_it_computes_in_its_own_dtype_whatever_accelerate_does(
     model: Any, tokenizer: Any, asked: dict[str, Any]
 ) -> None:
     expected = evalkit.evaluate(copy.deepcopy(model), tokenizer=tokenizer, name="plain", **asked)
+    AcceleratorState._reset_state(reset_partial_state=True)  # lm-eval's model class sets it in other tests
     try:
         prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
         patched = prepared.forward
@@ -312,6 +313,16 @@ def test_a_tokenizer_that_is_read_back_as_another_is_refused(
     tokenizer.backend_tokenizer.normalizer = Lowercase()
     with pytest.raises(CheckpointError, match=r"^mine: its tokenizer splits text differently after it is saved"):
         evalkit.evaluate(model, tokenizer=tokenizer, name="mine", **asked)
+
+
+def test_its_tokenizer_may_sample_in_training(
+    model: Any, tokenizer: Any, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = evalkit.evaluate(model, tokenizer=tokenizer, **asked)
+    tokenizer.backend_tokenizer.model.dropout = 0.5
+    run = evalkit.evaluate(model, tokenizer=tokenizer, **(asked | {"output": tmp_path / "others"}))
+    assert run.scores.equals(expected.scores)
+    assert tokenizer.backend_tokenizer.model.dropout == 0.5
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_attention_that_does_not_exist(saved: Path) -> None:
 
 
 def test_window() -> None:
-    from transformers import BloomConfig, GPT2Config, LlamaConfig
+    from transformers import BloomConfig, GPT2Config, LlamaConfig, WhisperConfig
 
     class Tokenizer:
         model_max_length = 10**30
@@ -165,6 +165,7 @@ def test_window() -> None:
     tokenizer = Tokenizer()
     assert context_window("x", LlamaConfig(max_position_embeddings=77), tokenizer, said.append) == 77
     assert context_window("x", GPT2Config(n_positions=88), tokenizer, said.append) == 88
+    assert context_window("x", WhisperConfig(max_target_positions=66), tokenizer, said.append) == 66
     assert said == []
     assert context_window("x", BloomConfig(), tokenizer, said.append) == 2048
     assert len(said) == 1

@@ -160,7 +160,7 @@ def test_reading_stops_when_a_checkpoint_is_rejected(full: Path, monkeypatch: py
 
     real, ended = weights.read_weights, []
 
-    def slowly(paths: Any, stop: Event) -> Any:
+    def slowly(paths: Any, stop: Event, _: Any) -> Any:
         assert stop.wait(60)
         try:
             return real(paths, stop)

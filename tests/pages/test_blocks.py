@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from evalkit.pages.blocks import encoded
+
+DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def decoded(block: str) -> tuple[dict[str, object], dict[str, np.ndarray]]:
@@ -38,10 +41,17 @@ def decoded(block: str) -> tuple[dict[str, object], dict[str, np.ndarray]]:
 def test_contents_are_read_back(header: dict[str, str], floats: np.ndarray, small: list[int], large: list[int]) -> None:
     given = {"f": ("f4", floats), "u": ("u1", np.array(small, int)), "i": ("i4", np.array(large, int))}
     found, arrays = decoded(encoded(header, given))
-    assert found == {key: text.encode("utf-8", "replace").decode() for key, text in header.items()}
+    shown = {one: one.encode("utf-8", "replace").decode() for one in (*header, *header.values())}
+    shown = {one: DIRECTION.sub(lambda part: f"\\u{ord(part[0]):04x}", text) for one, text in shown.items()}
+    assert found == {shown[key]: shown[text] for key, text in header.items()}
     np.testing.assert_array_equal(arrays["f"], floats.ravel())
     assert arrays["u"].tolist() == small
     assert arrays["i"].tolist() == large
+
+
+def test_changes_of_direction_are_shown_by_their_codes() -> None:
+    header, _ = decoded(encoded({"text": "a\u202eb\\u202e \u2066c\u200d"}, {}))
+    assert header["text"] == "a\\u202eb\\u202e \\u2066c\u200d"
 
 
 def test_the_same_content_gives_the_same_text() -> None:

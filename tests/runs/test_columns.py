@@ -49,7 +49,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
     return [Row(**values) for values in batch.to_pylist()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ROWS, max_size=30))
 def test_rows_come_back_bit_for_bit(rows: list[Row]) -> None:
     found = rows_of(from_bytes(to_bytes(record_batch(rows, Row)), Row))

@@ -135,7 +135,7 @@ def test_torn_at_every_byte(path: Path, form: str) -> None:
             assert written(path, ENTRIES[kept:]) == whole
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_flipped_bit_costs_its_own_entry_only(path: Path, form: str, data: st.DataObject) -> None:
     path.unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def test_a_batch_written_twice_counts_once(path: Path) -> None:
     assert path.read_bytes().count(b"\n") == len(ENTRIES)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 @example(b"0")
 @example(b"00000000 ")
@@ -336,7 +336,7 @@ def test_replacing_a_file_keeps_the_old_one_when_it_fails(
 def test_what_a_kill_left_of_a_replacement_is_overwritten(tmp_path: Path) -> None:
     target = tmp_path / "results.json"
     target.with_name(".results.json.tmp").write_bytes(b"half of")
-    replace_file(target, b"new")
+    replace_file(target, b"new", locked=True)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert target.read_bytes() == b"new"
 

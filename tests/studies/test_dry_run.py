@@ -213,3 +213,13 @@ def test_models_with_one_tokenizer_and_other_windows_have_other_tokens(tmp_path:
         tokens.append(dry_run_report(read_study(path), silent).content["total"]["tokens"])
     assert tokens[1] > tokens[2]
     assert tokens[0] == tokens[1] + tokens[2]
+
+
+@pytest.mark.parametrize("layers", [["1", "2"], ["-3"]])
+def test_layers_that_a_model_does_not_have(layers: list[str], folder: Path) -> None:
+    """They are named, as by the run itself, and the benchmark has no estimate."""
+    options = {"suite": "attention", "tasks": ["piqa"], "data_dir": "documents", "allow_unofficial_data": True}
+    benchmarks = {"maps": options | {"sample": 2, "measures": ["bos"], "layers": layers}}
+    path = made_study(folder, {"A": "vanilla"}, benchmarks, f"layers{layers[-1]}.yaml", output="maps")
+    text = printed(dry_run_report(read_study(path), silent))
+    assert f"no attention layer {layers[-1]}" in text and "not in the totals" in text

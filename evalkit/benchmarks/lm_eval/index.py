@@ -15,8 +15,9 @@ from typing import Any
 from evalkit.compatibility.lm_eval import CatalogueEntry, index_of, index_tasks, read_task_file
 from evalkit.errors import DataError, EvalkitError, first_line
 from evalkit.models.locate import Say
-from evalkit.resources import cache_dir, read_cached, write_cached
+from evalkit.resources import read_cached, write_cached
 
+_KIND = "lm-eval-tasks"
 Index = dict[str, Any]
 """lm-eval's entries by name."""
 
@@ -26,12 +27,12 @@ def catalogue_index(say: Say) -> Index:
     import lm_eval.tasks
 
     root = Path(lm_eval.tasks.__file__).parent
-    cached = cache_dir() / f"lm-eval-{version('lm-eval')}-tasks.json"
+    installed = version("lm-eval")
     with contextlib.suppress(AttributeError, ValueError, KeyError, TypeError):
-        return index_of({name: CatalogueEntry(*entry) for name, entry in read_cached(cached).items()}, root)
+        return index_of({name: CatalogueEntry(*entry) for name, entry in read_cached(_KIND, installed).items()}, root)
     say("reading lm-eval's task catalogue, which takes some seconds the first time")
     entries = index_tasks(root)
-    write_cached(cached, entries)
+    write_cached(_KIND, installed, entries)
     return index_of(entries, root)
 
 

@@ -80,7 +80,7 @@ def as_mask(seen: Tensor, kind: str) -> Tensor | None:
     return torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, hidden)[:, None]
 
 
-@settings(deadline=None, max_examples=50)  # the literal loops are slow when other processes use the cores
+@settings(max_examples=50)
 @given(
     shape=st.tuples(*(st.integers(1, 3) for _ in range(3))),
     lengths=st.tuples(st.integers(1, 12), st.integers(0, 9)),
