@@ -96,32 +96,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     # At the exit, Python would search all objects for cyclic garbage, whose memory is released anyway
     atexit.register(gc.freeze)
-    with _termination_as_interrupt(), shown_activity():
+    with _termination_as_interrupt() as signals, shown_activity():
         code = _exit_code(arguments)
-    sys.exit(code)
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM, which schedulers send at the end of a job's time limit."""
+    # click, and Ray while it waits, raise another exception in place of the handler's
+    sys.exit(143 if signals and code == 130 else code)
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Make SIGTERM end the process as Ctrl-C does; a second one ends it at once, without loss of a finished batch."""
+def _termination_as_interrupt() -> Iterator[list[int]]:
+    """Make SIGTERM, which schedulers send at the end of a job's time limit, end the process as Ctrl-C does.
+
+    A second one ends it at once, without loss of a finished batch. The list has the signal once it has come.
+    """
+    signals: list[int] = []
 
     def terminate(number: int, _: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise _Terminated
+        signals.append(number)
+        raise KeyboardInterrupt
 
     # Python handles signals in the main thread only; a signal that is ignored or handled already is not changed
     in_main = threading.current_thread() is threading.main_thread()
     before: Any = signal.getsignal(signal.SIGTERM)
     if not in_main or before is not signal.SIG_DFL:
-        yield
+        yield signals
         return
     signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        yield signals
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -154,11 +156,9 @@ def _exit_code(arguments: Sequence[str] | None) -> int:
     except MemoryError:
         _print_error("out of memory; close other programs, or give a smaller file, model or batch")
         return 1
-    except (click.Abort, KeyboardInterrupt) as error:
-        # click converts it to an Abort
-        terminated = isinstance(error, _Terminated) or isinstance(error.__cause__, _Terminated)
+    except (click.Abort, KeyboardInterrupt):
         click.echo("evalkit: interrupted; finished batches are saved: run the same command again to resume", err=True)
-        return 143 if terminated else 130
+        return 130
 
 
 def _print_error(message: str) -> None:

@@ -61,6 +61,7 @@ class Driver:
                 self._pool.keep()
                 self._check_able()
                 self._give_work()
+                self._report_overdue()
                 for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_planning else _TICK):
                     self._take(answer)
                 self._queue.advance(self._pool.holding)
@@ -147,11 +148,9 @@ class Driver:
         for job in self._queue.jobs:
             if job.phase != "computing" or worker.number in job.refusals:
                 continue
-            usual = job.measured_seconds / len(job.delivered) if job.delivered else _UNKNOWN
             for flight in job.flights.values():
-                late = now - flight.sent > max(_OVERDUE, _OVERDUE_SHARE * usual)
                 taken = flight.is_suspect or worker.number in flight.workers | flight.short
-                if not late or taken:
+                if taken or not _is_overdue(job, flight, now):
                     continue
                 if job.number in worker.prepared:
                     self._progress.say(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it too")
@@ -162,6 +161,14 @@ class Driver:
                     self._prepare(worker, job)
                 return True
         return False
+
+    def _report_overdue(self) -> None:
+        """Say which batches take long, where no other worker computes them too."""
+        now = time.monotonic()
+        for worker in self._pool.workers:
+            for job, flight in worker.flights[:1]:
+                if len(flight.workers) == 1 and _is_overdue(job, flight, now):
+                    self._say_once(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it")
 
     def _prepare(self, worker: WorkerHandle, job: TrackedJob) -> None:
         if worker.model != job.model:
@@ -195,9 +202,10 @@ class Driver:
             return
         for line in content.said:
             self._say_once(line)
-        if isinstance(content, WorkerFailure) and content.reason == "crashed":
+        if isinstance(content, WorkerFailure):
             for line in content.trace.rstrip().splitlines()[-_TRACE_LINES:]:
                 self._progress.say(f"  {line}")
+        if isinstance(content, WorkerFailure) and content.reason == "crashed":
             for _ in self._pool.remove(worker, content.message):
                 self._take_loss(worker, content.message)
         elif answer.flight is None:
@@ -311,6 +319,12 @@ class Driver:
         if line not in self._said:
             self._said.add(line)
             self._progress.say(line)
+
+
+def _is_overdue(job: TrackedJob, flight: Flight, now: float) -> bool:
+    """Return whether a batch takes much longer than its job's other ones; `now` is a monotonic clock's."""
+    usual = job.measured_seconds / len(job.delivered) if job.delivered else _UNKNOWN
+    return now - flight.sent > max(_OVERDUE, _OVERDUE_SHARE * usual)
 
 
 def _next_flight(worker: WorkerHandle, job: TrackedJob) -> Flight | None:

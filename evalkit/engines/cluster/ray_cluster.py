@@ -27,9 +27,13 @@ ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""
 IN_HANDS = 2
 """Batches that a worker has at a time: one is computed while the next one is made ready."""
+_LOOK = 1.0
+"""Seconds between two looks at the machines of a cluster."""
 _STORE = 256 << 20
 """Bytes of the object store of a cluster on this machine; batches are small."""
 _LOG_LINES = 8
+_CAUSE = re.compile(r"error|exception|fault|fatal|abort|assert|killed|SIG[A-Z]{3}|out of memory", re.IGNORECASE)
+"""What a line of a worker's log has that names a cause."""
 INSTALL = "pip install 'evalkit-checkpoints[ray]'"
 
 Call = Any
@@ -84,18 +88,24 @@ class RayCluster:
 
     Args:
         needs: resources of a worker.
-        most: largest number of workers; None: as many as there is room for.
+        options: whose `workers` is the largest number of workers.
         share: share of its machine's memory that a worker may use.
     """
 
-    def __init__(self, needs: Needs, most: int | None, share: float) -> None:
+    def __init__(self, needs: Needs, options: ClusterOptions, share: float) -> None:
         import ray
 
         self._ray: Any = ray
         self.needs = needs
-        self._most = most
+        self.is_local = options.address is None
+        """Whether it is this process's own, which no machine joins."""
+        self._most = options.workers
+        self._seen = _machines(ray), time.monotonic()
+        """The machines, and when the head of the cluster was asked last."""
+        threading.Thread(target=self._look, name="evalkit-ray-look", daemon=True).start()
         settings = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_restarts": 0, "max_task_retries": 0}
-        settings["max_concurrency"] = IN_HANDS
+        # One more for signs of life
+        settings["max_concurrency"] = IN_HANDS + 1
         # Ray would set one thread, which is slower and has other last bits
         threads = {name: str(needs.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         self._actor = ray.remote(BatchWorker).options(**settings, runtime_env={"env_vars": threads})
@@ -103,8 +113,19 @@ class RayCluster:
 
     def capacity(self) -> int:
         """Return the number of workers that the machines of the cluster have room for, up to the largest number."""
-        room = sum(_room(one, self.needs) for one in _machines(self._ray))
+        room = sum(_room(one, self.needs) for one in self._seen[0])
         return room if self._most is None else min(room, self._most)
+
+    def silent_seconds(self) -> float:
+        """Return how long the head of the cluster has not answered."""
+        return max(0.0, time.monotonic() - self._seen[1] - _LOOK)
+
+    def _look(self) -> None:
+        """Ask for the machines again and again, in a thread: without a head, there is no answer."""
+        with suppress(Exception):  # the connection was closed
+            while True:
+                self._seen = _machines(self._ray), time.monotonic()
+                time.sleep(_LOOK)
 
     def describe(self) -> str:
         """Return the resources of the cluster for messages."""
@@ -119,9 +140,10 @@ class RayCluster:
         return self._actor.remote(self.needs.cpus, self._share)
 
     def stop_worker(self, worker: Any) -> None:
-        """End a worker at once."""
-        with suppress(Exception):
-            self._ray.kill(worker, no_restart=True)
+        """End a worker at once, unless the cluster has no head to ask for it."""
+        if self.silent_seconds() < ANSWER_SECONDS:
+            with suppress(Exception):
+                self._ray.kill(worker, no_restart=True)
 
     def call(self, worker: Any, method: str, *arguments: Any) -> Call:
         """Call a method of a worker; two calls may run at once."""
@@ -196,7 +218,7 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
                 signal.signal(signal.SIGTERM, before)
             needs = _needs(options, ray, device)
             share = needs.gpus if needs.gpus else needs.cpus / max(_most_cpus(ray), 1)
-            cluster = RayCluster(needs, options.workers, min(1.0, share))
+            cluster = RayCluster(needs, options, min(1.0, share))
             if options.address is None and (room := cluster.capacity()) < (options.workers or 1):
                 raise UsageError(
                     f"this machine has {cluster.describe()}: room for {counted(room, 'worker')} of {needs}, not "
@@ -217,10 +239,12 @@ class _WithoutRay(io.TextIOBase):
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._dropped = False
 
     def write(self, text: str) -> int:
-        """Write a text unless it is Ray's."""
-        if not _RAYS.search(text):
+        """Write a text unless it is Ray's, or the end of such a line."""
+        self._dropped, after = bool(_RAYS.search(text)), self._dropped
+        if not self._dropped and not (after and text == "\n"):
             self._stream.write(text)
         return len(text)
 
@@ -313,4 +337,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _last_lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+    """Return the last lines of a worker's log from the first one that names a cause; Ray writes others."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+    causes = [place for place, line in enumerate(lines) if _CAUSE.search(line)]
+    return lines[causes[0] :] if causes else []

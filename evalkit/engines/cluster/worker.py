@@ -107,10 +107,11 @@ class WorkerFailure:
     """Why a worker did not do what it was asked to."""
 
     reason: Literal["memory", "refused", "crashed"]
-    """memory: another worker may have more of it; refused: an `EvalkitError`; crashed: any other exception, after which
-    the state of the worker is unknown."""
+    """memory: another worker may have more of it; refused: an error, which another worker would have too; crashed: an
+    error of the accelerator, after which the process cannot use it."""
     message: str
     trace: str = ""
+    """Of an exception that is not an `EvalkitError`."""
     said: tuple[str, ...] = ()
 
 
@@ -145,6 +146,9 @@ class BatchWorker:
         if ray := sys.modules.get("ray"):
             actor = ray.get_runtime_context().get_actor_id() or ""
         return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
+
+    def sign_of_life(self) -> None:
+        """Return at once: a process that is stopped does not."""
 
     def prepare(
         self, job: str, recipe: Recipe, shipped: ShippedCheckpoint | None = None
@@ -233,8 +237,9 @@ class BatchWorker:
         except EvalkitError as error:
             failure = WorkerFailure("refused", str(error), said=self._take_said())
         except Exception as error:
-            message = f"{type(error).__name__}: {first_line(error)}"
-            failure = WorkerFailure("crashed", message, traceback.format_exc(limit=-20), self._take_said())
+            message = f"unexpected {type(error).__name__}: {first_line(error)}"
+            reason: Literal["refused", "crashed"] = "crashed" if _is_of_accelerator(error) else "refused"
+            failure = WorkerFailure(reason, message, traceback.format_exc(limit=-20), self._take_said())
         # Outside the handlers, whose traceback references the tensors
         self._free()
         return failure
@@ -249,3 +254,10 @@ class BatchWorker:
     def _take_said(self) -> tuple[str, ...]:
         said, self._said[:] = tuple(self._said), []
         return said
+
+
+def _is_of_accelerator(error: Exception) -> bool:
+    """Return whether an error is CUDA's or another accelerator's; their calls fail from then on."""
+    import torch
+
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA" in str(error)

@@ -21,6 +21,14 @@ _PATIENCE = 600.0
 """Seconds without any worker after which the driver gives up."""
 _STARTING = 60.0
 """Seconds for which a worker that was asked for is expected; it may wait for cores of another job for ever."""
+_SIGN_OF_LIFE = 5.0
+"""Seconds between two signs of life that a worker with work is asked for."""
+_SILENT, _FROZEN = 30.0, 120.0
+"""Seconds without a sign of life until that is said, and until the worker is replaced: loading a library can take all
+of an interpreter's time."""
+_HEAD_SILENT, _HEAD_LOST = 15.0, 50.0
+"""Seconds without an answer of the cluster's head until that is said, and until the run ends: after 60, Ray ends the
+process."""
 
 
 @dataclass
@@ -41,6 +49,10 @@ class WorkerHandle:
     """Batches in its hands, in the order in which it computes them."""
     sent: int = 0
     """Number of batches that it was sent."""
+    asked: float = 0.0
+    """When it was asked for a sign of life last; seconds of a monotonic clock."""
+    silent: float | None = None
+    """Seconds that it has not given the sign of life that it is asked for; None: it gave it."""
 
     @property
     def is_usable(self) -> bool:
@@ -89,13 +101,16 @@ class WorkerPool:
         self._say = say
         self._count = 0
         self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None, Flight | None]] = {}
+        self._signs: dict[Call, WorkerHandle] = {}
+        """Calls for a sign of life."""
+        self._watched = time.monotonic()
         self._looked = 0.0
         self._alive = self._asked = time.monotonic()
         self._lost_at_start = 0
         """Workers in succession that were lost before they had started."""
         self._why = ""
-        """Why the last one was."""
-        self._announced = False
+        """Why the last one was lost."""
+        self._announced = self._head_announced = False
 
     def holding(self, model: str) -> int:
         """Return the number of workers that have a checkpoint loaded or are loading it."""
@@ -119,15 +134,18 @@ class WorkerPool:
             EvalkitError: no worker can be had.
         """
         now = time.monotonic()
-        gives_up = self._lost_at_start >= MOST_DEATHS
+        self._check_head()
+        self._watch(now)
+        why = f"; the last one was lost: {self._why}" if self._why else ""
         if self.usable:
-            self._alive = now
-        elif now - self._alive > _PATIENCE or gives_up:
-            why = f"; the last one was lost: {self._why}" if gives_up else ""
+            self._alive, self._announced = now, False
+        elif self._cluster.is_local and not self._cluster.capacity():
+            raise EvalkitError(f"no worker is left and none can start, since Ray's raylet has ended{why}")
+        elif now - self._alive > _PATIENCE or self._lost_at_start >= MOST_DEATHS:
             raise EvalkitError(f"no worker could be started: {self._resources()}{why}")
-        elif now - self._alive > _STARTING and self.workers and not self._announced:
+        elif now - self._alive > _STARTING and not self._announced:
             self._announced = True
-            self._say(f"no worker has started yet: {self._resources()}")
+            self._say(f"no worker has started yet: {self._resources()}; waiting {_PATIENCE / 60:.0f} minutes for one")
         # A machine on which no worker starts is tried less and less often
         if now - self._looked < _GROWTH * 2 ** min(self._lost_at_start, 6):
             return
@@ -139,6 +157,32 @@ class WorkerPool:
             self.workers.append(worker)
             self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
 
+    def _check_head(self) -> None:
+        """Say that the head of the cluster does not answer; end the run if that lasts."""
+        silent = self._cluster.silent_seconds()
+        if silent > _HEAD_LOST:
+            raise EvalkitError(
+                f"the head of the Ray cluster has not answered for {silent:.0f} s; finished batches are saved: start "
+                "the cluster, and run the same command again"
+            )
+        if silent > _HEAD_SILENT and not self._head_announced:
+            self._say(f"the head of the Ray cluster has not answered for {silent:.0f} s")
+        self._head_announced = silent > _HEAD_SILENT
+
+    def _watch(self, now: float) -> None:
+        """Ask workers with work for a sign of life."""
+        # Not the time in which this process itself was stopped
+        passed, self._watched = min(now - self._watched, 1.0), now
+        for worker in self.usable:
+            if worker.silent is not None:
+                before, worker.silent = worker.silent, worker.silent + passed
+                if before <= _SILENT < worker.silent:
+                    rest = _FROZEN - _SILENT
+                    self._say(f"{worker} has not answered for {_SILENT:.0f} s; it is replaced after {rest:.0f} s more")
+            elif (worker.preparing or worker.flights) and now - worker.asked > _SIGN_OF_LIFE:
+                worker.asked, worker.silent = now, 0.0
+                self._signs[self._cluster.call(worker.actor, "sign_of_life")] = worker
+
     def call(self, worker: WorkerHandle, job: TrackedJob, flight: Flight | None, method: str, *arguments: Any) -> None:
         """Call a worker about a job; the answer comes from `answers`."""
         self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job, flight
@@ -149,7 +193,10 @@ class WorkerPool:
 
     def answers(self, seconds: float) -> Iterator[WorkerAnswer]:
         """Yield the answers to calls and the losses of workers; wait for the first one, up to some seconds."""
-        for call in self._cluster.answered(list(self._calls), seconds):
+        for call in self._cluster.answered([*self._calls, *self._signs], seconds):
+            if call in self._signs:
+                self._signs.pop(call).silent = None  # a loss is the answer to its other calls too
+                continue
             if call not in self._calls:
                 continue  # of a worker that was lost meanwhile
             worker, job, flight = self._calls.pop(call)
@@ -162,6 +209,8 @@ class WorkerPool:
                 self._welcome(worker, content)
             else:
                 yield WorkerAnswer(worker, job, content, flight)
+        for worker in [one for one in self.workers if one.silent is not None and one.silent > _FROZEN]:
+            yield from self.remove(worker, f"it has not answered for {worker.silent:.0f} s")
 
     def remove(self, worker: WorkerHandle, why: str) -> Iterator[WorkerAnswer]:
         """Give up a worker; yield its loss if it had something to do."""
@@ -169,10 +218,11 @@ class WorkerPool:
             return
         self.workers.remove(worker)
         self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
+        self._signs = {call: one for call, one in self._signs.items() if one is not worker}
         self._cluster.stop_worker(worker.actor)
+        self._why = why
         if worker.description is None:
             self._lost_at_start += 1
-            self._why = why
         else:
             self._looked = 0.0  # so that another one starts at once
         job = worker.preparing or (worker.flights[0][0] if worker.flights else None)

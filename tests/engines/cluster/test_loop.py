@@ -71,6 +71,10 @@ class InProcessCluster:
         return f"{self.count} CPU cores"
 
     describe_free = describe
+    is_local = True
+
+    def silent_seconds(self) -> float:
+        return 0.0
 
     def start_worker(self) -> int:
         self.started += 1
