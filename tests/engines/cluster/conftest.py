@@ -18,11 +18,14 @@ import torch
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
 from evalkit.engines.base import Job, Outcome
+from evalkit.engines.cluster.engine import ClusterRunner
+from evalkit.engines.cluster.ray_cluster import ClusterOptions
 from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 
+Tables = dict[str, pd.DataFrame]
 FAULTS = Path(__file__).parent / "faults"
 ROOT = Path(__file__).parents[3]
 HEALTH = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 2000,
@@ -191,3 +194,13 @@ def expected(files: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         run_plan(job.plan, Recorder())
     torch.set_num_threads(threads)
     return tables_of(jobs)
+
+
+def run(cluster: Nodes, jobs: list[Job], progress: Recorder | None = None, **options: Any) -> list[Outcome]:
+    """Run jobs on the cluster."""
+    return ClusterRunner(ClusterOptions(address=cluster.address, **options))(jobs, progress or Recorder())
+
+
+def slow(cluster: Nodes, seconds: float) -> None:
+    """Make every batch take longer, so that there is time to interfere."""
+    (cluster.faults / "slow").write_text(str(seconds))

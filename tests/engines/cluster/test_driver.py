@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from evalkit.engines.base import Job, Outcome
+from evalkit.engines.base import Job
 from evalkit.engines.cluster.engine import ClusterRunner
 from evalkit.engines.cluster.ray_cluster import ClusterOptions
 from evalkit.errors import EvalkitError, UsageError
-from evalkit.runs.folder import JOURNAL, load_run
+from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked
 from evalkit.scores.table import ScoreRow
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import made, plan, tables
 from tests.documents import made_up
-from tests.engines.cluster.conftest import Nodes, Recorder, batches_in, jobs_of, same, states, workers
+from tests.engines.cluster.conftest import (
+    Nodes,
+    Recorder,
+    Tables,
+    batches_in,
+    jobs_of,
+    run,
+    same,
+    slow,
+    states,
+    workers,
+)
 from tests.journals import entries_of
 from tests.tiny import tiny_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
-
-Tables = dict[str, pd.DataFrame]
-
-
-def run(cluster: Nodes, jobs: list[Job], progress: Recorder | None = None, **options: Any) -> list[Outcome]:
-    """Run jobs on the cluster."""
-    return ClusterRunner(ClusterOptions(address=cluster.address, **options))(jobs, progress or Recorder())
-
-
-def slow(cluster: Nodes, seconds: float) -> None:
-    """Make every batch take longer, so that there is time to interfere."""
-    (cluster.faults / "slow").write_text(str(seconds))
 
 
 def kill_a_worker() -> None:
@@ -74,6 +68,7 @@ def test_a_killed_worker_is_replaced(two_nodes: Nodes, files: Path, expected: Ta
     jobs, progress = jobs_of(files, tmp_path), Recorder().at(5, kill_a_worker).at(12, kill_a_worker)
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 2
     assert sum("was lost" in line for line in progress.said) == 2
+    assert not any("its log" in line for line in progress.said)  # it names no cause
     assert same(jobs, {name: expected[name] for name in ("model0", "model1")})
 
 
@@ -104,10 +99,13 @@ def test_a_batch_that_kills_three_workers_is_named_and_the_others_go_on(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path
 ) -> None:
     (two_nodes.faults / "poison").write_text("boolq 2")
+    (two_nodes.faults / "abort").touch()
+    progress = Recorder()
     jobs = [*jobs_of(files, tmp_path, models=1), *jobs_of(files, tmp_path, models=2, tasks=("piqa",))[1:]]
-    outcomes = run(two_nodes, jobs)
+    outcomes = run(two_nodes, jobs, progress)
     assert states(outcomes) == ["failed", "finished"]
     assert "batch 2 of boolq" in outcomes[0].message and "ended 3 workers" in outcomes[0].message
+    assert sum("its log: " in line and "Abort" in line for line in progress.said) >= 3
     # What was computed is kept, and without the fault the run goes on
     (two_nodes.faults / "poison").unlink()
     before = batches_in(load_run(jobs[0].plan.folder))
@@ -159,6 +157,51 @@ def test_a_worker_that_stops_for_a_while(
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 2
     assert not any("was lost" in line or "differ" in line for line in progress.said)
     assert same(jobs, {name: expected[name] for name in ("model0", "model1")})
+
+
+def test_an_exception_in_a_batch_fails_its_run_and_restarts_no_worker(
+    two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path
+) -> None:
+    (two_nodes.faults / "error").write_text("boolq 2")
+    jobs, progress = [*jobs_of(files, tmp_path, models=1), *jobs_of(files, tmp_path, tasks=("piqa",))[1:]], Recorder()
+    outcomes = run(two_nodes, jobs, progress)
+    assert states(outcomes) == ["failed", "finished"]
+    assert outcomes[0].message == "unexpected ValueError: injected"
+    assert any("Traceback" in line or "sitecustomize" in line for line in progress.said)
+    assert not any("was lost" in line for line in progress.said)
+    (two_nodes.faults / "error").unlink()
+    again = jobs_of(files, tmp_path, models=1)
+    assert states(run(two_nodes, again)) == ["finished"]
+    assert same(again, {"model0": expected["model0"]})
+
+
+@pytest.mark.parametrize("moment", ["prepare", "compute"])
+def test_the_only_worker_is_frozen(
+    moment: str, two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is said, and the worker is replaced."""
+    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._SIGN_OF_LIFE", 0.2)
+    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._SILENT", 4.0)
+    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._FROZEN", 6.0)
+    slow(two_nodes, 0.3)
+
+    def freeze() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for process in workers():
+                if f"BatchWorker.{moment}" in " ".join(process.cmdline()):
+                    process.suspend()
+                    return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=freeze)
+    thread.start()
+    jobs, progress = jobs_of(files, tmp_path, models=1), Recorder()
+    assert states(run(two_nodes, jobs, progress, workers=1)) == ["finished"]
+    thread.join()
+    assert any("has not answered for 4 s; it is replaced" in line for line in progress.said)
+    assert sum("was lost" in line for line in progress.said) == 1
+    assert same(jobs, {"model0": expected["model0"]})
 
 
 def test_a_batch_that_two_workers_compute(
@@ -265,72 +308,3 @@ def test_an_address_that_does_not_answer(files: Path, tmp_path: Path) -> None:
     with pytest.raises(EvalkitError, match=r"--ray 127.0.0.1:1: no cluster answers there"):
         runner(jobs_of(files, tmp_path), Recorder())
     assert time.monotonic() - started < 15
-
-
-SCRIPT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from pathlib import Path
-from evalkit.engines.cluster.engine import ClusterRunner
-from evalkit.engines.cluster.ray_cluster import ClusterOptions
-from tests.engines.cluster.conftest import Recorder, jobs_of
-files, output, address = sys.argv[1:]
-ClusterRunner(ClusterOptions(address=address))(jobs_of(Path(files), Path(output)), Recorder())
-"""
-
-
-def begin(cluster: Nodes, files: Path, output: Path) -> subprocess.Popen[bytes]:
-    """Start a driver in a process of its own."""
-    from tests.engines.cluster.conftest import ROOT
-
-    command = [sys.executable, "-c", SCRIPT, str(files), str(output), cluster.address]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def lines(output: Path) -> int:
-    """Return the number of finished batches."""
-    return sum(path.read_bytes().count(b"\n") for path in output.glob(f"*/{JOURNAL}"))
-
-
-@pytest.mark.slow
-def test_a_driver_killed_at_random_moments(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
-    slow(two_nodes, 0.1)
-    moments = random.Random(15)
-    for _ in range(10):
-        driver, before = begin(two_nodes, files, tmp_path), lines(tmp_path)
-        wanted = before + moments.randint(1, 6)
-        while driver.poll() is None and lines(tmp_path) < wanted:
-            time.sleep(0.02)
-        time.sleep(moments.random() * 0.1)
-        driver.kill()
-        driver.wait()
-    (two_nodes.faults / "slow").unlink()
-    jobs = jobs_of(files, tmp_path)
-    assert states(run(two_nodes, jobs)) == ["finished"] * 2
-    assert same(jobs, {name: expected[name] for name in ("model0", "model1")})
-
-
-def test_ctrl_c_leaves_no_worker_behind(two_nodes: Nodes, files: Path, tmp_path: Path) -> None:
-    slow(two_nodes, 0.3)
-    driver = begin(two_nodes, files, tmp_path)
-    while lines(tmp_path) < 3:
-        assert driver.poll() is None
-        time.sleep(0.05)
-    assert workers()
-    driver.send_signal(signal.SIGINT)
-    assert driver.wait(timeout=30) != 0
-    deadline = time.monotonic() + 10
-    while workers() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert workers() == []
-    assert not any(is_locked(path.parent) for path in tmp_path.glob(f"*/{JOURNAL}"))
-
-
-def test_two_studies_on_one_cluster(two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path) -> None:
-    driver = begin(two_nodes, files, tmp_path / "other")
-    jobs = jobs_of(files, tmp_path / "own")
-    assert states(run(two_nodes, jobs, workers=1)) == ["finished"] * 2
-    assert driver.wait(timeout=120) == 0
-    for output in ("own", "other"):
-        assert same(jobs_of(files, tmp_path / output), {name: expected[name] for name in ("model0", "model1")})

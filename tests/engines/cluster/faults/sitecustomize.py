@@ -1,6 +1,8 @@
 """Faults of workers, on nodes whose PYTHONPATH has this folder; what happens is in the files of FAULTS.
 
 poison    "task number" of a batch whose computation kills the process
+error     "task number" of a batch whose computation raises a ValueError
+abort     what is killed aborts instead, which is said in its log
 memory    the next tree that a process scores runs out of memory, once in all
 slow      seconds that every batch takes longer
 """
@@ -29,10 +31,20 @@ def _poison(module: ModuleType) -> None:
     def faulty(self: object, job: str, number: int, batch: object, split: bool) -> object:
         time.sleep(float(text("slow") or 0))
         if f"{batch.task} {batch.number}" == text("poison"):  # type: ignore[attr-defined]
+            if (FAULTS / "abort").exists():
+                os.abort()
             os.kill(os.getpid(), signal.SIGKILL)
         return compute(self, job, number, batch, split)
 
     module.BatchWorker.compute = faulty
+    rows = module.BatchWorker._compute
+
+    def wrong(self: object, job: str, batch: object, split: bool) -> object:
+        if f"{batch.task} {batch.number}" == text("error"):  # type: ignore[attr-defined]
+            raise ValueError("injected")
+        return rows(self, job, batch, split)
+
+    module.BatchWorker._compute = wrong
 
 
 @wrapt.when_imported("evalkit.scoring.forward")
