@@ -110,6 +110,18 @@ def test_blocks_of_tokens_that_see_each_other(block: int, own_head: bool) -> Non
     refused(model, SHORT)
 
 
+@pytest.mark.parametrize("size", [20, 40])
+def test_a_prefix_whose_tokens_see_each_other(size: int) -> None:
+    model = model_of("llama")
+
+    def prefix(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        first = output[:, :size]
+        return torch.cat((first + first.mean(1, keepdim=True), output[:, size:]), dim=1)
+
+    model.model.layers[0].mlp.register_forward_hook(prefix)
+    refused(model, SHORT)
+
+
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_experts_that_choose_their_tokens(length: int) -> None:
     """A few tokens of each sequence get what others would get in a shorter one."""
