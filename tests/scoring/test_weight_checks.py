@@ -82,7 +82,7 @@ def test_a_selection_of_tokens_among_equal_ones(keep: int, seed: int) -> None:
 
 def test_a_selection_that_takes_effect_in_long_sequences_only() -> None:
     score(doge(512, 0), SHORT, LONG)
-    score(doge(100, 0), SHORT, SHORT + 20)
+    score(doge(100, 0), SHORT, SHORT + 20, 100)
     refused(doge(100, 0), SHORT, LONG)
     refused(doge(100, 0), LONG)
 
