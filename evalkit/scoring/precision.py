@@ -20,9 +20,9 @@ HALF = (torch.bfloat16, torch.float16)
 def in_float32(model: Any) -> Iterator[None]:
     """Make a model compute in float32 inside the context, whatever the dtype of its weights; widening is exact.
 
-    At most one module's weights exist twice: its own, and those of its children without children, since some modules read
-    these directly (`conv1d.weight` in Zamba 2, which rounds its input to their dtype). A module that reads the weights of
-    others gets two dtypes and fails.
+    At most one module's weights exist twice: its own, and those of its children without children, since some modules
+    read these directly (`conv1d.weight` in Zamba 2, which rounds its input to their dtype). A module that reads the
+    weights of others gets two dtypes and fails.
     """
     kept: dict[int, list[tuple[nn.Module, str, torch.Tensor]]] = {}
     # As large as many other modules together
