@@ -168,11 +168,16 @@ def _requests(content: Mapping[str, Any], where: str, shared: dict[str, str]) ->
         raise DataError(f"{where}: 'arguments' must have the texts of at least one request")
     shared.clear()
     for one in given:
-        parts = one.values() if isinstance(one, dict) else one
-        texts = [part for part in parts if isinstance(part, str)] if isinstance(one, (dict, list)) else []
+        parts = (one.values() if isinstance(one, dict) else one) if isinstance(one, (dict, list)) else ()
+        texts = [text for part in parts if isinstance(text := part_of_request(part), str)]
         if not texts:
             raise DataError(f"{where}: a request in 'arguments' has no text")
         yield tuple(shared.setdefault(text, text) for text in texts)
+
+
+def part_of_request(part: Any) -> Any:
+    """Return a part of a request; lm-eval writes a chat for an API as a list of its only text."""
+    return part[0] if isinstance(part, list) and len(part) == 1 else part
 
 
 def _metrics(content: Mapping[str, Any], where: str) -> dict[str, MetricValue]:

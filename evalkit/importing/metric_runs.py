@@ -197,7 +197,9 @@ def _choices(log: LoggedTask, sample: LoggedSample) -> list[ScoreRow]:
         if not size.all():
             return []
         if logged not in (None, expected := float(np.argmax(values / size) == gold)):
-            if metric == "acc" and _is_plain_choice(log, requests):
+            # A target may also be the text of the gold option, such as "2", and not its number
+            is_number = sample.target not in map(str.strip, options)
+            if metric == "acc" and is_number and _is_plain_choice(log, requests):
                 raise DataError(
                     f"{log.at(sample)}: document {sample.doc_id} has acc {logged}, but its log-likelihoods give "
                     f"{expected:g}; the file was changed"

@@ -21,6 +21,13 @@ _TOLERANCE = 1e-6
 """Relative difference of two computations of a metric."""
 _MEANS = ("acc", "exact_match")
 """Beginnings of the names of metrics that are means, where the log does not say it."""
+_DEFAULTS = {
+    "perplexity": "perplexity",
+    "word_perplexity": "weighted_perplexity",
+    "byte_perplexity": "weighted_perplexity",
+    "bits_per_byte": "bits_per_byte",
+}
+"""Metric → its aggregation in lm-eval where the log does not say it, as in all logs of wikitext."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,12 @@ def logged_values(log: LoggedTask) -> dict[tuple[str, str], float]:
 
 
 def _aggregation(log: LoggedTask, metric: str) -> str | None:
-    """Return lm-eval's name of how a metric's values are combined; None if the log does not say it."""
+    """Return lm-eval's name of how a metric's values are combined; None if it is unknown."""
     listed = None if log.results is None else log.results.configs.get(log.task, {}).get("metric_list")
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict) and entry.get("metric") == metric and isinstance(entry.get("aggregation"), str):
             return str(entry["aggregation"])
-    return "mean" if metric.startswith(_MEANS) else None
+    return "mean" if metric.startswith(_MEANS) else _DEFAULTS.get(metric)
 
 
 def _is_close(value: float, other: float) -> bool:

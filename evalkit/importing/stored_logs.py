@@ -10,7 +10,7 @@ from typing import Any
 
 from evalkit.benchmarks.base import Say
 from evalkit.importing.log_files import LoggedTask, lines_of
-from evalkit.importing.log_lines import LoggedSample
+from evalkit.importing.log_lines import LoggedSample, part_of_request
 from evalkit.importing.manifests import short_name
 from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run, folder_name, load_run
@@ -98,7 +98,10 @@ def _in_current_form(content: dict[str, Any], sample: LoggedSample, number: int)
     given = content["arguments"]
     requests = given.values() if isinstance(given, dict) else given
     arguments = {
-        f"gen_args_{place}": one if isinstance(one, dict) else {f"arg_{index}": part for index, part in enumerate(one)}
+        f"gen_args_{place}": {
+            f"arg_{index}": part_of_request(part)
+            for index, part in enumerate(one.values() if isinstance(one, dict) else one)
+        }
         for place, one in enumerate(requests)
     }
     return content | {

@@ -76,7 +76,7 @@ def build_model(read: LoadedFiles, config: Any, *, dtype: str, attention: str, r
         if sum(weight.numel() for weight in meta_model.parameters()) > excess * sum(sizes.values()):
             raise _too_many(given, sizes)
         _check_duplicates(given, tensors, meta_model.base_model_prefix)
-        if read.read_again and any(getattr(meta_model, name, None) for name in _KEPT):
+        if read.read_again and _keeps_wider(meta_model, kind):
             tensors.clear()
             tensors |= read.read_again()
         # Quantised tensors are inspected before they are read, so they cannot be read-once
@@ -111,6 +111,12 @@ class ReadOnceTensor:
     def __getitem__(self, _: Any) -> torch.Tensor | None:
         tensor, self._tensor, self.was_read = self._tensor, None, True
         return tensor
+
+
+def _keeps_wider(model: Any, dtype: torch.dtype) -> bool:
+    """Return whether some weights of a model stay wider than its dtype: its class lists them, or creates them so."""
+    floating = (weight.dtype for weight in model.state_dict().values() if weight.is_floating_point())
+    return any(getattr(model, name, None) for name in _KEPT) or any(kind.itemsize > dtype.itemsize for kind in floating)
 
 
 @contextmanager

@@ -33,6 +33,8 @@ _BASES = ("rope_theta", "rotary_emb_base", "rope_local_base_freq")
 """Names of the base of rotary frequencies outside of `rope_parameters`."""
 _INFINITE = ("time_step_limit",)
 """Keys that may hold infinity: transformers writes it for Mamba 2."""
+_TAG = "__float__"
+"""Key of the objects that transformers writes in place of infinities and NaN."""
 
 _ValueType = tuple[str, Callable[[Any], bool]]
 _WHOLE: _ValueType = ("a whole number", lambda value: type(value) is int)
@@ -91,6 +93,8 @@ def _not_finite(key: str, value: Any) -> str | None:
     """Return the key of an infinite number or NaN in parsed JSON, with which a model may still give finite scores."""
     if isinstance(value, float):
         return None if math.isfinite(value) else key
+    if isinstance(value, dict) and _TAG in value:
+        return key
     members = (
         value.items() if isinstance(value, dict) else ((key, item) for item in value) if isinstance(value, list) else ()
     )

@@ -71,7 +71,7 @@ def load_tokenizer(folder: Path, rows: int, *, trust_remote_code: bool = False, 
 def disable_sampling(tokenizer: Any) -> str:
     """Make a tokenizer split a word in the same way each time; return the name of the setting that was on, if any."""
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    found = [name for name in _SAMPLING if getattr(model, name, None) is not None]
+    found = [name for name in _SAMPLING if getattr(model, name, None)]
     for name in found:
         setattr(model, name, None)
     return " and ".join(found)

@@ -20,17 +20,25 @@ HALF = (torch.bfloat16, torch.float16)
 def in_float32(model: Any) -> Iterator[None]:
     """Make a model compute in float32 inside the context, whatever the dtype of its weights; widening is exact.
 
-    At most one module's own weights exist twice. A module that reads another module's weights directly, without calling
-    it, gets two dtypes and fails.
+    At most one module's weights exist twice: its own, and those of its children without children, since some modules
+    read these directly (`conv1d.weight` in Zamba 2, which rounds its input to their dtype). A module that reads the
+    weights of others gets two dtypes and fails.
     """
     kept: dict[int, list[tuple[nn.Module, str, torch.Tensor]]] = {}
+    # As large as many other modules together
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+
+    def parts(module: nn.Module) -> list[nn.Module]:
+        leaves = (child for child in module.children() if not any(child is end for end in ends))
+        return [module, *(leaf for leaf in leaves if not any(True for _ in leaf.children()))]
 
     def widen(module: nn.Module, *_: Any) -> None:
-        for name, value in list(_halves(module)):
-            kept.setdefault(id(module), []).append((module, name, value))
-            wide = value.detach().float()
-            # A parameter can be replaced by a parameter only
-            setattr(module, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
+        for part in parts(module):
+            for name, value in list(_halves(part)):
+                kept.setdefault(id(module), []).append((part, name, value))
+                wide = value.detach().float()
+                # A parameter can be replaced by a parameter only
+                setattr(part, name, nn.Parameter(wide, False) if isinstance(value, nn.Parameter) else wide)
 
     def restore(module: nn.Module, *_: Any) -> None:
         for owner, name, value in kept.pop(id(module), []):
@@ -38,7 +46,7 @@ def in_float32(model: Any) -> Iterator[None]:
 
     hooks: list[Any] = []
     for module in model.modules():
-        if any(True for _ in _halves(module)):
+        if any(True for part in parts(module) for _ in _halves(part)):
             hooks.append(module.register_forward_pre_hook(widen, prepend=True))
             hooks.append(module.register_forward_hook(restore, always_call=True))
     try:

@@ -238,8 +238,8 @@ def _systematic(gaps: Callable[[int], torch.Tensor], tolerance: float) -> float 
 
 
 def _cuts(length: int) -> list[int]:
-    """Return where a sequence is cut; no block of tokens divides all of these lengths."""
-    return sorted({max(1, length * quarters // 4 - 1) for quarters in (3, 4)})
+    """Return where a sequence is cut; no block of more than two tokens divides all of these lengths."""
+    return sorted({max(1, length * quarters // 4 - 1) for quarters in (1, 3, 4)})
 
 
 def _states(forward: Forward, probe: Probe, trunk: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Checks that depend on a model's weights: its scores must not depend on later tokens, and who computes its head.
+"""Checks that depend on a model's weights: scores must not depend on later tokens; whose output head is used.
 
 In: a loaded model, and the lengths that are scored. Out: an error, or the reason why evalkit's output head cannot
 replace the model's own. A check that was passed is not repeated for the same files of weights.
@@ -17,7 +17,7 @@ from evalkit.scoring.failures import TooManyTokens, failure_of, one_line
 from evalkit.scoring.sharing import NOT_NUMBERS, SharingCheck
 
 DAMAGED = "its weights may be damaged, or its dtype too narrow: try --dtype float32"
-TRIED = 64
+_TRIED = 64
 """Fewest tokens of the sequences on which a model is checked, over the whole vocabulary."""
 
 
@@ -66,11 +66,11 @@ class WeightChecks:
         if longest <= self._covered:
             return
         compared = "log-probabilities" if self.head_failure else "states"
-        # Memory may hold the exact length only
+        # Memory may hold the exact length only, or a window take effect between the two
         for length in dict.fromkeys((self._covering(longest), longest)):
             try:
                 self._unless_passed(f"lookahead of {compared} to {length}", partial(self._check_causal, length))
-            except ScoringError:
+            except (CheckpointError, ScoringError):
                 if length == longest:
                     raise
             else:
@@ -79,7 +79,7 @@ class WeightChecks:
 
     def _covering(self, longest: int) -> int:
         """Return the length of the check that covers a length; rounded up, so that a few checks cover all."""
-        return max(2, longest, min(self._window, max(TRIED, 1 << (longest - 1).bit_length())))
+        return max(2, longest, min(self._window, max(_TRIED, 1 << (longest - 1).bit_length())))
 
     def _unless_passed(self, name: str, run: Callable[[], str]) -> str:
         if self._cache is None:

@@ -27,6 +27,7 @@ from evalkit.runs.folder import Run
 from evalkit.runs.traits import documents_read, traits
 from evalkit.scores.rules import find_rule, why_unusable
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, write_task
+from tests.benchmarks.lm_eval.made import TEXTS as ROLLING
 from tests.importing.logged import lines, rewrite
 
 RULES = ("acc", "acc_norm", "acc_bytes")
@@ -47,6 +48,11 @@ CHOICES = [
 TEXTS = [
     {"text": f"The word is {word}\n", "answer": word} for word in ("the", "of", "and", "a", "in", "to", "it", "is")
 ]
+NUMBERS = [
+    {"question": f"What comes before {place + 1}?", "choices": ["3", "2", "1", "0"], "answer": str(place)}
+    for place in range(4)
+]
+"""Texts of options that are also numbers of others."""
 
 Evaluate = Callable[..., Run]
 
@@ -59,6 +65,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(folder, ANSWERS | {"task": "answered"}, TEXTS)
     lower = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": False}]
     write_task(folder, ANSWERS | {"task": "lowered", "metric_list": lower}, TEXTS)
+    names: list[Any] = [entry["metric"] for entry in ROLLING["metric_list"]]  # type: ignore[index]
+    write_task(folder, ROLLING | {"task": "rolling", "metric_list": [{"metric": name} for name in names]}, TEXTS)
+    write_task(folder, CHOICE | {"task": "texts_as_targets", "doc_to_target": "answer"}, NUMBERS)
     return folder
 
 
@@ -247,6 +256,38 @@ def test_choices_that_contradict_their_log_likelihoods(change: Any, evaluated: E
     beside.write_text(json.dumps(results), encoding="utf-8")
     with pytest.raises(DataError, match=rf"{path.name}, line [12]: .*log-likelihoods"):
         imported([path], tmp_path)
+
+
+def test_perplexities_whose_aggregation_is_lm_evals_default(evaluated: Evaluate, tmp_path: Path) -> None:
+    """The entries of `metric_list` name none, as in wikitext."""
+    run = evaluated("rolling")
+    [found] = imported(log_of(run, tmp_path / "log"), tmp_path)
+    [own], [entry] = run.stored["tasks"], found.stored["tasks"]
+    values, expected = ({one["metric"]: one["value"] for one in task["metrics"]} for task in (entry, own))
+    assert len(values) == 3 and values == pytest.approx(expected, rel=1e-9)
+
+
+def test_targets_that_are_texts_of_options(evaluated: Evaluate, tmp_path: Path) -> None:
+    """lm-eval looks such a target up among the options; here it would be the number of another one."""
+    run = evaluated("texts_as_targets")
+    [found] = imported(log_of(run, tmp_path / "log"), tmp_path)
+    values = [
+        {one["metric"]: one["value"] for one in each.stored["tasks"][0]["metrics"]}["acc"] for each in (run, found)
+    ]
+    assert values[0] == values[1]
+
+
+def test_a_chat_as_a_tuple(evaluated: Evaluate, tmp_path: Path) -> None:
+    """lm-eval writes so the prompts of models behind an API."""
+    [path] = log_of(evaluated("answered"), tmp_path / "log")
+    content = lines(path)
+    for line in content:
+        for request in line["arguments"].values():
+            request["arg_0"] = [request["arg_0"]]
+    rewrite(path, content)
+    [found] = imported([path], tmp_path)
+    [view] = benchmark_of(found).views(found, (), silent)
+    assert isinstance(view, AnswerView) and not view.problem and len(view.documents) == len(TEXTS)
 
 
 @pytest.mark.parametrize("task", ["lined", "answered"])

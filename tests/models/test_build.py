@@ -51,8 +51,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "mamba": {"state_size": 4},
     "deepseek_v3": DEEP,
-}
-"""With experts that transformers stacks, tied heads, names with another prefix, and weights it keeps in float32."""
+    "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2, "mamba_d_state": 4,
+              "mamba_dt_rank": 4, "n_mamba_heads": 2},
+}  # fmt: skip
+"""With experts that transformers stacks, tied heads, names with another prefix, weights that transformers keeps in
+float32 (DeepSeek) and weights that the model's class creates in float32 (Zamba)."""
 
 
 def made(folder: Path, kind: str, dtype: torch.dtype = torch.bfloat16) -> Path:
@@ -93,7 +96,7 @@ def test_as_transformers_loads_the_folder(tmp_path: Path, kind: str, dtype: str)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "deepseek_v3", "zamba"])
 def test_rounded_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str) -> None:
     """Weights stored in float32, also of a model that keeps some in float32."""
     folder = made(tmp_path, kind, torch.float32)
@@ -112,7 +115,7 @@ def test_rounded_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(weights, "read_weights", read_weights)
     assert_same(load_folder(folder, dtype=dtype, attention="eager").model, expected.eval())
-    kept = {torch.float32} if kind == "deepseek_v3" else set()
+    kept = {torch.float32} if kind in ("deepseek_v3", "zamba") else set()
     assert [*map(set, read)] == [{getattr(torch, dtype)}, *([kept] if kept else [])]
 
 

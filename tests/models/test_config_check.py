@@ -42,6 +42,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("rope_scaling", {"long_factor": [1.0, -1.0]}, "a list of numbers above 0"),
     ("rope_parameters", {"full_attention": {"factor": -1}}, "a number above 0"),
     *((key, value, "a finite number") for key in ("rms_norm_eps", "rope_theta") for value in (math.inf, math.nan)),
+    *(("rms_norm_eps", {"__float__": value}, "a finite number") for value in ("Infinity", "NaN")),
     ("rope_parameters", {"factor": math.inf}, "a finite number"),
     ("layer_scales", [1.0, -math.inf], "a finite number"),
     ("rope_parameters", {"rope_type": []}, "a string"),
@@ -53,14 +54,15 @@ WRONG: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("key", "value", "expected"), WRONG)
 def test_values_of_another_kind(folder: Path, key: str, value: Any, expected: str) -> None:
     edit_config(folder, **{key: value})
-    noun = next(iter(value)) if isinstance(value, dict) and expected.startswith("a finite") else key
+    noun = next(iter(value)) if key == "rope_parameters" and expected.startswith("a finite") else key
     with pytest.raises(CheckpointError, match=rf"config\.json: .*{noun}.* expected {expected}$") as caught:
         resolve_dtype(locate(str(folder)), "auto")
     assert "\n" not in str(caught.value)
 
 
-def test_infinity_where_transformers_writes_it(folder: Path) -> None:
-    edit_config(folder, time_step_limit=[0.0, math.inf])
+@pytest.mark.parametrize("infinity", [math.inf, {"__float__": "Infinity"}])
+def test_infinity_where_transformers_writes_it(folder: Path, infinity: Any) -> None:
+    edit_config(folder, time_step_limit=[0.0, infinity])
     assert resolve_dtype(locate(str(folder)), "auto") == "float32"
 
 

@@ -53,14 +53,15 @@ def test_special_tokens_that_only_the_class_knows(tmp_path: Path) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 0)
 
 
+@pytest.mark.parametrize("dropout", [0.5, 0.0])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bpe_dropout_is_switched_off(tmp_path: Path, family: Family) -> None:
+def test_bpe_dropout_is_switched_off(tmp_path: Path, family: Family, dropout: float) -> None:
     path = tiny_checkpoint(tmp_path, family)
     reference = Tokenizer.from_file(str(path / "tokenizer.json"))
-    rewrite_tokenizer(path, lambda content: content["model"].update(dropout=0.5))
+    rewrite_tokenizer(path, lambda content: content["model"].update(dropout=dropout))
     said: list[str] = []
     tokenizer = load_tokenizer(path, 512, say=said.append)
-    assert any("dropout" in line for line in said)
+    assert any("dropout" in line for line in said) == (dropout > 0)
     for text in TEXTS:
         assert (
             tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -479,6 +479,18 @@ def test_half_precision_runs_in_float32_without_a_copy(kind: str, dtype: torch.d
     assert half.dtype == dtype and not torch.allclose(half.float(), exact, rtol=1e-5, atol=1e-5)
 
 
+def test_weights_that_are_read_by_another_module_run_in_float32() -> None:
+    """Zamba 2's mixer reads those of its convolution, and rounds the convolution's input to their dtype."""
+    layers = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "mamba_headdim": 16}
+    heads = {"n_mamba_heads": 8, "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4}
+    model = model_of("zamba2", torch.bfloat16, **layers, **heads)
+    tokens = np.arange(47, dtype=np.int32)
+    with in_float32(model):
+        found = Forward(model, dtype=torch.float32).hidden_alone(tokens)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in model.parameters())
+    assert torch.allclose(found, Forward(model.float()).hidden_alone(tokens), rtol=1e-4, atol=1e-4)
+
+
 # Checks other than sharing
 
 
@@ -520,7 +532,7 @@ def test_what_depends_on_the_weights_is_found_for_each_checkpoint(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_that_does_not_run_in_float32_is_scored_one_by_one(dtype: torch.dtype) -> None:
-    """Mamba's layers read their convolution's weights themselves, so that these are not widened."""
+    """Mamba rounds its states to the dtype of its head's weights before the head is called, and these are widened."""
     model = model_of("mamba", dtype, state_size=8)
     engine, _ = engine_of(model)
     engine.check(items()[:2])

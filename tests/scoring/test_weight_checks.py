@@ -82,7 +82,7 @@ def test_a_selection_of_tokens_among_equal_ones(keep: int, seed: int) -> None:
 
 def test_a_selection_that_takes_effect_in_long_sequences_only() -> None:
     score(doge(512, 0), SHORT, LONG)
-    score(doge(100, 0), SHORT, SHORT + 20)
+    score(doge(100, 0), SHORT, SHORT + 20, 100)
     refused(doge(100, 0), SHORT, LONG)
     refused(doge(100, 0), LONG)
 
@@ -107,6 +107,18 @@ def test_blocks_of_tokens_that_see_each_other(block: int, own_head: bool) -> Non
     model = looking_ahead(model_of("llama"), block, least=0)
     if own_head:
         model.register_forward_hook(lambda _, __, output: setattr(output, "logits", 1.1 * output.logits))
+    refused(model, SHORT)
+
+
+@pytest.mark.parametrize("size", [20, 40])
+def test_a_prefix_whose_tokens_see_each_other(size: int) -> None:
+    model = model_of("llama")
+
+    def prefix(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+        first = output[:, :size]
+        return torch.cat((first + first.mean(1, keepdim=True), output[:, size:]), dim=1)
+
+    model.model.layers[0].mlp.register_forward_hook(prefix)
     refused(model, SHORT)
 
 

@@ -138,7 +138,9 @@ def _system_prompts(where: str, texts: Sequence[str], base: Template) -> Iterato
             "inst, or leave out system_prompt"
         )
     # An empty text would leave the spaces and line ends around it
-    others = tuple(part for part in base.parts if part.text.replace("{system}", "").strip())
+    others = tuple(
+        part for part in base.parts if "{system}" not in part.text or part.text.replace("{system}", "").strip()
+    )
     for number, text in enumerate(texts, 1):
         parts = base.parts if text else others
         template = replace(base, name=f"{base.name}, system-{number}", system=text, parts=parts)

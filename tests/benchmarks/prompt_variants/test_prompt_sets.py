@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from evalkit.benchmarks.multiple_choice.rendering import Renderer
-from evalkit.benchmarks.multiple_choice.templates import load_template, template_names
+from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
 from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
 from evalkit.errors import EvalkitError, TemplateError, UnknownNameError, UsageError
 from tests.questions import question
@@ -65,6 +65,15 @@ def test_no_system_prompt_leaves_no_space(name: str, text: str, tmp_path: Path) 
     pieces = Renderer(found.template.parts, found.template.system).pieces(ASKED, 0)
     assert "".join(piece.text for piece in pieces) == text
     assert found.template.content_hash != replace(base, system="").content_hash
+
+
+def test_no_system_prompt_keeps_other_white_space(tmp_path: Path) -> None:
+    """A template's parts may be line ends."""
+    parts = [Part("instruction", "{system}\n"), Part("context", "{context}"), Part("special", "\n\n")]
+    base = replace(INST, parts=(*parts, Part("continuation", "{continuation}")))
+    [found] = load_prompts([written(tmp_path, system_prompts=[""])], base).variants
+    pieces = Renderer(found.template.parts, found.template.system).pieces(ASKED, 0)
+    assert "".join(piece.text for piece in pieces) == "Context\n\nyes"
 
 
 def test_a_prompt_that_is_another_template_without_system_prompt_is_not_repeated() -> None:
