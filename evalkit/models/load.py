@@ -162,7 +162,9 @@ def load(
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     with quick_imports():
         from evalkit.models.dispatch import check_devices, resolve_device
+        from evalkit.scoring.memory import keep_few_kernels
 
+    keep_few_kernels()
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
     check_devices(device_map)
     with _opened(checkpoint, compute_dtype, say) as read:

@@ -6,6 +6,7 @@ everywhere; where memory runs out, batches are split. On a CPU, memory of freed 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,6 +20,8 @@ from evalkit.errors import OutOfMemoryError
 
 _LARGEST_KEPT = 2**25 - 2**16
 """Bytes of a block just below the largest that glibc's thresholds adapt to, 32 MiB (`DEFAULT_MMAP_THRESHOLD_MAX`)."""
+_KERNELS = "64"
+"""Kernels that are kept: more than the shapes of a batch's products, which all layers share."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Memory limit of a container, in bytes, or "max"."""
 
@@ -66,6 +69,16 @@ def keep_freed_blocks() -> None:
     do not change. With another C library, or with thresholds from its environment variables, nothing changes.
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8, device="cpu")
+
+
+def keep_few_kernels() -> None:
+    """Make the library of bfloat16 products on CPUs (oneDNN) keep fewer kernels, unless its variables are set.
+
+    It compiles one for each shape of a product, and PyTorch and the library each keep 1,024 of them, 0.9 GiB after batches
+    of as many lengths. This must come before the first product of the process.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, _KERNELS)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import tiny_checkpoint
+
 MOST = 2**30
 
 SCRIPT = """
@@ -93,6 +95,41 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
         pytest.skip("this system does not take the memory back, or has huge pages")
     # A block or two may be added to the heap in the second round, where the first ones lie apart
     assert faults("kept") < returned / 2
+
+
+KERNELS = """
+import os, sys
+
+import psutil
+import torch
+
+from evalkit.models.load import load
+from evalkit.models.locate import locate
+
+if sys.argv[2] == "kept":
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = os.environ["LRU_CACHE_CAPACITY"] = "1024"
+load(locate(sys.argv[1]), device="cpu", dtype="bfloat16")
+before = psutil.Process().memory_info().rss
+weight = torch.zeros(1024, 576, dtype=torch.bfloat16)
+for length in range(1, 600):
+    torch.nn.functional.linear(torch.zeros(length, 576, dtype=torch.bfloat16), weight)
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+@pytest.mark.slow
+def test_few_kernels_of_bfloat16_products_are_kept(tmp_path: Path) -> None:
+    """Batches have hundreds of lengths, and each has its kernels."""
+    tiny_checkpoint(tmp_path / "model")
+
+    def grown(way: str) -> int:
+        command = [sys.executable, "-c", KERNELS, str(tmp_path / "model"), way]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    kept = grown("kept")
+    if kept < 150 * 2**20:
+        pytest.skip("products of this CPU are not compiled for their shape")
+    assert grown("default") < kept / 3
 
 
 @pytest.mark.slow
