@@ -74,8 +74,8 @@ def keep_freed_blocks() -> None:
 def keep_few_kernels() -> None:
     """Make the library of bfloat16 products on CPUs (oneDNN) keep fewer kernels, unless its variables are set.
 
-    It compiles one for each shape of a product, and PyTorch and the library each keep 1,024 of them, 0.9 GiB after batches
-    of as many lengths. This must come before the first product of the process.
+    It compiles one for each shape of a product, and PyTorch and the library each keep 1,024 of them: 0.9 GiB after
+    batches of as many lengths. This must come before the first product of the process.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, _KERNELS)
