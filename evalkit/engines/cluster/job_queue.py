@@ -19,6 +19,7 @@ from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
 from evalkit.engines.cluster.worker import PreparedRun
 from evalkit.errors import EvalkitError, RunInUseError
 from evalkit.progress import Progress
+from evalkit.studies.status import progress_of
 
 _AHEAD = 4
 """Planned batches for each worker of a job."""
@@ -47,7 +48,10 @@ class JobQueue:
         ship: bool = False,
         gpus: bool = False,
     ) -> None:
-        self.jobs = [TrackedJob(n, job, max(w, 1e-9)) for n, (job, w) in enumerate(zip(jobs, weights, strict=True))]
+        self.jobs = [
+            TrackedJob(number, job, max(weight, 1e-9), progress_of(job.plan).share)
+            for number, (job, weight) in enumerate(zip(jobs, weights, strict=True))
+        ]
         self.by_model: dict[str, list[TrackedJob]] = {}
         """Checkpoint → its jobs."""
         for job in self.jobs:

@@ -56,6 +56,8 @@ class TrackedJob:
     job: Job
     size: float
     """Relative cost of the whole run, among runs of its benchmark."""
+    begun: float = 0.0
+    """Finished share, as an earlier session has recorded it; used until the run is planned."""
     cost: float | None = None
     """The benchmark's own estimate in seconds; None: not known, or not yet."""
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
@@ -117,7 +119,7 @@ class TrackedJob:
     @property
     def left(self) -> float:
         """Return the unfinished share of its weight."""
-        return self.weight * (1 - self.done / self.total) if self.total else self.weight
+        return self.weight * (1 - (self.done / self.total if self.total else self.begun))
 
     @property
     def seconds_left(self) -> float | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -49,6 +50,14 @@ def slow(cluster: Nodes, seconds: float) -> None:
 def kill_a_worker() -> None:
     """Kill one worker, as the system does when memory is short."""
     workers()[0].kill()
+
+
+def computing() -> psutil.Process:
+    """Return a worker that has a batch; the others may still load."""
+    while True:
+        for process in workers():
+            if any("BatchWorker.compute" in part for part in process.cmdline()):
+                return process
 
 
 def test_two_workers_give_the_numbers_of_one_process(
@@ -139,7 +148,7 @@ def test_a_worker_that_stops_answering(
     """Its batches are given to the other one; the run does not wait for it."""
     monkeypatch.setattr("evalkit.engines.cluster.driver._OVERDUE", 1.0)
     slow(two_nodes, 0.05)
-    jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, lambda: workers()[0].suspend())
+    jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, lambda: computing().suspend())
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 3
     assert any("is overdue" in line for line in progress.said)
     assert same(jobs, expected)
