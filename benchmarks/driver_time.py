@@ -1,11 +1,10 @@
-"""CPU time of a cluster's driver for each batch: its loop, the planning and the writing thread, which share one
-interpreter.
+"""CPU time of a cluster's driver for each batch: of its loop, its planning and its writing thread.
 
     python benchmarks/driver_time.py --limit 300
 
 Small checkpoints with a real tokenizer and one worker of Ray, which computes the batches of the first checkpoint and
 returns the same rows at once for the others, so that the driver is what they wait for. Printed: milliseconds for a
-batch, seconds to write a run's results, and the batches a second that the interpreter has time for.
+batch, seconds to write a run's results, and the batches a second for which the three threads' one interpreter has time.
 """
 
 from __future__ import annotations
