@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from evalkit.benchmarks.base import Plan
 from evalkit.engines.cluster.tracked_job import TrackedJob
@@ -31,10 +31,11 @@ class TimeEstimate:
     """Time that is left; None before a batch is measured."""
 
 
-def cost_in_seconds(plan: Plan, device: Literal["cpu", "cuda"]) -> float | None:
-    """Return the benchmark's own estimate of a whole run; None if it has none."""
+def cost_in_seconds(plan: Plan, device: Literal["cpu", "cuda"], tokenizer: Any) -> float | None:
+    """Return the benchmark's own estimate of a whole run, with a worker's tokenizer; None if it has none."""
     try:
-        return cost_of(plan, device, silent).seconds(_SPEED[device])
+        # Without a device, since the driver does not import torch
+        return cost_of(plan, None, silent, tokenizer).seconds(_SPEED[device])
     except Exception:  # the run itself reports what is wrong
         return None
 

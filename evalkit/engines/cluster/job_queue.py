@@ -6,6 +6,7 @@ In: jobs, and how many workers hold each checkpoint. Out: `TrackedJob`s with bat
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -63,6 +64,8 @@ class JobQueue:
         self._planning: dict[Future[Any], tuple[str, TrackedJob]] = {}
         self._device: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
         self._uncosted = list(self.jobs)
+        self._to_cost: deque[tuple[TrackedJob, Any]] = deque()
+        """Jobs with their tokenizers, which a worker has returned for one of them."""
         self._estimator = Estimator()
         self._workers: tuple[Collection[str | None], int, Sequence[float]] = (), 0, ()
         """Arguments of the last estimate."""
@@ -101,6 +104,9 @@ class JobQueue:
     def prepared(self, job: TrackedJob, answer: PreparedRun) -> None:
         """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
         if job.phase == "unprepared":
+            tokenizer = answer.prepared.tokenizer
+            self._to_cost += [(one, tokenizer) for one in self._uncosted if _digest_of(one) == _digest_of(job)]
+            self._uncosted = [one for one in self._uncosted if _digest_of(one) != _digest_of(job)]
             job.phase = "planning"
             self._submit("plan", job, self._planner.plan, answer)
 
@@ -138,10 +144,10 @@ class JobQueue:
             elif job.is_computed:
                 job.phase = "finishing"
                 self._submit("finish", job, self._planner.finish)
-        if self._uncosted and not self._planning:
-            # While workers start, so that they do not wait for it
-            self._submit("cost", self._uncosted[0], self._cost)
-            del self._uncosted[0]
+        if self._to_cost and not self._planning:
+            # Only then, so that no worker waits for it
+            job, tokenizer = self._to_cost.popleft()
+            self._submit("cost", job, self._cost, tokenizer)
 
     def end(
         self,
@@ -199,8 +205,12 @@ class JobQueue:
         found = self._estimator.estimate(self.jobs, workers, held, loading)
         self._progress.expect(found.done, found.total, found.seconds)
 
-    def _cost(self, job: TrackedJob) -> float | None:
-        return cost_in_seconds(job.job.plan, self._device)
+    def _cost(self, job: TrackedJob, tokenizer: Any) -> float | None:
+        return cost_in_seconds(job.job.plan, self._device, tokenizer)
 
     def _submit(self, what: str, job: TrackedJob, work: Callable[..., Any], *arguments: Any) -> None:
         self._planning[self._planner.submit(work, job, *arguments)] = what, job
+
+
+def _digest_of(job: TrackedJob) -> str:
+    return str(job.job.plan.manifest["specification"]["checkpoint"]["tokenizer"])
