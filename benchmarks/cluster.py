@@ -3,8 +3,8 @@
     python benchmarks/cluster.py --limit 200 --dtype bfloat16
 
 Times are from the start of the run's plan to its results, without the start of Ray: for the plain process all of
-`run_plan`, for workers the driver's loop, in which workers start, load the checkpoint and compute. Also printed: the
-driver's CPU time for a batch, without planning, and whether all tables are equal to the last bit.
+`run_plan`, for workers the driver's loop, in which workers start, load the checkpoint and compute. Also printed:
+whether all tables are equal to the last bit. The driver's own time for a batch: `driver_time.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     if arguments.workers is not None:
         print(json.dumps(measure(arguments)))
         return
-    found: dict[int, list[dict[str, float]]] = {0: [], 1: [], 2: []}
+    found: dict[int, list[float]] = {0: [], 1: [], 2: []}
     tables: list[pd.DataFrame] = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(arguments.turns):
@@ -40,15 +40,12 @@ def main() -> None:
                 )
                 found[workers].append(json.loads(done.stdout.splitlines()[-1]))
                 tables.append(pd.read_parquet(next(output.glob("*/scores.parquet"))))
-    plain, one, two = (min(one["seconds"] for one in measured) for measured in found.values())
+    plain, one, two = map(min, found.values())
     print("| | seconds | ratio |\n|---|---|---|")
     print(f"| plain process, one thread | {plain:.1f} | 1.00 |")
     print(f"| one worker of one thread | {one:.1f} | {one / plain:.2f} |")
     print(f"| two workers of one thread | {two:.1f} | one worker's {one / two:.2f}× |")
-    cost = min(measured["driver"] for measured in found[2])
-    batches = found[2][0]["batches"]
-    print(f"\ndriver: {1000 * cost:.2f} ms of CPU time a batch ({batches:.0f} batches), writing included")
-    print(f"tables equal to the last bit: {all(table.equals(tables[0]) for table in tables)}")
+    print(f"\ntables equal to the last bit: {all(table.equals(tables[0]) for table in tables)}")
 
 
 def parse() -> argparse.Namespace:
@@ -67,8 +64,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the seconds of a run, and the driver's CPU seconds for a batch."""
+def measure(arguments: argparse.Namespace) -> float:
+    """Return the seconds of a run."""
     import torch
 
     from evalkit.benchmarks.run import planned
@@ -91,41 +88,20 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     if not arguments.workers:
         started = time.perf_counter()
         run_plan(plan, progress)
-        return {"seconds": time.perf_counter() - started, "driver": 0.0, "batches": 0.0}
+        return time.perf_counter() - started
     from evalkit.engines.cluster.driver import Driver
     from evalkit.engines.cluster.job_queue import JobQueue
     from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
     from evalkit.engines.cluster.worker_pool import WorkerPool
-
-    class Counting(Driver):
-        """Counts the batches, and the CPU time of sending and of storing them; planning has another thread."""
-
-        batches, cpu = 0, 0.0
-
-        def _send(self, *arguments: Any) -> None:
-            started = time.thread_time()
-            super()._send(*arguments)
-            self.cpu += time.thread_time() - started
-
-        def _take_batch(self, *arguments: Any) -> None:
-            started = time.thread_time()
-            super()._take_batch(*arguments)
-            self.cpu += time.thread_time() - started
-            self.batches += 1
 
     gpus = None if arguments.device == "cpu" else torch.cuda.device_count() / arguments.workers
     options_of_workers = ClusterOptions(workers=arguments.workers, worker_cpus=1, worker_gpus=gpus)
     with connected(options_of_workers, arguments.device) as cluster:
         started = time.perf_counter()
         queue = JobQueue([Job("run", plan)], [1.0], progress, lambda _: None)
-        driver = Counting(WorkerPool(cluster, progress.say), queue, progress)
-        [outcome] = driver.run()
+        [outcome] = Driver(WorkerPool(cluster, progress.say), queue, progress).run()
         assert outcome.state == "finished", outcome.message
-        return {
-            "seconds": time.perf_counter() - started,
-            "driver": driver.cpu / max(driver.batches, 1),
-            "batches": float(driver.batches),
-        }
+        return time.perf_counter() - started
 
 
 if __name__ == "__main__":

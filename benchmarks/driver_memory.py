@@ -1,4 +1,4 @@
-"""Memory of a cluster's driver with millions of finished rows, and the seconds that it takes to write results.
+"""Memory of a cluster's driver with many finished rows, 125,000 for each checkpoint, and the seconds that it takes.
 
     python benchmarks/driver_memory.py --checkpoints 32
 

@@ -32,6 +32,8 @@ class Progress:
         self._bar_task: Any = None
         self._total = self._done = self._skipped = 0.0
         self._documents = 0
+        self._end: float | None = None
+        """When all is expected to be finished, if the caller estimates it; seconds of a monotonic clock."""
         self._label = ""
         self._started = self._last_line = time.monotonic()
 
@@ -58,6 +60,7 @@ class Progress:
         self._after.close()
         self._total, self._done, self._skipped, self._documents = total, done, done, 0
         self._started = self._last_line = time.monotonic()
+        self._end = None
         if self._live:
             self._start_bar(total, done)
 
@@ -77,25 +80,43 @@ class Progress:
             self._last_line = time.monotonic()
             self.say(self.line())
 
+    def expect(self, done: float, total: float, seconds: float | None) -> None:
+        """Replace the finished and the total work by better estimates, and the time left by the caller's.
+
+        Args:
+            done: finished work, which may be less than before.
+            total: all work.
+            seconds: time left; None: by the rate so far.
+        """
+        self._done, self._total = done, total
+        self._end = None if seconds is None else time.monotonic() + seconds
+        if self._bar is not None:
+            self._bar.update(self._bar_task, completed=done, total=total, end=self._end)
+
     def share(self) -> float:
         """Return the finished share of the work, from 0 to 1."""
         return self._done / self._total if self._total else 1.0
 
     def seconds_left(self) -> float | None:
         """Return the estimated time left; None before anything is finished."""
-        return self._left() if self._done > self._skipped else None
+        return self._left() if self._is_known() else None
 
     def line(self) -> str:
         """Return the state in one line: task, share, rate, time left."""
         label = f"{self._label}: " if self._label else ""
-        left = f", about {clock(self._left())} left" if self._done > self._skipped else ""
+        left = f", about {clock(self._left())} left" if self._is_known() else ""
         return f"{label}{self.share():4.0%} of all, {self._rate()}{left}"
 
     def _rate(self) -> str:
         elapsed = time.monotonic() - self._started
         return f"{self._documents / elapsed:.1f} documents/s" if elapsed > 0 else "–"
 
+    def _is_known(self) -> bool:
+        return self._end is not None or self._done > self._skipped
+
     def _left(self) -> float:
+        if self._end is not None:
+            return max(self._end - time.monotonic(), 0.0)
         worked = self._done - self._skipped
         elapsed = time.monotonic() - self._started
         return elapsed / worked * (self._total - self._done) if worked else 0.0
@@ -111,13 +132,24 @@ class Progress:
         from rich.progress import (
             Progress as Bar,
         )
+        from rich.text import Text
+
+        class TimeLeftColumn(TimeRemainingColumn):
+            """The caller's estimate if there is one."""
+
+            def render(self, task: Any) -> Text:
+                """Return the text of the column."""
+                end = task.fields.get("end")
+                if end is None or task.finished:
+                    return super().render(task)
+                return Text(clock(max(end - time.monotonic(), 0.0)), style="progress.remaining")
 
         self._bar = Bar(
             TextColumn("{task.description:<14}"),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeLeftColumn(elapsed_when_finished=True),
             console=Console(stderr=True),
             # Averaged over minutes, since tasks differ in speed
             speed_estimate_period=300,

@@ -52,6 +52,20 @@ def test_what_an_earlier_session_did_is_not_part_of_the_rate(clock: Clock) -> No
     assert "about 39:" in progress.line()  # hours
 
 
+def test_a_better_estimate_replaces_the_rate(clock: Clock) -> None:
+    progress = Progress(live=False)
+    progress.start(total=1000, done=0)
+    assert progress.seconds_left() is None
+    clock.now += 10
+    progress.advance(900, documents=5)
+    progress.expect(done=1.0, total=4.0, seconds=300.0)
+    assert progress.line() == " 25% of all, 0.5 documents/s, about 5:00 left"
+    clock.now += 60
+    assert progress.seconds_left() == 240.0
+    progress.start(total=10, done=0)
+    assert progress.seconds_left() is None
+
+
 def test_lines_come_now_and_then_to_standard_error(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as progress:
         progress.start(total=100, done=0)

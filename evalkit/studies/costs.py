@@ -84,20 +84,22 @@ class RunCost:
         return products + self.generated * self.weight_bytes / speed.bytes + sum(task.seconds for task in self.tasks)
 
 
-def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
+def cost_of(plan: Plan, device: str | None, say: Say, tokenizer: Any = None) -> RunCost:
     """Estimate the costs of a run.
 
     Args:
         plan: its plan.
-        device: torch's name of the device that will compute it.
+        device: torch's name of the device that will compute it; None: a batch's memory is not estimated, without torch.
         say: called with messages for the user.
+        tokenizer: the run's tokenizer; None: it is loaded.
 
     Raises:
         EvalkitError: the benchmark cannot estimate its tokens, or the tokenizer cannot be loaded.
     """
     specification, checkpoint = plan.manifest["specification"], plan.checkpoint
     digest = specification["checkpoint"]["tokenizer"]
-    tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
+    if tokenizer is None:
+        tokenizer = remembered("tokenizer", digest, lambda: tokenizer_alone(checkpoint, say))
     kind = benchmark(plan.manifest["kind"])
     # What the prompts of two checkpoints with one tokenizer may differ in
     about = {name: value for name, value in specification.items() if name not in ("checkpoint", "dtype", "attention")}
@@ -114,7 +116,7 @@ def cost_of(plan: Plan, device: str, say: Say) -> RunCost:
         dtype=dtype,
         operations=_operations(tasks, shape, count),
         weight_bytes=None if count is None else count * BYTES[dtype],
-        batch_bytes=_batch_bytes(plan, config, shape, dtype, device, tasks),
+        batch_bytes=None if device is None else _batch_bytes(plan, config, shape, dtype, device, tasks),
     )
 
 

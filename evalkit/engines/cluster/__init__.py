@@ -1,7 +1,9 @@
 """Runs on the workers of a Ray cluster: `run_on_cluster` in `engine.py`.
 
 engine.py       options → a connected cluster → outcomes
-ray_cluster.py  every call of Ray: connection, resources, workers
+ray_cluster.py  workers as actors of Ray
+connection.py   connection to a cluster, or the start of one on this machine
+resources.py    the size of a worker, and how many a machine has room for
 worker.py       the process of a worker: holds one checkpoint and computes batches
 driver.py       the loop: which worker gets which batch, what came back, who is gone
 tracked_job.py  a job's state: its folder, its batches and what is known of its speed

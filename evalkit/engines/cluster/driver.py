@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import Counter
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -24,23 +26,13 @@ from evalkit.errors import EvalkitError
 from evalkit.progress import Progress
 from evalkit.runs.columns import from_bytes, rows_digest
 
-_OVERDUE, _OVERDUE_SHARE = 30.0, 5.0
-"""A batch is given to a second, idle worker after this many seconds, and this many times the usual seconds."""
-_UNKNOWN = 120.0
-"""Usual seconds of a batch before one of the job is delivered."""
 _TICK, _PLANNING_TICK = 0.5, 0.02
 """Seconds that the loop waits for an answer at most; the second while something is planned."""
 _TRACE_LINES = 6
 
 
 class Driver:
-    """The loop.
-
-    Args:
-        pool: the workers.
-        queue: the jobs.
-        progress: receives messages and progress.
-    """
+    """The loop. It gives the workers of a pool the jobs of a queue."""
 
     def __init__(self, pool: WorkerPool, queue: JobQueue, progress: Progress) -> None:
         self._pool = pool
@@ -51,6 +43,10 @@ class Driver:
         self._loading: list[float] = []
         """Seconds that checkpoints took to load."""
         self._said: set[str] = set()
+        self._particular: set[int] = set()
+        """Numbers of the workers that are refused for a job or lacked memory for a batch."""
+        self._is_nothing_left = False
+        """Whether a free worker found nothing worth loading; no other one would, but for the particular ones."""
 
     def run(self) -> list[Outcome]:
         """Complete the jobs; see `JobRunner`."""
@@ -62,9 +58,10 @@ class Driver:
                 self._check_able()
                 self._give_work()
                 self._report_overdue()
-                for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_planning else _TICK):
+                for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_busy else _TICK):
                     self._take(answer)
-                self._queue.advance(self._pool.holding)
+                self._take_written()
+                self._queue.advance(Counter(worker.model for worker in self._pool.workers))
         except BaseException as caught:
             error = caught
             raise
@@ -91,7 +88,7 @@ class Driver:
 
     def _give_work(self) -> None:
         """Give every worker with a free hand its next batch, one each in turn."""
-        given = True
+        given, self._is_nothing_left = True, False
         while given:
             free = [one for one in self._pool.workers if one.is_ready and len(one.flights) < IN_HANDS]
             # Every one of them, so that the work is spread
@@ -116,20 +113,28 @@ class Driver:
 
     def _choose(self, worker: WorkerHandle) -> TrackedJob | None:
         """Return the job that a worker goes on with."""
-        members: dict[str, list[TrackedJob]] = {}
-        for job in self._queue.jobs:
-            if job.has_work_for(worker.number):
-                members.setdefault(job.model, []).append(job)
-        if worker.model not in members and any(
-            job.model == worker.model and job.has_more and worker.number not in job.refusals for job in self._queue.jobs
-        ):
-            return None  # more of its checkpoint is being planned
-        loads = {model: self._load(worker, model, jobs) for model, jobs in members.items()}
-        chosen = choose_checkpoint(worker.model, loads, fmean(self._loading) if self._loading else 0.0)
-        if chosen is None:
-            return None
-        ready = [job for job in members[chosen] if job.number in worker.prepared and job.phase == "computing"]
-        return max(ready or members[chosen], key=lambda job: job.left)
+        number = worker.number
+        own = self._queue.by_model.get(worker.model or "", [])
+        members = [job for job in own if job.has_work_for(number)]
+        # A worker keeps its checkpoint, so that the others are not looked at for every batch
+        if not members:
+            if any(job.has_more and number not in job.refusals for job in own):
+                return None  # more of its checkpoint is being planned
+            if self._is_nothing_left and number not in self._particular:
+                return None
+            works = {
+                model: found
+                for model, jobs in self._queue.by_model.items()
+                if (found := [job for job in jobs if job.has_work_for(number)])
+            }
+            loads = {model: self._load(worker, model, jobs) for model, jobs in works.items()}
+            chosen = choose_checkpoint(None, loads, fmean(self._loading) if self._loading else 0.0)
+            if chosen is None:
+                self._is_nothing_left |= number not in self._particular
+                return None
+            members = works[chosen]
+        ready = [job for job in members if job.number in worker.prepared and job.phase == "computing"]
+        return max(ready or members, key=lambda job: job.left)
 
     def _load(self, worker: WorkerHandle, model: str, jobs: list[TrackedJob]) -> CheckpointLoad:
         """Return the work that is left for a checkpoint, and the other workers that can do some of it."""
@@ -150,7 +155,7 @@ class Driver:
                 continue
             for flight in job.flights.values():
                 taken = flight.is_suspect or worker.number in flight.workers | flight.short
-                if taken or not _is_overdue(job, flight, now):
+                if taken or not job.is_overdue(flight, now):
                     continue
                 if job.number in worker.prepared:
                     self._progress.say(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it too")
@@ -167,7 +172,7 @@ class Driver:
         now = time.monotonic()
         for worker in self._pool.workers:
             for job, flight in worker.flights[:1]:
-                if len(flight.workers) == 1 and _is_overdue(job, flight, now):
+                if len(flight.workers) == 1 and job.is_overdue(flight, now):
                     self._say_once(f"{label_of(flight.batch)} of {job.label} is overdue; {worker} computes it")
 
     def _prepare(self, worker: WorkerHandle, job: TrackedJob) -> None:
@@ -240,6 +245,7 @@ class Driver:
         worker.preparing = None
         if isinstance(answer, WorkerFailure):
             job.refusals[worker.number] = answer.message
+            self._particular.add(worker.number)
             # It may have unloaded what it had, and has nothing instead
             worker.model = None
             worker.prepared.clear()
@@ -282,6 +288,7 @@ class Driver:
             self._queue.end(job, "failed", answer.message)
         else:
             flight.short.add(worker.number)
+            self._particular.add(worker.number)
             self._say_once(f"{worker}: {answer.message}; another worker computes it, if one has more memory")
             job.put_back(flight)
 
@@ -293,38 +300,44 @@ class Driver:
         except ValueError as error:
             self._queue.end(job, "failed", f"{label_of(batch)}: {worker} returned rows of another form: {error}")
             return
-        digest = rows_digest(rows)
-        if key in job.delivered:
-            if job.delivered[key] != digest:
+        digest, before = rows_digest(rows), job.digest_of(key)
+        if before is not None:
+            if before != digest:
                 self._progress.say(
                     f"warning: {label_of(batch)} of {job.label} was computed twice, and the rows of {worker} differ; "
                     "the first ones are kept"
                 )
             return
         assert job.run is not None
-        try:
-            job.run.store(batch, rows, answer.seconds, answer.place, answer.rows)
-        except EvalkitError as error:
-            self._queue.end(job, "failed", str(error), error)
-            return
-        advanced = job.deliver(flight, digest, answer.seconds)
+        job.accept(flight, digest)
+        store = partial(job.run.store, batch, rows, answer.seconds, answer.place, answer.rows)
+        self._queue.writer.write(job, flight, answer, store)
         busy = sum(bool(one.flights) or one is worker for one in self._pool.workers)
         self._progress.task(f"{counted(busy, 'worker')}: {job.label}, {batch.task}")
-        self._progress.advance(advanced, batch.documents)
-        left = job.seconds_left
-        hands = max(1, self._pool.holding(job.model))
-        job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
+
+    def _take_written(self) -> None:
+        """Count the batches that have reached the disk; a job whose journal cannot be written fails."""
+        for one in self._queue.writer.written():
+            job = one.job
+            if job.phase == "ended":
+                continue
+            if isinstance(one.error, EvalkitError):
+                self._queue.end(job, "failed", str(one.error), one.error)
+                continue
+            if one.error is not None:
+                raise one.error
+            assert job.run is not None
+            job.deliver(one.flight, one.answer.seconds)
+            self._queue.estimate({worker.model for worker in self._pool.workers}, len(self._pool.usable), self._loading)
+            self._progress.advance(0.0, one.flight.batch.documents)
+            left = job.seconds_left
+            hands = max(1, self._pool.holding(job.model))
+            job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
             self._said.add(line)
             self._progress.say(line)
-
-
-def _is_overdue(job: TrackedJob, flight: Flight, now: float) -> bool:
-    """Return whether a batch takes much longer than its job's other ones; `now` is a monotonic clock's."""
-    usual = job.measured_seconds / len(job.delivered) if job.delivered else _UNKNOWN
-    return now - flight.sent > max(_OVERDUE, _OVERDUE_SHARE * usual)
 
 
 def _next_flight(worker: WorkerHandle, job: TrackedJob) -> Flight | None:

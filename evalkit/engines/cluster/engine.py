@@ -54,7 +54,8 @@ class ClusterRunner:
             short = f", which is all that there is room for: the cluster has {cluster.describe()}"
             lacks = options.workers is not None and room < options.workers
             progress.say(f"{counted(room, 'worker')} of {cluster.needs}{' each' * (room != 1)}{short * lacks}")
-            queue = JobQueue(jobs, [weight_of(job) for job in jobs], progress, done, options.ship)
+            sizes = [size_of(job) for job in jobs]
+            queue = JobQueue(jobs, sizes, progress, done, options.ship, bool(cluster.needs.gpus))
             return Driver(WorkerPool(cluster, progress.say), queue, progress).run()
 
 
@@ -66,8 +67,8 @@ def _finished(job: Job, progress: Progress) -> Outcome | None:
         return Outcome(job, "failed", why_failed(error))
 
 
-def weight_of(job: Job) -> float:
-    """Return the relative cost of a run: the bytes of its weights times its documents."""
+def size_of(job: Job) -> float:
+    """Return the relative cost of a run among those of its benchmark: the bytes of its weights times its documents."""
     plan = job.plan
     try:
         size = sum(path.stat().st_size for path in plan.checkpoint.weights())

@@ -1,4 +1,4 @@
-"""Ray: connection to a cluster, its resources, and workers as actors. Every call of Ray is here.
+"""Ray: workers as actors. Every call of Ray is here or in `connection.py`.
 
 In: options. Out: a `RayCluster`, whose workers answer by futures (`Call`), or an `EvalkitError` in one line.
 """
@@ -9,28 +9,25 @@ import io
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evalkit.brief import counted
+from evalkit.engines.cluster.connection import ANSWER_SECONDS, connect, own_cluster
+from evalkit.engines.cluster.resources import Needs, described, needs_of, room
 from evalkit.engines.cluster.worker import BatchWorker
-from evalkit.errors import EvalkitError, UsageError, first_line
+from evalkit.errors import UsageError, first_line
 
-ANSWER_SECONDS = 10.0
-"""Seconds in which a cluster must answer."""
 IN_HANDS = 2
 """Batches that a worker has at a time: one is computed while the next one is made ready."""
 _LOOK = 1.0
 """Seconds between two looks at the machines of a cluster."""
-_STORE = 256 << 20
-"""Bytes of the object store of a cluster on this machine; batches are small."""
 _LOG_LINES = 8
 _CAUSE = re.compile(r"error|exception|fault|fatal|abort|assert|killed|SIG[A-Z]{3}|out of memory", re.IGNORECASE)
 """What a line of a worker's log has that names a cause."""
@@ -67,18 +64,6 @@ class ClusterOptions:
             raise UsageError("--ship-checkpoints is for other machines; add --ray ADDRESS, or leave it out")
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Resources of one worker."""
-
-    cpus: int
-    gpus: float
-
-    def __str__(self) -> str:
-        gpus = f" and {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
-        return f"{counted(self.cpus, 'CPU core')}{gpus}"
-
-
 class WorkerLostError(Exception):
     """A worker is gone; the message is Ray's reason."""
 
@@ -113,8 +98,8 @@ class RayCluster:
 
     def capacity(self) -> int:
         """Return the number of workers that the machines of the cluster have room for, up to the largest number."""
-        room = sum(_room(one, self.needs) for one in self._seen[0])
-        return room if self._most is None else min(room, self._most)
+        count = sum(room(one, self.needs) for one in self._seen[0])
+        return count if self._most is None else min(count, self._most)
 
     def silent_seconds(self) -> float:
         """Return how long the head of the cluster has not answered."""
@@ -129,11 +114,11 @@ class RayCluster:
 
     def describe(self) -> str:
         """Return the resources of the cluster for messages."""
-        return _described(self._ray.cluster_resources())
+        return described(self._ray.cluster_resources())
 
     def describe_free(self) -> str:
         """Return the resources that no job uses, for messages."""
-        return _described(self._ray.available_resources())
+        return described(self._ray.available_resources())
 
     def start_worker(self) -> Any:
         """Ask for a worker; it starts as soon as there is room for it."""
@@ -211,17 +196,20 @@ def connected(options: ClusterOptions, device: str) -> Iterator[RayCluster]:
     # Ray sends usage statistics unless this is set
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     before = signal.getsignal(signal.SIGTERM)
-    with redirect_stdout(_WithoutRay(sys.stdout)):
+    with redirect_stdout(_WithoutRay(sys.stdout)), ExitStack() as environment:
         try:
-            _connect(ray, options)
+            if options.address is None:
+                environment.enter_context(own_cluster(ray))
+            else:
+                connect(ray, options.address)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)
-            needs = _needs(options, ray, device)
+            needs = needs_of(_machines(ray), options.workers, options.worker_cpus, options.worker_gpus, device)
             share = needs.gpus if needs.gpus else needs.cpus / max(_most_cpus(ray), 1)
             cluster = RayCluster(needs, options, min(1.0, share))
-            if options.address is None and (room := cluster.capacity()) < (options.workers or 1):
+            if options.address is None and (count := cluster.capacity()) < (options.workers or 1):
                 raise UsageError(
-                    f"this machine has {cluster.describe()}: room for {counted(room, 'worker')} of {needs}, not "
+                    f"this machine has {cluster.describe()}: room for {counted(count, 'worker')} of {needs}, not "
                     f"for {options.workers}; see --worker-cpus and --worker-gpus"
                 )
             if not cluster.capacity():
@@ -257,58 +245,6 @@ _RAYS = re.compile(r"\((raylet|autoscaler|gcs_server|\w+ pid=\d+)[^)]*\)")
 """Beginning of a message of Ray."""
 
 
-def _connect(ray: Any, options: ClusterOptions) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-    if options.address is None:
-        ray.init(address="local", include_dashboard=False, object_store_memory=_STORE, **quiet)
-        return
-    address = options.address
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if address != "auto":
-        try:
-            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise EvalkitError(
-                f"--ray {address}: no cluster answers there ({first_line(error)}); start one with ray start --head"
-            ) from error
-    failure: list[BaseException] = []
-
-    def connect() -> None:
-        try:
-            ray.init(address=address, **quiet)
-        except BaseException as error:
-            failure.append(error)
-
-    # Ray itself waits for minutes
-    thread = threading.Thread(target=connect, name="evalkit-ray", daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    if thread.is_alive():
-        raise EvalkitError(f"--ray {address}: no Ray cluster answers there within {ANSWER_SECONDS:.0f} s")
-    if failure:
-        raise EvalkitError(f"--ray {address}: {first_line(failure[0])}") from failure[0]
-
-
-def _needs(options: ClusterOptions, ray: Any, device: str) -> Needs:
-    """Return the resources of a worker; equal shares of the smallest machine where none are given."""
-    nodes = _machines(ray)
-    gpus = options.worker_gpus
-    with_gpus = [one for one in nodes if one.get("GPU")]
-    if gpus is None:
-        gpus = 1.0 if with_gpus and device != "cpu" else 0.0
-    if gpus:
-        nodes = with_gpus or nodes
-    cpus = options.worker_cpus
-    if cpus is None:
-        cores = int(min((one.get("CPU", 1) for one in nodes), default=1))
-        # Of one machine: the number of workers that share it
-        sharing = min((one.get("GPU", 0) for one in nodes), default=0) / gpus if gpus else 1
-        if options.workers is not None and not gpus:
-            sharing = -(-options.workers // max(len(nodes), 1))
-        cpus = max(1, int(cores // max(sharing, 1)))
-    return Needs(cpus, gpus)
-
-
 def _most_cpus(ray: Any) -> float:
     return float(max((one.get("CPU", 1) for one in _machines(ray)), default=1))
 
@@ -316,16 +252,6 @@ def _most_cpus(ray: Any) -> float:
 def _machines(ray: Any) -> list[dict[str, float]]:
     """Return the resources of each machine of the cluster that is up."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _room(resources: dict[str, float], needs: Needs) -> int:
-    room = int(resources.get("CPU", 0) // needs.cpus)
-    return room if not needs.gpus else min(room, int(resources.get("GPU", 0) / needs.gpus + 1e-9))
-
-
-def _described(resources: dict[str, float]) -> str:
-    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
-    return f"{cpus:g} CPU core{'s' * (cpus != 1)} and {gpus:g} GPU{'s' * (gpus != 1)}"
 
 
 def _reason(error: BaseException) -> str:

@@ -22,6 +22,10 @@ from evalkit.engines.cluster.worker import Recipe
 
 _SAME_TIME = 10.0
 """Seconds within which workers of a machine are lost for one reason."""
+_OVERDUE, _OVERDUE_SHARE = 30.0, 5.0
+"""A batch is given to a second, idle worker after this many seconds, and this many times the usual seconds."""
+_UNKNOWN = 120.0
+"""Usual seconds of a batch before one of the job is delivered."""
 MOST_DEATHS = 3
 """Number of workers that a batch, or the preparation of a run, may cost before the run fails."""
 
@@ -54,8 +58,12 @@ class TrackedJob:
 
     number: int
     job: Job
-    weight: float
-    """Relative cost of the whole run."""
+    size: float
+    """Relative cost of the whole run, among runs of its benchmark."""
+    begun: float = 0.0
+    """Finished share, as an earlier session has recorded it; used until the run is planned."""
+    cost: float | None = None
+    """The benchmark's own estimate in seconds; None: not known, or not yet."""
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
     outcome: Outcome | None = None
     stack: ExitStack = field(default_factory=ExitStack)
@@ -70,8 +78,10 @@ class TrackedJob:
     """Whether the planner is asked for batches."""
     ready: deque[Flight] = field(default_factory=deque)
     flights: dict[BatchKey, Flight] = field(default_factory=dict)
+    writing: dict[BatchKey, int] = field(default_factory=dict)
+    """Digests of rows that came and are not in the journal yet."""
     delivered: dict[BatchKey, int] = field(default_factory=dict)
-    """Digests of delivered rows, to compare those of a second delivery with."""
+    """Digests of rows in the journal, to compare those of a second delivery with."""
     refusals: dict[int, str] = field(default_factory=dict)
     """Worker → why it cannot prepare the job."""
     losses: int = 0
@@ -90,9 +100,14 @@ class TrackedJob:
     """Work and seconds of the batches computed in this session."""
     model: str = field(init=False)
     """Name of its checkpoint as it is loaded."""
+    kind: str = field(init=False)
+    """Name of its benchmark."""
+    weight: float = field(init=False)
+    """Relative cost of the whole run, among all runs."""
 
     def __post_init__(self) -> None:
-        plan = self.job.plan
+        plan, self.weight = self.job.plan, self.size
+        self.kind = plan.manifest["kind"]
         self.model = " ".join(map(repr, loading_key(plan.request.model, plan.manifest["specification"])))
 
     @property
@@ -108,7 +123,7 @@ class TrackedJob:
     @property
     def left(self) -> float:
         """Return the unfinished share of its weight."""
-        return self.weight * (1 - self.done / self.total) if self.total else self.weight
+        return self.weight * (1 - (self.done / self.total if self.total else self.begun))
 
     @property
     def seconds_left(self) -> float | None:
@@ -134,10 +149,16 @@ class TrackedJob:
         """Return whether there will be work soon: its batches are being planned."""
         return self.phase == "planning" or (self.phase == "computing" and (self.batches is not None or self.filling))
 
+    def is_overdue(self, flight: Flight, now: float) -> bool:
+        """Return whether a batch takes much longer than the job's other ones; `now` is a monotonic clock's."""
+        usual = self.measured_seconds / len(self.delivered) if self.delivered else _UNKNOWN
+        return now - flight.sent > max(_OVERDUE, _OVERDUE_SHARE * usual)
+
     @property
     def is_computed(self) -> bool:
         """Return whether every batch is in the journal."""
-        return self.phase == "computing" and self.batches is None and not (self.ready or self.flights or self.filling)
+        left = self.ready or self.flights or self.filling or self.writing
+        return self.phase == "computing" and self.batches is None and not left
 
     def count_loss(self, machine: str, now: float) -> None:
         """Count a worker that was lost while it prepared the job."""
@@ -150,17 +171,22 @@ class TrackedJob:
         if not flight.workers and self.flights.pop(flight.batch.key, None) is not None:
             self.ready.appendleft(flight)
 
-    def deliver(self, flight: Flight, digest: int, seconds: float) -> float:
-        """Count a stored batch; return how much of the run's weight it was."""
-        before = self.left
-        key = flight.batch.key
-        self.delivered[key] = digest
-        self.flights.pop(key, None)
+    def digest_of(self, key: BatchKey) -> int | None:
+        """Return the digest of a batch's rows; None before its first delivery."""
+        return self.writing.get(key, self.delivered.get(key))
+
+    def accept(self, flight: Flight, digest: int) -> None:
+        """Take a batch from the workers, to be written; it counts as delivered once it is in the journal."""
+        self.writing[flight.batch.key] = digest
+        self.flights.pop(flight.batch.key, None)
+
+    def deliver(self, flight: Flight, seconds: float) -> None:
+        """Count a stored batch."""
+        self.delivered[flight.batch.key] = self.writing.pop(flight.batch.key)
         # A batch that an earlier session planned differently may be finished in part
         self.done = min(self.done + flight.batch.work, self.total)
         self.measured_work += flight.batch.work
         self.measured_seconds += seconds
-        return before - self.left
 
 
 def label_of(batch: Batch) -> str:

@@ -143,7 +143,7 @@ class BatchWorker:
         with suppress(OSError):
             log = str(Path("/proc/self/fd/2").readlink())
         actor = ""
-        if ray := sys.modules.get("ray"):
+        if (ray := sys.modules.get("ray")) and ray.is_initialized():
             actor = ray.get_runtime_context().get_actor_id() or ""
         return WorkerDescription(platform.node(), os.getpid(), versions(), log, actor)
 

@@ -80,9 +80,10 @@ class Nodes:
         self.address = str(self._cluster.address)
         self.nodes: list[Any] = []
 
-    def add(self, **env: str) -> Any:
-        """Add a node of one core."""
-        node = self._cluster.add_node(num_cpus=1, object_store_memory=100 << 20, env_vars={**self.env, **env})
+    def add(self, cpus: int = 1, gpus: int = 0, **env: str) -> Any:
+        """Add a node; its GPUs are only declared."""
+        resources = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": 100 << 20}
+        node = self._cluster.add_node(**resources, env_vars={**self.env, **env})
         self.nodes.append(node)
         return node
 

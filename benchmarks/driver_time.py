@@ -1,0 +1,129 @@
+"""CPU time of a cluster's driver for each batch: of its loop, its planning and its writing thread.
+
+    python benchmarks/driver_time.py --limit 300
+
+Small checkpoints with a real tokenizer and one worker of Ray, which computes the batches of the first checkpoint and
+returns the same rows at once for the others, so that the driver is what they wait for. Printed: milliseconds for a
+batch, seconds to write a run's results, and the batches a second for which the three threads' one interpreter has time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from driver_memory import write_checkpoint
+
+from evalkit.benchmarks.base import Batch
+from evalkit.engines.cluster.worker import BatchWorker, ComputedBatch, WorkerFailure
+from evalkit.progress import Progress
+
+
+class ReplayingWorker(BatchWorker):
+    """Keeps what it has computed, and returns it for the same batch of another checkpoint."""
+
+    def compute(self, job: str, number: int, batch: Batch, split: bool) -> ComputedBatch | WorkerFailure:
+        """See `BatchWorker`."""
+        kept: dict[Any, ComputedBatch] = self.__dict__.setdefault("kept", {})
+        if batch.key not in kept:
+            found = super().compute(job, number, batch, split)
+            if isinstance(found, ComputedBatch):
+                kept[batch.key] = found
+            return found
+        with self._turns:
+            self._turns.wait_for(lambda: self._turn == number)
+            self._turn += 1
+            self._turns.notify_all()
+        return kept[batch.key]
+
+
+class Deliveries(Progress):
+    """Keeps the time, and the CPU time of the driver's thread, at each delivery."""
+
+    def __init__(self) -> None:
+        super().__init__(live=False)
+        self.moments: list[tuple[float, float]] = []
+
+    def advance(self, work: float, documents: int) -> None:
+        """Keep the time."""
+        super().advance(work, documents)
+        self.moments.append((time.perf_counter(), time.thread_time()))
+
+
+def main() -> None:
+    """Run the driver and print its CPU times."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, default=300, help="Documents of each task.")
+    parser.add_argument("--token-budget", type=int, default=2048, help="Tokens of a batch; 65536 on a GPU.")
+    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--data-dir", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), arguments)
+
+
+def timed(spent: dict[str, float], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that adds its CPU time in its own thread."""
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        started = time.thread_time()
+        try:
+            return function(*arguments, **options)
+        finally:
+            spent[name] += time.thread_time() - started
+
+    return measured
+
+
+def measure(root: Path, arguments: argparse.Namespace) -> None:
+    """Run the jobs and print the times of those that are replayed."""
+    from evalkit.benchmarks.remembered import remembering
+    from evalkit.benchmarks.run import planned
+    from evalkit.benchmarks.session import OpenRun
+    from evalkit.engines.base import Job
+    from evalkit.engines.cluster import ray_cluster
+    from evalkit.engines.cluster.driver import Driver
+    from evalkit.engines.cluster.job_queue import JobQueue
+    from evalkit.engines.cluster.planner import Planner
+    from evalkit.engines.cluster.worker_pool import WorkerPool
+    from evalkit.models.spec import model_spec
+
+    spent: dict[str, float] = defaultdict(float)
+    for name in ("plan", "fill", "finish"):
+        setattr(Planner, name, timed(spent, name, getattr(Planner, name)))
+    setattr(OpenRun, "store", timed(spent, "store", OpenRun.store))  # noqa: B010
+    setattr(ray_cluster, "BatchWorker", ReplayingWorker)  # noqa: B010
+    spec, progress = model_spec("demo"), Deliveries()
+    tokenizer = spec.load(spec.locate(), print).tokenizer
+    settings: dict[str, Any] = {"output": root / "runs", "device": "cpu", "dtype": "float32"}
+    settings |= {"limit": arguments.limit, "token_budget": arguments.token_budget, "data_dir": arguments.data_dir}
+    options = ray_cluster.ClusterOptions(workers=1, worker_cpus=1, worker_gpus=0)
+    count = arguments.checkpoints
+    with remembering(), ray_cluster.connected(options, "cpu") as cluster:
+        jobs = []
+        for number in range(count):
+            write_checkpoint(root / f"model{number}", number, tokenizer)
+            jobs.append(Job(f"run {number}", planned(root / f"model{number}", settings, lambda _: None)))
+        queue = JobQueue(jobs, [1.0] * count, progress, lambda _: None)
+        outcomes = Driver(WorkerPool(cluster, lambda _: None), queue, progress).run()
+    assert {one.state for one in outcomes} == {"finished"}, [one.message for one in outcomes]
+    batches = len(progress.moments) // count
+    replayed = progress.moments[batches:]
+    wall, loop = (1000 * (replayed[-1][n] - replayed[0][n]) / (len(replayed) - 1) for n in (0, 1))
+    planning, writing = (1000 * time / (batches * count) for time in (spent["plan"] + spent["fill"], spent["store"]))
+    print("\n| batches | documents of each | loop, ms | planning, ms | writing, ms | wall, ms | finish, s |")
+    print("|---|---|---|---|---|---|---|")
+    print(
+        f"| {batches} | {8 * arguments.limit / batches:.0f} | {loop:.2f} | {planning:.2f} | {writing:.2f} "
+        f"| {wall:.2f} | {spent['finish'] / count:.2f} |"
+    )
+    print(f"\nat most {1000 / (loop + planning + writing):.0f} batches a second")
+
+
+if __name__ == "__main__":
+    main()
