@@ -66,10 +66,11 @@ class Estimator:
 
         Args:
             jobs: all jobs.
-            workers: number of workers, which share the work.
+            workers: number of workers, which share the work; 0 counts as 1, since another one starts.
             held: checkpoints that workers have loaded or are loading.
             loading: seconds of each time that a worker has loaded one.
         """
+        workers = max(workers, 1)
         measured = [job for job in jobs if job.measured_work]
         rates = _ratios(
             (job.kind, job.measured_seconds, job.weight * job.measured_work / job.total) for job in measured
@@ -88,7 +89,7 @@ class Estimator:
         spent = sum(job.measured_seconds for job in measured)
         batches = sum(len(job.delivered) for job in measured)
         left_each = left / self._busy(workers, spent, batches, sum(loading)) + fmean(loading or [0.0]) * len(waiting)
-        return TimeEstimate(done, done + left, left_each / max(workers, 1))
+        return TimeEstimate(done, done + left, left_each / workers)
 
     def _busy(self, workers: int, spent: float, batches: int, loaded: float) -> float:
         """Return the share of the workers' time, without loading, in which they compute batches."""

@@ -17,12 +17,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from evalkit.engines.cluster.ray_cluster import WorkerLostError
 from evalkit.engines.cluster.tracked_job import TrackedJob
 from evalkit.engines.cluster.worker import BatchWorker
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.lock import is_locked
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
-from tests.engines.cluster.test_loop import InProcessCluster, run
+from tests.engines.cluster.test_loop import LATER, InProcessCluster, run
 from tests.tiny import tiny_checkpoint
 
 
@@ -94,6 +95,19 @@ def test_a_full_disk_ends_its_own_run_only(files: Path, tmp_path: Path, monkeypa
     disk.synced = 100
     again = jobs_of(files, tmp_path, models=2)
     assert states(run(InProcessCluster(1), again)[0]) == ["finished"] * 2
+
+
+def test_the_only_worker_is_lost_before_its_first_batch_is_counted(files: Path, tmp_path: Path) -> None:
+    """The time left is then estimated without any worker."""
+    lost: list[float] = []
+
+    def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if worker == 1 and method == "compute" and arguments[1] == 1:
+            lost.append(time.monotonic())
+            return WorkerLostError("killed")
+        return LATER if worker == 2 and method == "describe" and time.monotonic() - lost[0] < 0.5 else None
+
+    assert states(run(InProcessCluster(1, fault), jobs_of(files, tmp_path, models=1))[0]) == ["finished"]
 
 
 def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
