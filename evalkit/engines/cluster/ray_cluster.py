@@ -107,10 +107,10 @@ class RayCluster:
 
     def _look(self) -> None:
         """Ask for the machines again and again, in a thread: without a head, there is no answer."""
-        with suppress(Exception):  # the connection was closed
-            while True:
+        while self._ray.is_initialized():
+            with suppress(Exception):  # a request that fails counts as no answer
                 self._seen = _machines(self._ray), time.monotonic()
-                time.sleep(_LOOK)
+            time.sleep(_LOOK)
 
     def describe(self) -> str:
         """Return the resources of the cluster for messages."""

@@ -104,6 +104,8 @@ class WorkerPool:
         self._signs: dict[Call, WorkerHandle] = {}
         """Calls for a sign of life."""
         self._watched = time.monotonic()
+        self._head_silent = 0.0
+        """Seconds without an answer of the cluster's head."""
         self._looked = 0.0
         self._alive = self._asked = time.monotonic()
         self._lost_at_start = 0
@@ -134,8 +136,10 @@ class WorkerPool:
             EvalkitError: no worker can be had.
         """
         now = time.monotonic()
-        self._check_head()
-        self._watch(now)
+        # Not the time in which this process itself was stopped
+        passed, self._watched = min(now - self._watched, 1.0), now
+        self._check_head(passed)
+        self._watch(now, passed)
         why = f"; the last one was lost: {self._why}" if self._why else ""
         if self.usable:
             self._alive, self._announced = now, False
@@ -157,9 +161,9 @@ class WorkerPool:
             self.workers.append(worker)
             self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
 
-    def _check_head(self) -> None:
+    def _check_head(self, passed: float) -> None:
         """Say that the head of the cluster does not answer; end the run if that lasts."""
-        silent = self._cluster.silent_seconds()
+        silent = self._head_silent = min(self._cluster.silent_seconds(), self._head_silent + passed)
         if silent > _HEAD_LOST:
             raise EvalkitError(
                 f"the head of the Ray cluster has not answered for {silent:.0f} s; finished batches are saved: start "
@@ -169,10 +173,8 @@ class WorkerPool:
             self._say(f"the head of the Ray cluster has not answered for {silent:.0f} s")
         self._head_announced = silent > _HEAD_SILENT
 
-    def _watch(self, now: float) -> None:
+    def _watch(self, now: float, passed: float) -> None:
         """Ask workers with work for a sign of life."""
-        # Not the time in which this process itself was stopped
-        passed, self._watched = min(now - self._watched, 1.0), now
         for worker in self.usable:
             if worker.silent is not None:
                 before, worker.silent = worker.silent, worker.silent + passed
