@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +122,17 @@ def _ray_log() -> Iterator[Callable[[], str]]:
     except OSError:  # it is closed
         yield lambda: ""
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "log")
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: path.read_text(encoding="utf-8", errors="replace")
-        finally:
-            sys.stderr.flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            sys.stderr.write(_LOG_LINE.sub("", path.read_text(encoding="utf-8", errors="replace")))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "log")
+            with path.open("wb") as file:
+                os.dup2(file.fileno(), 2)
+            try:
+                yield lambda: path.read_text(encoding="utf-8", errors="replace")
+            finally:
+                with suppress(OSError, ValueError):  # the folder's disk is full
+                    sys.stderr.flush()
+                os.dup2(terminal, 2)
+                sys.stderr.write(_LOG_LINE.sub("", path.read_text(encoding="utf-8", errors="replace")))
+    finally:
+        os.close(terminal)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
+from evalkit.engines.cluster.connection import connect
 from tests.engines.cluster.conftest import ROOT
 from tests.studies.tiny_studies import CHOICES, made_files, made_study
 
@@ -162,6 +166,32 @@ def test_a_users_settings_of_authentication_are_respected(more: dict[str, str], 
     assert done.returncode == 0, done.stderr
     kept = (tmp_path / ".ray" / "auth_token").read_text(encoding="utf-8") if (tmp_path / ".ray").exists() else None
     assert kept == (None if more else "cd" * 32)
+
+
+class FullDisk(io.StringIO):
+    """Standard error whose buffer cannot be written."""
+
+    def flush(self) -> None:
+        """See `io.StringIO`."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("what", ["folder", "disk"])
+def test_standard_error_is_as_before_without_space_for_the_log(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor is that of before, and no other one stays open."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    if what == "folder":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    else:
+        monkeypatch.setattr(sys, "stderr", FullDisk())
+    descriptors, file = len(list(Path("/proc/self/fd").iterdir())), os.fstat(2)
+    with pytest.raises(OSError) if what == "folder" else nullcontext():
+        connect(ray, "auto")
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert os.path.samestat(os.fstat(2), file)
 
 
 OTHER_VERSION = """
