@@ -130,6 +130,7 @@ def test_ctrl_c_keeps_every_batch_that_came(files: Path, tmp_path: Path, monkeyp
     assert not is_locked(jobs[0].plan.folder)
 
 
+@pytest.mark.slow
 def test_a_worker_that_keeps_its_checkpoint_looks_at_no_other(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
