@@ -144,7 +144,10 @@ class WorkerPool:
         if self.usable:
             self._alive, self._announced = now, False
         elif self._cluster.is_local and not self._cluster.capacity():
-            raise EvalkitError(f"no worker is left and none can start, since Ray's raylet has ended{why}")
+            raise EvalkitError(
+                f"no worker is left and none can start, since Ray's raylet has ended{why}; finished batches are saved: "
+                "run the same command again"
+            )
         elif now - self._alive > _PATIENCE or self._lost_at_start >= MOST_DEATHS:
             raise EvalkitError(f"no worker could be started: {self._resources()}{why}")
         elif now - self._alive > _STARTING and not self._announced:
@@ -165,9 +168,10 @@ class WorkerPool:
         """Say that the head of the cluster does not answer; end the run if that lasts."""
         silent = self._head_silent = min(self._cluster.silent_seconds(), self._head_silent + passed)
         if silent > _HEAD_LOST:
+            start = "" if self._cluster.is_local else "start the cluster, and "
             raise EvalkitError(
-                f"the head of the Ray cluster has not answered for {silent:.0f} s; finished batches are saved: start "
-                "the cluster, and run the same command again"
+                f"the head of the Ray cluster has not answered for {silent:.0f} s; finished batches are saved: "
+                f"{start}run the same command again"
             )
         if silent > _HEAD_SILENT and not self._head_announced:
             self._say(f"the head of the Ray cluster has not answered for {silent:.0f} s")
