@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import Counter
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -61,7 +60,7 @@ class Driver:
                 for answer in self._pool.answers(_PLANNING_TICK if self._queue.is_busy else _TICK):
                     self._take(answer)
                 self._take_written()
-                self._queue.advance(Counter(worker.model for worker in self._pool.workers))
+                self._queue.advance(self._pool.holding)
         except BaseException as caught:
             error = caught
             raise
@@ -210,10 +209,11 @@ class Driver:
         if isinstance(content, WorkerFailure):
             for line in content.trace.rstrip().splitlines()[-_TRACE_LINES:]:
                 self._progress.say(f"  {line}")
-        if isinstance(content, WorkerFailure) and content.reason == "crashed":
-            for _ in self._pool.remove(worker, content.message):
-                self._take_loss(worker, content.message)
-        elif answer.flight is None:
+            if content.reason == "crashed":
+                for _ in self._pool.remove(worker, content.message):
+                    self._take_loss(worker, content.message)
+                return
+        if answer.flight is None:
             self._take_prepared(worker, job, content)
         else:
             self._take_batch(worker, job, answer.flight, content)
@@ -328,10 +328,11 @@ class Driver:
                 raise one.error
             assert job.run is not None
             job.deliver(one.flight, one.answer.seconds)
-            self._queue.estimate({worker.model for worker in self._pool.workers}, len(self._pool.usable), self._loading)
+            holding = self._pool.holding
+            self._queue.estimate(holding, len(self._pool.usable), self._loading)
             self._progress.advance(0.0, one.flight.batch.documents)
             left = job.seconds_left
-            hands = max(1, self._pool.holding(job.model))
+            hands = max(1, holding[job.model])
             job.run.report(job.done / job.total if job.total else 1.0, None if left is None else left / hands)
 
     def _say_once(self, line: str) -> None:

@@ -26,8 +26,9 @@ from evalkit.benchmarks.base import Batch, Benchmark, Budget, Computer
 from evalkit.benchmarks.loading import check_loaded, load_checked
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.session import Prepared
+from evalkit.engines.base import why_failed
 from evalkit.engines.cluster.shipping import ShippedCheckpoint, unpacked
-from evalkit.errors import EvalkitError, OutOfMemoryError, first_line
+from evalkit.errors import EvalkitError, OutOfMemoryError
 from evalkit.models.spec import ModelSpec
 from evalkit.runs.batch_devices import BatchDevice
 
@@ -237,9 +238,8 @@ class BatchWorker:
         except EvalkitError as error:
             failure = WorkerFailure("refused", str(error), said=self._take_said())
         except Exception as error:
-            message = f"unexpected {type(error).__name__}: {first_line(error)}"
             reason: Literal["refused", "crashed"] = "crashed" if _is_of_accelerator(error) else "refused"
-            failure = WorkerFailure(reason, message, traceback.format_exc(limit=-20), self._take_said())
+            failure = WorkerFailure(reason, why_failed(error), traceback.format_exc(limit=-20), self._take_said())
         # Outside the handlers, whose traceback references the tensors
         self._free()
         return failure

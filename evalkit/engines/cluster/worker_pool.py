@@ -6,6 +6,7 @@ In: a cluster. Out: `WorkerHandle`s, and the answers to their calls.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,9 +115,10 @@ class WorkerPool:
         """Why the last one was lost."""
         self._announced = self._head_announced = False
 
-    def holding(self, model: str) -> int:
-        """Return the number of workers that have a checkpoint loaded or are loading it."""
-        return sum(worker.model == model for worker in self.workers)
+    @property
+    def holding(self) -> Counter[str | None]:
+        """Return checkpoint → number of workers that have it loaded or are loading it."""
+        return Counter(worker.model for worker in self.workers)
 
     @property
     def usable(self) -> list[WorkerHandle]:
