@@ -36,10 +36,10 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from evalkit.compatibility.transformers import quiet
 from evalkit.errors import EvalkitError, first_line
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.models.quiet import quiet
 from evalkit.models.train_tokenizer import train_tokenizer
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan

@@ -35,13 +35,13 @@ def measure(arguments: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from evalkit.analysis.groups import GROUPS, RANK
     from evalkit.benchmarks.attention.computing import Analysis, AttentionSetup
     from evalkit.benchmarks.attention.documents import batches_of
+    from evalkit.benchmarks.attention.groups import GROUPS, RANK
     from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
     from evalkit.benchmarks.base import Batch
-    from evalkit.benchmarks.loading import load_model
     from evalkit.benchmarks.request import request_of
+    from evalkit.benchmarks.session import load_model
 
     names = ("sample", "dtype", "device", "context", "text")
     options = {name: getattr(arguments, name) for name in names} | {"layers": arguments.layers or None}

@@ -14,8 +14,8 @@ import argparse
 from itertools import accumulate
 from statistics import median
 
-from evalkit.api import load_run
 from evalkit.benchmarks.registry import benchmark
+from evalkit.comparison.api import load_run
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.journal import Journal

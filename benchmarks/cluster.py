@@ -70,8 +70,8 @@ def measure(arguments: argparse.Namespace) -> float:
 
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
-    from evalkit.engines.base import Job
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
+    from evalkit.studies.engines import Job
 
     options: dict[str, Any] = {
         "output": arguments.output,
@@ -89,10 +89,10 @@ def measure(arguments: argparse.Namespace) -> float:
         started = time.perf_counter()
         run_plan(plan, progress)
         return time.perf_counter() - started
-    from evalkit.engines.cluster.driver import Driver
-    from evalkit.engines.cluster.job_queue import JobQueue
-    from evalkit.engines.cluster.ray_cluster import ClusterOptions, connected
-    from evalkit.engines.cluster.worker_pool import WorkerPool
+    from evalkit.studies.cluster.driver import Driver
+    from evalkit.studies.cluster.job_queue import JobQueue
+    from evalkit.studies.cluster.ray_cluster import ClusterOptions, connected
+    from evalkit.studies.cluster.worker_pool import WorkerPool
 
     gpus = None if arguments.device == "cpu" else torch.cuda.device_count() / arguments.workers
     options_of_workers = ClusterOptions(workers=arguments.workers, worker_cpus=1, worker_gpus=gpus)

@@ -77,7 +77,7 @@ def make(root: Path, arguments: argparse.Namespace) -> None:
 
 def random_row(question: Any, choice: int, rng: np.random.Generator) -> Any:
     """Return a row of the score table with random log-likelihoods."""
-    from evalkit.scores.table import ScoreRow
+    from evalkit.runs.score_table import ScoreRow
 
     about = (question.task, question.subtask, question.doc_id, choice, len(question.choices), question.gold)
     size = len(question.choices[choice])
@@ -102,10 +102,10 @@ def drive(root: Path, arguments: argparse.Namespace) -> None:
     """Run the driver and print its memory."""
     from evalkit.benchmarks.remembered import remembering
     from evalkit.benchmarks.run import planned
-    from evalkit.engines.base import Job
-    from evalkit.engines.cluster.engine import ClusterRunner
-    from evalkit.engines.cluster.ray_cluster import ClusterOptions
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
+    from evalkit.studies.cluster.engine import ClusterRunner
+    from evalkit.studies.cluster.ray_cluster import ClusterOptions
+    from evalkit.studies.engines import Job
 
     progress = Progress(live=False)
     with remembering():

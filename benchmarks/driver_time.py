@@ -20,8 +20,8 @@ from typing import Any
 from driver_memory import write_checkpoint
 
 from evalkit.benchmarks.base import Batch
-from evalkit.engines.cluster.worker import BatchWorker, ComputedBatch, WorkerFailure
-from evalkit.progress import Progress
+from evalkit.display import Progress
+from evalkit.studies.cluster.worker import BatchWorker, ComputedBatch, WorkerFailure
 
 
 class ReplayingWorker(BatchWorker):
@@ -85,13 +85,13 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.benchmarks.remembered import remembering
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import OpenRun
-    from evalkit.engines.base import Job
-    from evalkit.engines.cluster import ray_cluster
-    from evalkit.engines.cluster.driver import Driver
-    from evalkit.engines.cluster.job_queue import JobQueue
-    from evalkit.engines.cluster.planner import Planner
-    from evalkit.engines.cluster.worker_pool import WorkerPool
     from evalkit.models.spec import model_spec
+    from evalkit.studies.cluster import ray_cluster
+    from evalkit.studies.cluster.driver import Driver
+    from evalkit.studies.cluster.job_queue import JobQueue
+    from evalkit.studies.cluster.planner import Planner
+    from evalkit.studies.cluster.worker_pool import WorkerPool
+    from evalkit.studies.engines import Job
 
     spent: dict[str, float] = defaultdict(float)
     for name in ("plan", "fill", "finish"):

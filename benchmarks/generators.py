@@ -31,8 +31,7 @@ from evalkit.benchmarks.longbench.protocol import find_task
 from evalkit.data.sampling import FirstDocuments
 from evalkit.generation.capacity import capacity_of
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import Prompt, Stops
-from evalkit.generation.tokens import end_tokens
+from evalkit.generation.prompts import Prompt, Stops, end_tokens
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
 

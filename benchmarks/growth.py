@@ -49,8 +49,8 @@ def parse() -> argparse.Namespace:
 
 def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]:
     """Return (documents, seconds, bytes) of one size."""
+    from evalkit.benchmarks.multiple_choice.encoded import question_item, question_rows
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
     from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
     from evalkit.benchmarks.multiple_choice.tasks import load_questions
     from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -58,7 +58,7 @@ def measure(arguments: argparse.Namespace, limit: int) -> tuple[int, float, int]
     from evalkit.data.sampling import FirstDocuments
     from evalkit.models.load import load
     from evalkit.models.locate import locate
-    from evalkit.scoring.budget import auto_budget
+    from evalkit.scoring.architecture import auto_budget
     from evalkit.scoring.engine import Engine
     from evalkit.scoring.pack import plan
 

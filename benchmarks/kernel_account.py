@@ -28,8 +28,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from versus_lm_eval import matrices, note
 
+from evalkit.benchmarks.multiple_choice.encoded import question_item
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -37,7 +37,7 @@ from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.scoring.budget import auto_budget
+from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import TreeBatch, plan

@@ -10,7 +10,7 @@ run by run      distinct tokens of one run for each prompt
 as run          distinct tokens of a run under all prompts: orders of the options share a tree, templates do not
 one tree        the same if all prompts of a document shared one tree, without prefixes that documents share
 
-No weights are read. Counts are estimates from the sampled documents (`scoring/token_counts.py`).
+No weights are read. Counts are estimates from the sampled documents (`scoring/sequences.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from __future__ import annotations
 import sys
 
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.scoring import task_tokens
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
-from evalkit.benchmarks.multiple_choice.token_counts import task_tokens
 from evalkit.benchmarks.prompt_variants.orders import in_orders, orders_of, under_order
 from evalkit.benchmarks.prompt_variants.plan import VariedPlan
 from evalkit.benchmarks.run import planned
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
-from evalkit.scoring.token_counts import distinct_tokens
+from evalkit.scoring.sequences import distinct_tokens
 
 VARY = ("template", "choice_order", "system_prompt")
 

@@ -24,7 +24,7 @@ import numpy as np
 from evalkit.models.locate import silent
 from evalkit.pages.contents import contents_of_runs
 from evalkit.pages.report import PageRequest, write_report
-from evalkit.resources import RUNS
+from evalkit.paths import RUNS
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import Run
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evalkit.engines.cluster.scheduling import CheckpointLoad, choose_checkpoint
+from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 
 SIZES = {"one": (1.0,), "1 : 3 : 10": (1.0, 3.0, 10.0)}
 """Relative seconds of the checkpoints, in turn."""
@@ -122,7 +122,7 @@ def batch_seconds(folder: Path, data_dir: Path | None, budget: int) -> list[floa
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.folder import JOURNAL, load_run
     from evalkit.runs.journal import Journal
-    from evalkit.scores.table import ScoreRow
+    from evalkit.runs.score_table import ScoreRow
 
     run, kind = load_run(folder), benchmark("multiple_choice")
     manifest = run.manifest

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evalkit.models.imports import import_modeling
+from evalkit.models.registration import import_modeling
 
 BARE = "import torch; import lm_eval; import transformers.models.llama.modeling_llama"
 STAGES = (

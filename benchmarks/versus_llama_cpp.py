@@ -47,8 +47,8 @@ from llama_tables import CommandRow, TaskRow, write
 from numpy.typing import NDArray
 from versus_lm_eval import machine, note, timed
 
+from evalkit.benchmarks.multiple_choice.encoded import question_item
 from evalkit.benchmarks.multiple_choice.prompts import CONTINUATION, EncodedQuestion, Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
@@ -56,7 +56,7 @@ from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.scoring.budget import auto_budget
+from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
 

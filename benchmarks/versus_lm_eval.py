@@ -35,9 +35,8 @@ import psutil
 import torch
 
 from evalkit import __version__
-from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion
+from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, EncodedQuestion, question_item, question_rows
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite, with_fewshot
 from evalkit.benchmarks.multiple_choice.tasks import load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -45,7 +44,7 @@ from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
 from evalkit.models.load import load
 from evalkit.models.locate import locate
-from evalkit.scoring.budget import auto_budget
+from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
 

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 from evalkit.models.registration import register_when_used
 
 if TYPE_CHECKING:
-    from evalkit.api import compare, load_run
     from evalkit.benchmarks.lm_eval.harness import harness
     from evalkit.benchmarks.run import evaluate
+    from evalkit.comparison.api import compare, load_run
     from evalkit.comparison.differences import AverageDifference, Comparison, TaskDifference
+    from evalkit.display import Progress
     from evalkit.errors import (
         CheckpointError,
         DataError,
@@ -41,11 +42,10 @@ if TYPE_CHECKING:
         UnknownNameError,
         UsageError,
     )
-    from evalkit.progress import Progress
+    from evalkit.runs.accuracies import Average, Results, TaskResult
     from evalkit.runs.finding import list_runs
     from evalkit.runs.folder import Run
-    from evalkit.scores.results import Average, Results, TaskResult
-    from evalkit.training.callback import TrainerCallback
+    from evalkit.studies.training import TrainerCallback
 
 # Not read from the installed metadata: the distribution named "evalkit" is another project
 __version__ = "0.1.0"
@@ -53,18 +53,18 @@ __version__ = "0.1.0"
 _MODULES = {
     "evaluate": "benchmarks.run",
     "harness": "benchmarks.lm_eval.harness",
-    "Progress": "progress",
+    "Progress": "display",
     "Run": "runs.folder",
-    "load_run": "api",
-    "compare": "api",
+    "load_run": "comparison.api",
+    "compare": "comparison.api",
     "AverageDifference": "comparison.differences",
     "Comparison": "comparison.differences",
     "TaskDifference": "comparison.differences",
     "list_runs": "runs.finding",
-    "Average": "scores.results",
-    "Results": "scores.results",
-    "TaskResult": "scores.results",
-    "TrainerCallback": "training.callback",
+    "Average": "runs.accuracies",
+    "Results": "runs.accuracies",
+    "TaskResult": "runs.accuracies",
+    "TrainerCallback": "studies.training",
     **dict.fromkeys(
         (
             "CheckpointError",

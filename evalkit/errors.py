@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import ClassVar
 
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 _MAX_LISTED = 200
 """Largest number of known names of which a message lists some."""

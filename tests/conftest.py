@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.data.wheels import demo_checkpoint
+from evalkit.display import Progress
 from evalkit.errors import EvalkitError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from tests.documents import made_up, official
 from tests.tiny import tiny_checkpoint

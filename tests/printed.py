@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalkit.reporting.formats import Format
+from evalkit.reporting.markup import Format
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from evalkit.runs.folder import MANIFEST, RESULTS, specification_id
-from evalkit.runs.seal import DIGEST, digest, sealed
+from evalkit.runs.forms import DIGEST, digest, sealed
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:

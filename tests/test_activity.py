@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from evalkit import activity
-from evalkit.activity import doing, hidden_activity, imports, news, shown_activity
-from evalkit.progress import Progress
+from evalkit import display
+from evalkit.display import Progress, doing, hidden_activity, imports, news, shown_activity
 
 LONG = 0.15
 """Seconds, more than the silence below."""
@@ -23,8 +22,8 @@ LONG = 0.15
 
 @pytest.fixture(autouse=True)
 def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_SILENCE", 0.03)
-    monkeypatch.setattr(activity, "_SHORTEST", 0.03)
+    monkeypatch.setattr(display, "_SILENCE", 0.03)
+    monkeypatch.setattr(display, "_SHORTEST", 0.03)
 
 
 @pytest.fixture
@@ -47,8 +46,8 @@ def test_long_work_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("shown")
 def test_fast_work_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_SILENCE", 60)
-    monkeypatch.setattr(activity, "_SHORTEST", 60)
+    monkeypatch.setattr(display, "_SILENCE", 60)
+    monkeypatch.setattr(display, "_SHORTEST", 60)
     with doing("nothing much"):
         pass
     assert capsys.readouterr().err == ""
@@ -115,7 +114,7 @@ def on_terminal(script: str, columns: int = 40) -> str:
     """Return a script's output on a terminal of some columns."""
     parent, child = pty.openpty()
     environment = os.environ | {"COLUMNS": str(columns), "TERM": "xterm"}
-    command = [sys.executable, "-c", f"from evalkit.activity import *\nimport time\n{script}"]
+    command = [sys.executable, "-c", f"from evalkit.display import *\nimport time\n{script}"]
     with subprocess.Popen(command, stderr=child, stdout=child, env=environment, cwd=Path(__file__).parents[1]):
         os.close(child)
         parts = []
@@ -169,7 +168,7 @@ def test_nothing_stays_when_interrupted() -> None:
 
 
 def test_a_closed_standard_error_is_no_error() -> None:
-    script = "from evalkit.activity import *\nwith shown_activity(), doing('loading', slow=True): print('result')"
+    script = "from evalkit.display import *\nwith shown_activity(), doing('loading', slow=True): print('result')"
     command = f'{sys.executable} -c "{script}" 2>&-'
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True

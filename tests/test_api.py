@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 
 import evalkit
-from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.benchmarks.request import SuiteRequest
+from evalkit.display import Progress
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.models.locate import locate
 from evalkit.models.spec import ModelSpec, model_spec
-from evalkit.progress import Progress
-from evalkit.scores.table import CLUSTER, ScoreRow
+from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests.tiny import tiny_checkpoint
 
 HEAVY = ("torch", "transformers", "pandas", "lm_eval", "datasets")

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.lm_eval.index import catalogue_index
-from evalkit.benchmarks.multiple_choice import stored_tokens
+from evalkit.benchmarks.multiple_choice import stored
 from evalkit.benchmarks.run import evaluate
 from evalkit.compatibility.lm_eval import CatalogueEntry
-from evalkit.models import hashes
+from evalkit.display import Progress
+from evalkit.models import fingerprint
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from tests.tiny import tiny_checkpoint
 
@@ -31,8 +31,8 @@ KINDS = ("digests", "questions", "sharing", "tokens")
 @pytest.fixture(autouse=True)
 def _all_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also tokens of small tasks, and digests of new files."""
-    monkeypatch.setattr(stored_tokens, "_LEAST", 0)
-    monkeypatch.setattr(hashes, "_SETTLED", -1e9)
+    monkeypatch.setattr(stored, "_LEAST", 0)
+    monkeypatch.setattr(fingerprint, "_SETTLED", -1e9)
 
 
 class Pipes:

@@ -14,7 +14,7 @@ import pytest
 
 from evalkit.benchmarks.registry import GROUP, benchmark
 from evalkit.cli import main
-from evalkit.scores.rules import find_rule
+from evalkit.runs.rules import find_rule
 from tests.documents import made_up
 from tests.packages import install
 from tests.tiny import tiny_checkpoint

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.inputs.texts import LONGEST_TEXT
+from evalkit.inputs.values import LONGEST_TEXT
 from tests.arguments import arguments
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
 from tests.cli.test_root import Command, Outcome, _no_settings, complains, evalkit, run

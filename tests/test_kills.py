@@ -17,9 +17,9 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.progress import Progress
+from evalkit.display import Progress
 from evalkit.runs.folder import load_run
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
 from tests.documents import made_up
 from tests.journals import entries_of
 from tests.marks import fast
@@ -30,7 +30,7 @@ BUDGET = 128
 PRELOADED = [
     "evalkit.benchmarks.run",
     "evalkit.models.load",
-    "evalkit.export.lm_eval",
+    "evalkit.benchmarks.lm_eval.log_format",
     "evalkit.scoring.engine",
     "lm_eval.tasks",
     "pyarrow.parquet",

@@ -10,10 +10,10 @@ import pytest
 
 from evalkit.cli import main
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.export import export_run, form_names
+from evalkit.exchange.exports import export_run, form_names
+from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
-from evalkit.scores.results import available_rules
-from evalkit.scores.rules import RULES, Rule, all_rules, choose, find_rule
+from evalkit.runs.rules import RULES, Rule, all_rules, choose, find_rule
 from tests.packages import install
 
 Add = Callable[[str, str, str], None]

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from evalkit import progress as module
-from evalkit.progress import Progress
+from evalkit import display as module
+from evalkit.display import Progress
 
 
 class Clock:
@@ -89,7 +89,7 @@ def test_a_terminal_gets_a_bar(columns: str) -> None:
     import pty
 
     script = (
-        "from evalkit.progress import Progress\n"
+        "from evalkit.display import Progress\n"
         "with Progress() as p:\n"
         "    p.say('before [bold]')\n    p.start(10, 2)\n    p.task('piqa')\n    p.advance(3, 1)\n"
         "    p.say('during [bold]')\n    p.advance(5, 1)\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from evalkit.models.quiet import quiet
+from evalkit.compatibility.transformers import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

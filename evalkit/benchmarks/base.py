@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from evalkit.benchmarks.outcomes import Label
+from evalkit.display import Say
 from evalkit.errors import UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
@@ -28,12 +29,11 @@ from evalkit.runs.forms import StoredResults
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.outcomes import Comparable, Metric
-    from evalkit.benchmarks.request import Request
-    from evalkit.benchmarks.run_figures import RunFigure
-    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.benchmarks.request import Request, TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.models.locate import Checkpoint
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.batch_devices import BatchDevice
     from evalkit.runs.columns import Rows
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from evalkit.runs.folder import Run
     from evalkit.runs.writing import RunWriter
 
-Say = Callable[[str], None]
 Row = tuple[Any, ...]
 """A journal row: a `NamedTuple` of numbers, strings, booleans and None."""
 
@@ -287,7 +286,7 @@ class Benchmark(ABC):
             rule: see `metrics`.
             detail: whether to include the subtasks of tasks that have them.
         """
-        from evalkit.benchmarks.results_report import metrics_report
+        from evalkit.benchmarks.outcomes import metrics_report
 
         return metrics_report(run, self.metrics(run, rule))
 

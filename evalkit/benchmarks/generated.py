@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned, Say
-from evalkit.benchmarks.task_tokens import TaskTokens
+from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
+from evalkit.benchmarks.request import TaskTokens
+from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.finished_rows import FinishedRows
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from evalkit.benchmarks.generating_facts import GeneratingFacts
+    from evalkit.generation.capacity import GeneratingFacts
     from evalkit.generation.prompts import Ints, Prompt
     from evalkit.models.load import LoadedModel
     from evalkit.runs.folder import Run
@@ -100,7 +101,7 @@ class GeneratedBenchmark(Benchmark):
 
     def facts(self) -> type[GeneratingFacts]:
         """Return `GeneratingFacts`."""
-        from evalkit.benchmarks.generating_facts import GeneratingFacts
+        from evalkit.generation.capacity import GeneratingFacts
 
         return GeneratingFacts
 
@@ -138,9 +139,9 @@ class GeneratedBenchmark(Benchmark):
         """Estimate the tokens of prompts and answers. Prompts share whole chunks, as they are batched."""
         import numpy as np
 
-        from evalkit.benchmarks.generating_facts import assumed_facts
+        from evalkit.generation.capacity import assumed_facts
         from evalkit.generation.generator import CHUNK
-        from evalkit.scoring.token_counts import distinct_tokens
+        from evalkit.scoring.sequences import distinct_tokens
 
         facts, found = assumed_facts(plan, tokenizer), []
         for task, documents in self.documents(plan).items():
@@ -175,10 +176,9 @@ class _GenerationComputer:
     """Computer of benchmarks with generated answers."""
 
     def __init__(self, loaded: LoadedModel, budget: int | None, context: int, say: Say) -> None:
-        from evalkit.benchmarks.generating_facts import GeneratingFacts
-        from evalkit.generation.capacity import measure_capacity
+        from evalkit.generation.capacity import GeneratingFacts, measure_capacity
         from evalkit.generation.generator import generator_of
-        from evalkit.generation.tokens import end_tokens
+        from evalkit.generation.prompts import end_tokens
 
         self._generator = generator_of(loaded, say)
         self._tokenizer = loaded.tokenizer

@@ -13,12 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
-from evalkit.benchmarks.request import DocumentRequest, numerics
-from evalkit.benchmarks.task_tokens import spread
+from evalkit.benchmarks.request import DocumentRequest, numerics, spread
+from evalkit.display import Say
 from evalkit.errors import ScoringError, UsageError
 from evalkit.inputs.validated import Stored
 from evalkit.models.locate import Checkpoint
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.generating_facts import GeneratingFacts
+    from evalkit.generation.capacity import GeneratingFacts
     from evalkit.runs.folder import Run
     from evalkit.runs.writing import RunWriter
 
@@ -201,8 +200,7 @@ class PromptedBenchmark(GeneratedBenchmark):
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the answers of each task."""
-        from evalkit.benchmarks.answer_views import answered
-        from evalkit.benchmarks.document_views import AnswerView
+        from evalkit.benchmarks.document_views import AnswerView, answered
 
         table = run.table(ANSWERS, ("task", "id", "prompt", "reference", "answer", "score"))
         for task, rows in table.groupby("task", sort=False):

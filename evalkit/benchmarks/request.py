@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evalkit import __version__
+from evalkit.benchmarks.remembered import remembered
+from evalkit.data import Library
 from evalkit.data.sampling import DocumentSample, DocumentSelection, FirstDocuments
+from evalkit.display import Say
 from evalkit.errors import UsageError
+from evalkit.escape import printable
 from evalkit.inputs import values
-from evalkit.inputs.fields import LEAST, WORD, check_field_names, fitted
+from evalkit.inputs.values import LEAST, WORD, check_field_names, fitted
 from evalkit.models.fingerprint import fingerprint
-from evalkit.models.locate import Checkpoint, Say, resolve_dtype, silent
+from evalkit.models.locate import Checkpoint, resolve_dtype, silent
 from evalkit.models.spec import ModelSpec, model_spec
-from evalkit.reporting.escape import printable
-from evalkit.resources import RUNS
+from evalkit.paths import RUNS
 
 SCORING_VERSION = 3
 """Increased with every change of evalkit that changes a score; part of every run's specification."""
@@ -133,3 +136,78 @@ def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: S
         "context_extension": None if extension is None else extension.specification(),
         "limit": limit,
     }
+
+
+DEFAULT_SUITE = "zeroshot8"
+
+
+@dataclass(frozen=True)
+class SuiteRequest(DocumentRequest):
+    """Settings of a run of a suite or of lm-eval's tasks."""
+
+    suite: str | None = None
+    """A suite's name or YAML file, or "lm_eval" for lm-eval's tasks; None: zeroshot8 if it has all `tasks`, else
+    lm_eval."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of the suite; empty: all. For lm_eval: tasks, groups or tags."""
+    include_path: Path | None = None
+    """Folder of the user's lm-eval task files, which can run Python code next to them."""
+    template: str | None = None
+    """A template's name, or the path of a template file; None: inst, or plain for lm-eval's tasks."""
+    rule: str | None = None
+    """The scoring rule; None: `ppl` if the template scores whole sequences, else `acc`."""
+    num_fewshot: int | None = field(default=None, metadata={LEAST: 0})
+    """Number of solved examples before each question; None: 0, or an lm-eval task's default."""
+    vary: tuple[str, ...] = ()
+    """Factors of the prompt to vary (template, choice_order, system_prompt), or a YAML file of prompts; empty: one
+    prompt."""
+    data_dir: Path | None = None
+    """Folder of `<task>.jsonl` files, searched before all other sources."""
+    allow_unofficial_data: bool = False
+    """Whether to accept documents that are not the pinned ones; their results are marked."""
+    log_samples: bool = False
+    """Whether to write lm-eval's per-document sample files."""
+
+
+@dataclass(frozen=True)
+class TaskTokens:
+    """Estimates for all documents of a task."""
+
+    task: str
+    documents: int
+    sampled: int
+    """Documents that were tokenised; if these are all, the numbers are counts."""
+    rows: float
+    """Rows of the journal."""
+    alone: float
+    """Input tokens of all sequences, one by one."""
+    distinct: float
+    """Input tokens without those that are shared."""
+    generated: float = 0.0
+    """Most tokens that are generated."""
+    row_bytes: float = 0.0
+    """Bytes of a row in journal and tables together; 0: those of a scored choice or of a generated answer."""
+    seconds: float = 0.0
+    """Time of what is no matrix product, on one CPU."""
+
+
+def spread(count: int, most: int, block: int = 1) -> list[int]:
+    """Return at most `most` places among `count`, in blocks of neighbours that are evenly spread from the first.
+
+    Neighbours may share a prefix, and parts of a task may differ in length, so both are sampled.
+    """
+    if count <= most:
+        return list(range(count))
+    blocks = max(1, most // block)
+    starts = (number * (count - block) // blocks for number in range(blocks))
+    return sorted({start + place for start in starts for place in range(block)})
+
+
+def shared_library(request: SuiteRequest, say: Say) -> Library:
+    """Return the library with a request's documents; within `remembering` each document is read once.
+
+    Raises:
+        DataError: `data_dir` is not a folder that can be read.
+    """
+    data_dir, unofficial = request.data_dir, request.allow_unofficial_data
+    return remembered("library", (data_dir, unofficial), lambda: Library(data_dir, unofficial, say))

@@ -6,16 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from evalkit.benchmarks.base import Benchmark, Plan, Say
+from evalkit.benchmarks.base import Benchmark, Plan
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
-from evalkit.benchmarks.request import Request, request_of
+from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, request_of
 from evalkit.benchmarks.session import run_plan
-from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
+from evalkit.display import Progress, Say
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.inputs import values
 from evalkit.models.spec import ModelSpec
-from evalkit.progress import Progress
-from evalkit.resources import RUNS
+from evalkit.paths import RUNS
 from evalkit.runs.folder import Run
 
 if TYPE_CHECKING:

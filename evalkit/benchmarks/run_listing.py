@@ -13,7 +13,7 @@ from typing import Any
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.registry import kinds as known_kinds
 from evalkit.errors import RunError
-from evalkit.inputs.numbered import by_number
+from evalkit.inputs.values import by_number
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import kinds, mixture

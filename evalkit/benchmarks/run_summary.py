@@ -9,16 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.outcomes import Metric
+from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, Metric
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.benchmarks.results_report import LOWER_IS_BETTER, LOWER_NOTE
 from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
+
+if TYPE_CHECKING:
+    from evalkit.benchmarks.outcomes import Metric
+    from evalkit.runs.folder import Run
+
 
 _NONE = "–"
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.analysis.groups import GROUPS
+from evalkit.benchmarks.attention.groups import GROUPS
 from evalkit.cli.options import (
     CHECKPOINT,
     COMPUTING,
@@ -20,12 +20,20 @@ from evalkit.cli.options import (
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option
-from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import dry_run, run_and_print
-from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
+from evalkit.cli.running import (
+    PRINTING,
+    WORKERS,
+    dry_run,
+    has_workers,
+    print_report,
+    print_run,
+    run_and_print,
+    runner_of,
+    worker_options,
+)
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
 
 
@@ -83,7 +91,7 @@ def attention(
     asked = options | {"suite": "attention"}
 
     def output(run: Run, _: str) -> None:
-        from evalkit.benchmarks.attention.results_report import attention_report
+        from evalkit.benchmarks.attention.results import attention_report
 
         print_run(run, attention_report(run), form, standalone)
 

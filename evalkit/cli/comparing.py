@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
 from evalkit.cli.parameters import MARGIN, argument, is_typed, option
-from evalkit.cli.printing import PRINTING, print_report
+from evalkit.cli.running import PRINTING, print_report
+from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
     from evalkit.comparison.curves import Curve
     from evalkit.comparison.sides import Side
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
 
 
 @click.command()
@@ -74,7 +74,7 @@ def compare(
     """
     _check(curve, fail_if_worse, margin)
     _check_study(study, benchmark, groups, is_typed(ctx, "output"))
-    from evalkit.scores.outcomes import outcome_key
+    from evalkit.runs.outcomes import outcome_key
 
     key = outcome_key(outcome, rule)
     notes: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def compare(
     with doing("reading and comparing runs"):
         from evalkit.comparison.comparison import compare_sides
         from evalkit.comparison.comparison_report import comparison_report
-        from evalkit.comparison.decision import exit_code
+        from evalkit.comparison.differences import exit_code
         from evalkit.comparison.sides import find_sides
 
         sides: Sequence[Side]
@@ -113,7 +113,7 @@ def _sides_of_study(
     path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
     """Return sides, notes, and the key of the outcome, under the benchmark's rule by default."""
-    from evalkit.scores.outcomes import with_default_rule
+    from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_sides
 
@@ -134,7 +134,7 @@ def _curves_of_study(
     path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
 ) -> tuple[list[Curve], tuple[str, ...]]:
     from evalkit.comparison.curves import curve
-    from evalkit.scores.outcomes import with_default_rule
+    from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_trainings
 
@@ -148,7 +148,7 @@ def _curves_of_study(
 def _print_curves(
     found: list[Curve], notes: tuple[str, ...], form: Format, standalone: bool, plot: Path | None
 ) -> None:
-    from evalkit.comparison.curve_report import curve_report
+    from evalkit.comparison.curves import curve_report
 
     print_report(curve_report(found).with_notes(notes), form, standalone)
     if plot:

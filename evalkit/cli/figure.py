@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from evalkit.activity import doing
-from evalkit.analysis.layer_numbers import parsed_layers
 from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
+from evalkit.benchmarks.attention.groups import parsed_layers
 from evalkit.cli.options import BENCHMARK, STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
+from evalkit.display import doing
 from evalkit.errors import UsageError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.figures.runs import AnalysedRun
@@ -140,8 +140,8 @@ def _analysed(
         found, notes = [named_run(one) for one in given], []
         known = names_of(found)
     else:
-        from evalkit.studies.figures import study_analyses
         from evalkit.studies.results import read_results
+        from evalkit.studies.sides import study_analyses
 
         analyses = study_analyses(read_results(study), given, benchmark)
         found, known, notes = analyses.runs, analyses.names, [*analyses.notes]

@@ -28,16 +28,15 @@ from evalkit.cli.options import (
     named_run,
 )
 from evalkit.cli.parameters import FOLDER, Commands, argument, comma_separated, option, typed_option
-from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import dry_run, run_and_print
+from evalkit.cli.running import PRINTING, dry_run, print_report, print_run, run_and_print
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.longbench.metrics import EditVariant
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
 
 EDIT_SIMILARITY = option("--edit-similarity", type=click.Choice(["difflib", "rapidfuzz"]), default="difflib",

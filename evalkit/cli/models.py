@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from evalkit.cli.parameters import FOLDER, Commands, argument, typed_option
-from evalkit.cli.printing import PRINTING, print_report
-from evalkit.reporting.escape import printable
+from evalkit.cli.running import PRINTING, print_report
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
 
 _TO = typed_option("--output", "-o", type=FOLDER, required=True, help="Folder to write; must be new or empty.")
 _PICKLE = typed_option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code.")
@@ -30,7 +30,7 @@ def models() -> None:
 @PRINTING
 def list_(form: Format, standalone: bool) -> None:
     """List the models that evalkit knows by name."""
-    from evalkit.models.model_report import models_report
+    from evalkit.cli.listing import models_report
 
     print_report(models_report(), form, standalone)
 
@@ -48,7 +48,7 @@ def show(model: str, form: Format, standalone: bool) -> None:
     evalkit models show my-checkpoint
     evalkit models show my_models.yaml:mine
     """
-    from evalkit.models.model_report import model_report
+    from evalkit.cli.listing import model_report
 
     print_report(model_report(model), form, standalone)
 
@@ -84,7 +84,7 @@ def init(model: str, output: Path, seed: int, dtype: str, tokenizer: str | None,
 def export(checkpoint: str, output: Path, allow_pickle: bool) -> None:
     """Export an evalkit checkpoint so that it loads without evalkit, by trust_remote_code."""
     from evalkit.data.wheels import say_on_stderr
-    from evalkit.models.export import export as write
+    from evalkit.models.init import export as write
     from evalkit.models.locate import locate
 
     write(locate(checkpoint, allow_pickle=allow_pickle, say=say_on_stderr), output)

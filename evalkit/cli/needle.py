@@ -20,11 +20,10 @@ from evalkit.cli.options import (
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option
-from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import dry_run, run_and_print
+from evalkit.cli.running import PRINTING, dry_run, print_report, print_run, run_and_print
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
 
 
@@ -68,7 +67,7 @@ def needle(
     asked = options | {"suite": "needle"}
 
     def output(run: Run, _: str) -> None:
-        from evalkit.benchmarks.needle.results_report import needle_report
+        from evalkit.benchmarks.needle.benchmark import needle_report
 
         print_run(run, needle_report(run), form, standalone)
 

@@ -25,7 +25,7 @@ from evalkit.cli.parameters import (
     typed_option,
 )
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.resources import RUNS
+from evalkit.paths import RUNS
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run
@@ -226,7 +226,7 @@ def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) 
     Raises:
         UsageError: none is given, both forms are used, or nothing matches a pattern.
     """
-    from evalkit.models.matching import is_pattern, matching
+    from evalkit.models.files import is_pattern, matching
 
     if len(given) > 1 and model is not None and is_typed(ctx, "model"):
         raise UsageError(f"checkpoints are given as arguments and as --model {model}; give all as arguments")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import (
     CHECKPOINT,
     COMPUTING,
@@ -23,16 +22,25 @@ from evalkit.cli.options import (
     checkpoint_of,
 )
 from evalkit.cli.parameters import FOLDER, comma_separated, option, typed_option
-from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import dry_run, run_and_print
-from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
+from evalkit.cli.running import (
+    PRINTING,
+    WORKERS,
+    dry_run,
+    has_workers,
+    print_report,
+    print_run,
+    run_and_print,
+    runner_of,
+    worker_options,
+)
+from evalkit.display import doing
 from evalkit.errors import RunError, UnknownNameError, UsageError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.engines.base import JobRunner
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
+    from evalkit.studies.engines import JobRunner
 
 
 @click.command()
@@ -128,9 +136,9 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
         EvalkitError: a run cannot be planned, nothing is stretched, or a run is not finished.
     """
     from evalkit.benchmarks.run import planned
-    from evalkit.engines.base import Job
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
     from evalkit.runs.folder import load_run
+    from evalkit.studies.engines import Job
 
     with Progress() as progress:
         with doing("planning the runs"):
@@ -156,7 +164,7 @@ def _print_methods(runs: dict[str, Run], plot: Path | None, form: Format, standa
 def _draw(runs: dict[str, Run], plot: Path | None) -> None:
     if plot is None:
         return
-    from evalkit.benchmarks.perplexity.figure import draw_positions
+    from evalkit.benchmarks.perplexity.results_report import draw_positions
 
     draw_positions(list(runs.values()), list(runs), plot)
     click.echo(printable(f"{plot} has been written"), err=True)

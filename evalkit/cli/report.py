@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import GROUP, OUTCOME, STUDY, check_benchmark, check_groups, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
+from evalkit.display import doing
 from evalkit.errors import UsageError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.pages.contents import PageContents
@@ -62,7 +62,7 @@ def report(
     """
     _check(study, benchmark, groups, names, without_documents, sample, output)
     with doing("reading runs"):
-        from evalkit.scores.outcomes import outcome_key
+        from evalkit.runs.outcomes import outcome_key
 
         contents = _contents(runs, groups, study, benchmark, outcome_key(outcome, rule), names)
     for note in contents.notes:

@@ -20,12 +20,10 @@ from typing import Any
 import click
 
 from evalkit import __version__
-from evalkit.activity import shown_activity
 from evalkit.cli import (
     attention,
     comparing,
     figure,
-    importing,
     longbench,
     looking,
     models,
@@ -38,8 +36,9 @@ from evalkit.cli import (
     tables,
 )
 from evalkit.cli.parameters import SETTINGS, Commands
+from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 
 @click.group(cls=Commands, context_settings=SETTINGS)
@@ -77,7 +76,7 @@ for command in (
     tables.table,
     tables.integrity,
     tables.export,
-    importing.import_,
+    looking.import_,
     models.models,
     looking.list_,
     looking.data,

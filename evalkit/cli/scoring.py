@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import (
     CHECKPOINTS,
     COMPUTING,
@@ -28,14 +27,24 @@ from evalkit.cli.options import (
     named_run,
 )
 from evalkit.cli.parameters import FOLDER, SUITE, comma_separated, option, typed_option
-from evalkit.cli.printing import PRINTING, print_report, print_run
-from evalkit.cli.running import dry_run, run_and_print, run_several
+from evalkit.cli.running import (
+    PRINTING,
+    WORKERS,
+    dry_run,
+    has_workers,
+    print_report,
+    print_run,
+    run_and_print,
+    run_several,
+    runner_of,
+    worker_options,
+)
 from evalkit.cli.watching import WATCH, watch, watched
-from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
+from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
 
 
@@ -171,7 +180,7 @@ def _print(run: Run, form: Format, standalone: bool, rule: str | None, detail: b
 def _print_prompts(model: str, options: dict[str, Any], count: int) -> None:
     from evalkit.benchmarks.registry import benchmark
     from evalkit.benchmarks.run import planned
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
 
     with Progress() as progress:
         with doing("planning the run"):
@@ -188,9 +197,9 @@ def _request_options(ctx: click.Context, options: dict[str, Any], settings: Sequ
         it.
     """
     from evalkit.benchmarks.registry import benchmark, kind_of_suite
+    from evalkit.benchmarks.request import DEFAULT_SUITE
     from evalkit.benchmarks.run import check_setting, own_settings
-    from evalkit.benchmarks.suite_request import DEFAULT_SUITE
-    from evalkit.inputs.fields import switched
+    from evalkit.inputs.values import switched
     from evalkit.models.spec import ModelSpec
 
     suite = options["suite"] or DEFAULT_SUITE

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing, news
 from evalkit.cli.options import OUTPUT
 from evalkit.cli.parameters import argument, option, typed_option
-from evalkit.cli.printing import PRINTING, print_report
+from evalkit.cli.running import PRINTING, print_report
+from evalkit.display import doing, news
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
 
 _MOST_RUNS = 2
 
@@ -71,8 +71,7 @@ def show(
             raise UsageError(f"--{first} and --{second}: no document is both; give one of them")
     with doing("reading runs"):
         from evalkit.comparison.sides import names
-        from evalkit.inspection.document_report import document_report, prompt_text
-        from evalkit.inspection.list_report import list_report
+        from evalkit.inspection.reports import document_report, list_report, prompt_text
         from evalkit.inspection.selection import Criteria
         from evalkit.inspection.showing import show_document, show_list
         from evalkit.runs.finding import find_run

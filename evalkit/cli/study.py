@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, typed_option
-from evalkit.cli.printing import PRINTING, print_report
-from evalkit.cli.workers import WORKERS, has_workers, runner_of, worker_options
+from evalkit.cli.running import PRINTING, WORKERS, has_workers, print_report, runner_of, worker_options
+from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.studies.study import Study
 
 _FILE = argument("file", metavar="STUDY", type=FOLDER)
@@ -54,7 +53,7 @@ def run(
 
     Exits with 1 if a run failed or left out tasks, and with 0 if the others compute the rest.
     """
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
 
     workers = worker_options(options)
     runner = runner_of(workers)
@@ -91,8 +90,7 @@ def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> No
     """
     with doing("reading the study's runs"):
         from evalkit.models.locate import silent
-        from evalkit.studies.status import states_of
-        from evalkit.studies.status_report import status_report
+        from evalkit.studies.status import states_of, status_report
 
         found = _read(file)
         states = states_of(found, silent)

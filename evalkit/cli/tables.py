@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_benchmark, named_run
 from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
-from evalkit.cli.printing import PRINTING, print_report
+from evalkit.cli.running import PRINTING, print_report
+from evalkit.display import doing
 from evalkit.errors import UsageError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 if TYPE_CHECKING:
-    from evalkit.reporting.formats import Format
+    from evalkit.reporting.markup import Format
     from evalkit.reporting.table import Table
     from evalkit.tables.request import TableRequest
 
@@ -150,7 +150,7 @@ def _print_every(
 ) -> int:
     """Write every table into a folder; return the exit code. A table that fails does not stop the others."""
     from evalkit.errors import EvalkitError, TableError
-    from evalkit.reporting.formats import SUFFIXES
+    from evalkit.reporting.markup import SUFFIXES
     from evalkit.studies.results import read_results
     from evalkit.studies.tables import FilledTable, UnfilledTable, study_layouts, study_table
     from evalkit.tables.layout import layout_names
@@ -236,7 +236,7 @@ def export(run: str, form: str | None, rule: str | None, output: Path | None) ->
     evalkit export 1a2b3c4d --to hub
     evalkit export 1a2b3c4d --to run -o published
     """
-    from evalkit.export import export_run, form_names
+    from evalkit.exchange.exports import export_run, form_names
 
     if form is None:
         raise UsageError(f"give a format: --to {' | '.join(form_names())}")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.activity import doing
 from evalkit.cli.options import figure_path
 from evalkit.cli.parameters import FOLDER, is_typed, option_group, typed_option
+from evalkit.display import doing
 from evalkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalkit.studies.growing import GrowingCurve
-    from evalkit.studies.watch import Arrived, Watcher
+    from evalkit.studies.watch import Arrived, GrowingCurve, Watcher
 
 WATCH = option_group(
     typed_option("--watch", type=FOLDER, help="In place of CKPT: a folder, whose checkpoints are evaluated as they "
@@ -74,10 +73,9 @@ def watch(given: WatchOptions, options: dict[str, Any]) -> None:
         EvalkitError: the options are invalid; or, at the end, a checkpoint was not evaluated.
     """
     from evalkit.benchmarks.remembered import remembering
+    from evalkit.display import Progress
     from evalkit.errors import CheckpointError
-    from evalkit.progress import Progress
-    from evalkit.studies.growing import GrowingCurve
-    from evalkit.studies.watch import Watcher
+    from evalkit.studies.watch import GrowingCurve, Watcher
 
     progress = Progress()
     idle = None if given.idle is None else 60 * given.idle
@@ -107,10 +105,10 @@ def _evaluate(
     """Evaluate a checkpoint and print its line; an error of this checkpoint is printed, and its reason kept."""
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
-    from evalkit.engines.base import FAILURES, why_failed
+    from evalkit.display import Progress
     from evalkit.errors import RunInUseError, TemplateError
-    from evalkit.models.complete import why_incomplete
-    from evalkit.progress import Progress
+    from evalkit.models.files import why_incomplete
+    from evalkit.studies.engines import FAILURES, why_failed
 
     name = one.folder.name
     try:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalkit.benchmarks.alike import differences
-from evalkit.comparison.sides import Side
-from evalkit.comparison.steps import steps_of
+from evalkit.comparison.sides import Side, steps_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
 from evalkit.runs.traits import Trait, checkpoint_of, model_differences, same_checkpoint

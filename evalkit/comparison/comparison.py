@@ -30,12 +30,11 @@ from evalkit.comparison.differences import (
     RuleVerdict,
     TaskDifference,
 )
-from evalkit.comparison.efficiency import efficiency
-from evalkit.comparison.line import ScoredLine, by_layer, by_task, line_label, line_name, nan_to_none
+from evalkit.comparison.line import ScoredLine, by_layer, by_task, efficiency, line_label, line_name, nan_to_none
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
-from evalkit.scores.outcomes import MARGIN
+from evalkit.runs.outcomes import MARGIN
 from evalkit.stats.adjusted import adjusted_average, at_least_task_intervals
 from evalkit.stats.estimates import Estimate, Floats, average, interval
 from evalkit.stats.power import ALPHA

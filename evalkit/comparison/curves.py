@@ -6,22 +6,24 @@ interval for every point.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Comparable, Label, Measure
 from evalkit.comparison.claim import check_uniform
+from evalkit.comparison.differences import Unit, unit_of
 from evalkit.comparison.line import line_label, line_name
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
-from evalkit.comparison.sides import Side
-from evalkit.comparison.steps import step_of
+from evalkit.comparison.sides import Side, step_of
 from evalkit.errors import UsageError
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
-from evalkit.scores.outcomes import ACCURACY, MARGIN, with_default_rule
+from evalkit.runs.outcomes import ACCURACY, MARGIN, with_default_rule
 from evalkit.stats.adjusted import at_least_task_intervals, pooled, size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import Estimate, average, interval, mean
 from evalkit.stats.significance import cluster_sums
@@ -173,3 +175,47 @@ def _accuracy(estimate: Estimate, sources: float, size: float, measure: Measure)
     for n in (sources, sources + 2):
         more = with_one_won_and_one_lost(more, n, size)
     return _Accuracy(estimate, sources, size, more)
+
+
+def curve_report(curves: Sequence[Curve]) -> Report:
+    """Build the report of training curves: a table of accuracy by step for each training."""
+    lead, tables = [], []
+    for one in curves:
+        first, last = one.average[0], one.average[-1]
+        unit, noun = curve_unit(one), "layer" if one.measure.layers else "task"
+        lead.append(
+            f"{one.name}: average {unit.value(first.accuracy)} at step {first.step:,}, "
+            f"{unit.value(last.accuracy)} at step {last.step:,} ({len(one.average)} checkpoints, "
+            f"{len(one.tasks)} {noun}{'s' * (len(one.tasks) > 1)})"
+        )
+        rows = tuple(
+            (
+                f"{point.step:,}",
+                *(unit.value(points[place].accuracy) for points in one.tasks.values()),
+                unit.value(point.accuracy),
+                unit.error(point.stderr),
+            )
+            for place, point in enumerate(one.average)
+        )
+        headers = ("step", *(one.labels[task].short for task in one.tasks), "Avg.", "± SE")
+        tables.append(simple_table("curve", headers, rows, title=one.name if len(curves) > 1 else ""))
+    return Report(
+        tuple(tables),
+        verdict=tuple(lead),
+        notes=(curves[0].measure.words,),
+        content={"curves": [asdict(one) for one in curves]},
+        records=list(_records(curves)),
+    )
+
+
+def curve_unit(one: Curve) -> Unit:
+    """Return the unit that a curve is printed in."""
+    return unit_of(one.measure, [point.stderr for points in (*one.tasks.values(), one.average) for point in points])
+
+
+def _records(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Yield a record for each task and step."""
+    for one in curves:
+        for task, points in [*one.tasks.items(), ("Average", one.average)]:
+            for point in points:
+                yield {"curve": one.name, "rule": one.rule, "task": task, "n": one.documents.get(task)} | asdict(point)

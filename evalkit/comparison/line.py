@@ -7,14 +7,16 @@ appropriate test.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from evalkit.benchmarks.outcomes import Label, Measure
 from evalkit.comparison.pairing import PairedTask, Pairing
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
-from evalkit.stats.estimates import Floats, mean
+from evalkit.stats.estimates import CONFIDENCE, Estimate, Floats, average, mean, t_quantile
 from evalkit.stats.power import ALPHA, mcnemar_detectable, sign_flip_detectable, t_detectable
 from evalkit.stats.seeds import crossed, crossed_p_value, spread
 from evalkit.stats.significance import cluster_sums, mcnemar, sign_flip, t_test
@@ -114,3 +116,58 @@ def line_label(label: Label, layer: int | None) -> Label:
 def nan_to_none(value: float) -> float | None:
     """Return a number, or None for NaN."""
     return None if math.isnan(value) else value
+
+
+class Efficiency(NamedTuple):
+    """Documents that accuracy needs for one that the outcome needs, at equal power."""
+
+    times: float
+    low: float
+    """The 95 % interval."""
+    high: float
+    """Infinite where accuracy's difference may be zero."""
+
+
+def efficiency(accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine]) -> Efficiency | None:
+    """Return how many times fewer documents an outcome needs than accuracy; None if no interval bounds it.
+
+    Several runs of a side are taken as they are: the ratio is about documents, not about seeds.
+
+    Args:
+        accuracy: lines of tasks under accuracy.
+        other: lines of the same tasks, in the same order, under the outcome.
+    """
+    first, second = (average([one.documents for one in lines]) for lines in (accuracy, other))
+    if not (first.variance > 0 and second.variance > 0):
+        return None
+    a, b = first.value / first.stderr, second.value / second.stderr
+    shared = _correlation(accuracy, other, first, second)
+    found = _fieller(a, b, shared, t_quantile((1 + CONFIDENCE) / 2, min(first.freedom, second.freedom)))
+    return None if found is None else Efficiency((b / a) ** 2 if a else math.inf, *found)
+
+
+def _correlation(
+    accuracy: Sequence[ScoredLine], other: Sequence[ScoredLine], first: Estimate, second: Estimate
+) -> float:
+    """Return the correlation of both average differences over samples of documents."""
+    sums = [
+        mean(one.differences / first.stderr + two.differences / second.stderr, one.paired.clusters, one.paired.strata)
+        for one, two in zip(accuracy, other, strict=True)
+    ]
+    return max(-1.0, min(1.0, average(sums).variance / 2 - 1))
+
+
+def _fieller(a: float, b: float, shared: float, quantile: float) -> tuple[float, float] | None:
+    """Return the interval of (ratio of expectations, b over a)², of normal variables with deviations of one.
+
+    None where b may be zero, or where every ratio is possible.
+    """
+    square = quantile**2
+    if b**2 <= square:
+        return None
+    leading, half, last = a**2 - square, a * b - square * shared, b**2 - square
+    root = math.sqrt(max(0.0, half**2 - leading * last))
+    if leading == 0:
+        return (last / (2 * half)) ** 2, math.inf
+    ends = sorted(((half - root) / leading, (half + root) / leading), key=abs)
+    return ends[0] ** 2, ends[1] ** 2 if leading > 0 else math.inf

@@ -19,8 +19,8 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.comparison.sides import Side
 from evalkit.errors import UsageError
 from evalkit.runs.folder import Run
+from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported, unofficial
-from evalkit.scores.table import CLUSTER
 from evalkit.stats.estimates import Codes, Floats
 
 if TYPE_CHECKING:

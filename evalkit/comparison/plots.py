@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from evalkit.comparison.comparison_report import headline, label, page_unit
-from evalkit.comparison.curve_report import curve_unit
-from evalkit.comparison.curves import Curve, Point
-from evalkit.comparison.difference_texts import p_text
+from evalkit.comparison.curves import Curve, Point, curve_unit
 from evalkit.comparison.differences import (
     BETTER,
     HIGHER,
@@ -27,10 +25,10 @@ from evalkit.comparison.differences import (
     AverageDifference,
     Comparison,
     TaskDifference,
+    Unit,
+    p_text,
 )
-from evalkit.comparison.units import Unit
-from evalkit.reporting.figure_style import GREY, INK, PLAIN, line_look, short_name, style_axes
-from evalkit.reporting.figures import new_figure, save_figure
+from evalkit.reporting.figures import GREY, INK, PLAIN, line_look, new_figure, save_figure, short_name, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

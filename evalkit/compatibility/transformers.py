@@ -6,8 +6,9 @@ transformers is imported when a function is called, so that its callers can be i
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -175,4 +176,20 @@ def without_gguf_bar() -> Iterator[None]:
     """
     reader = names.module(_PACKAGE, "transformers.modeling_gguf_pytorch_utils")
     with patch.object(reader, "tqdm", partial(names.attribute(_PACKAGE, reader, "tqdm"), disable=True)):
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars, log lines below errors and Python warnings; restore them at the end."""
+    with warnings.catch_warnings(), ExitStack() as after:
+        warnings.simplefilter("ignore")
+        from transformers.utils import logging
+
+        after.callback(logging.set_verbosity, logging.get_verbosity())
+        logging.set_verbosity_error()
+        if logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()
+            after.callback(logging.enable_progress_bar)
+        after.enter_context(without_gguf_bar())
         yield

@@ -7,7 +7,6 @@ Importing this package imports neither pyarrow nor the `datasets` library.
 from __future__ import annotations
 
 from evalkit.data.library import DocumentLocation, Documents, Library
-from evalkit.data.schema import EXAMPLES, TASKS, HubSplit, TaskData
-from evalkit.data.subjects import subjects
+from evalkit.data.schema import EXAMPLES, TASKS, HubSplit, TaskData, subjects
 
 __all__ = ["EXAMPLES", "TASKS", "DocumentLocation", "Documents", "HubSplit", "Library", "TaskData", "subjects"]

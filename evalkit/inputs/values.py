@@ -7,10 +7,14 @@ An invalid value raises a `UsageError`.
 from __future__ import annotations
 
 import operator
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from evalkit.errors import UsageError
+from evalkit.errors import ScoringError, UnknownNameError, UsageError
 
 
 def text(name: str, value: object) -> str:
@@ -67,3 +71,129 @@ def switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r}; it must be True or False")
     return value
+
+
+def by_number(text: str) -> list[tuple[int, str]]:
+    """Return a sort key with numeric order: checkpoint-500 before checkpoint-1000."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+LONGEST_TEXT = 2**23
+"""Maximum characters of one text: two million tokens of English. LongBench's documents have some hundred thousand."""
+_AT_ONCE = 2**21
+"""Maximum characters in one call of the tokenizer; a longer text has a call of its own."""
+
+Item = TypeVar("Item")
+
+
+def check_text(text: str, label: str) -> None:
+    """Raise a `ScoringError` that names the document if its text is too long or is not valid Unicode."""
+    if len(text) > LONGEST_TEXT:
+        raise ScoringError(
+            f"{label}: its text has {len(text):,} characters, more than the maximum of {LONGEST_TEXT:,}; "
+            "shorten it, or remove it"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ScoringError(f"{label}: its text holds half of a surrogate pair ({text[error.start]!a})") from error
+
+
+def in_calls(items: Iterable[Item], text: Callable[[Item], str], most: int) -> Iterator[list[Item]]:
+    """Group items, in order, into lists for one call of the tokenizer each.
+
+    Args:
+        items: items with a text.
+        text: returns an item's text.
+        most: maximum items in one call.
+    """
+    call: list[Item] = []
+    characters = 0
+    for item in items:
+        size = len(text(item))
+        if call and (len(call) == most or characters + size > _AT_ONCE):
+            yield call
+            call, characters = [], 0
+        call.append(item)
+        characters += size
+    if call:
+        yield call
+
+
+LEAST, WORD = "least", "word"
+_SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""Words for booleans, as on the command line."""
+
+
+def fitted(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate values of some fields of a dataclass, by name; None is omitted.
+
+    Raises:
+        UsageError: a value does not fit its field, which is named as on the command line.
+    """
+    return {name: _fitted(kind, name, value) for name, value in given.items() if value is not None}
+
+
+def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert words to True or False for boolean fields."""
+    words = {name for name, value in given.items() if isinstance(value, str) and _hints(kind).get(name) == (bool,)}
+    return {name: _SWITCHES.get(value.lower(), value) if name in words else value for name, value in given.items()}
+
+
+def check_field_names(names: Collection[str], *kinds: type) -> None:
+    """Raise an `UnknownNameError` for a name that is no field of the dataclasses, or is `model`."""
+    known = {name for kind in kinds for name in kind.__dataclass_fields__} - {"model"}  # type: ignore[attr-defined]
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+
+
+@cache
+def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Return field → its possible types, without None."""
+    found = {name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+             for name, hint in get_type_hints(kind).items()}  # fmt: skip
+    return {name: tuple(hint for hint in hints if hint is not NoneType) for name, hints in found.items()}
+
+
+def _fitted(kind: type, name: str, value: Any) -> Any:
+    flag, metadata = f"--{name.replace('_', '-')}", kind.__dataclass_fields__[name].metadata  # type: ignore[attr-defined]
+    hints = _hints(kind)[name]
+    hint, origin = hints[0], get_origin(hints[0])
+    if hint is bool:
+        return switch(flag, value)
+    if hint is int:
+        word = metadata.get(WORD, "")
+        if word and value == word:
+            return None if len(hints) == 1 else word
+        return whole(flag, value, metadata.get(LEAST, 1), word and f", or {word}")
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise UnknownNameError(name, str(value), get_args(hint))
+        return value
+    if origin is tuple:
+        each = get_args(hint)[0]
+        if each is Path:
+            listed = value if isinstance(value, (list, tuple)) else [value]
+            return tuple(path(flag, one) for one in listed)
+        return names(flag, value) if each is str else _numbers(flag, value, each)
+    if hint is Path:
+        return path(flag, value)
+    return name_or_path(flag, value)
+
+
+def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
+    """Validate numbers in a list, or in a comma-separated string."""
+    listed = names(flag, value) if isinstance(value, str) else value
+    try:
+        return tuple(whole(flag, one, 0) if each is int else _number(one) for one in listed)
+    except (TypeError, ValueError, UsageError):
+        kind = "whole numbers" if each is int else "numbers"
+        shown = ",".join(map(str, listed)) if isinstance(listed, (list, tuple)) else repr(listed)
+        raise UsageError(f"{flag} {shown}: expected {kind}, separated by commas") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(value)

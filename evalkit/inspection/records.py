@@ -9,9 +9,8 @@ import numpy as np
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.inspection.outcomes import TaskOutcomes, gold_of
-from evalkit.inspection.selection import SelectedDocument
-from evalkit.inspection.texts import choice_text_of
-from evalkit.scores.table import SEGMENTS
+from evalkit.inspection.selection import SelectedDocument, choice_text_of
+from evalkit.runs.score_table import SEGMENTS
 
 
 def document_record(found: SelectedDocument) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from evalkit.compatibility.transformers import attention_of
+from evalkit.compatibility.transformers import attention_of, quiet
 from evalkit.errors import CheckpointError, first_line
-from evalkit.models.quiet import quiet
 from evalkit.models.snapshot import LoadedFiles
 
 _EXCESS, _PACKED = 2, 32

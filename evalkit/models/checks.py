@@ -16,10 +16,11 @@ from evalkit.compatibility.transformers import (
     quantization_methods,
     ties_head,
 )
+from evalkit.display import Say
 from evalkit.errors import CheckpointError
 from evalkit.models.config_check import check_code
 from evalkit.models.files import indexed_weights
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.models.registration import register_part, register_type
 
 if TYPE_CHECKING:

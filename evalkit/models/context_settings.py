@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.inputs.settings import FileSettings, Number, read_settings
+from evalkit.inputs.validated import FileSettings, Number, read_settings
 from evalkit.models.context import YARN, ContextSettings, Extension, plan_extension
-from evalkit.models.locate import Checkpoint, Say, read_config, silent
-from evalkit.resources import resource
+from evalkit.models.locate import Checkpoint, read_config, silent
+from evalkit.paths import resource
 
 UNSTRETCHED: Literal["none"] = "none"
 """Value of `--context` that disables context extension."""

@@ -6,15 +6,19 @@ checkpoint is reported before seconds are spent on imports.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from evalkit.errors import CheckpointError
 from evalkit.inputs import reading
+from evalkit.inputs.values import by_number
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -219,3 +223,90 @@ def _why_no_weights(folder: Path) -> str:
     )
     found = f" (found {', '.join(others[:3])})" if others else ""
     return f"holds no model.safetensors{found}; write the checkpoint with save_pretrained"
+
+
+_PATTERN = re.compile(r"[*?\[]")
+
+
+def is_pattern(text: str, folder: Path | None = None) -> bool:
+    """Return whether a checkpoint's name is a pattern: it has wildcards, and is no path that exists.
+
+    Args:
+        text: a checkpoint as a user gives it.
+        folder: that relative paths start from; None: the current one.
+    """
+    if not _PATTERN.search(text):
+        return False
+    try:
+        return not (folder or Path()).joinpath(text).exists()
+    except OSError:
+        return False
+
+
+def matching(text: str, folder: Path | None = None) -> list[str]:
+    """Return the folders and GGUF files that match a pattern, in the order of the numbers in their names.
+
+    Args:
+        text: a pattern; `**` matches any number of folders, `~` is the user's.
+        folder: that the pattern and the results are relative to; None: the current one.
+    """
+    root = folder or Path()
+    if text.startswith("~"):
+        text = str(Path(text).expanduser())
+    # Path.glob accepts no absolute pattern
+    found = glob.glob(text, root_dir=root, recursive=True)  # noqa: PTH207
+    return sorted(
+        (one for one in found if one.endswith(".gguf") or (root / one).is_dir()),
+        key=by_number,
+    )
+
+
+FileStates: TypeAlias = tuple[tuple[str, int, int, int], ...]
+"""Name, size, time of change in nanoseconds and inode of each file."""
+
+_complete_WEIGHTS = (".safetensors", ".bin")
+
+
+def file_states(folder: Path) -> FileStates:
+    """Return the states of a checkpoint's files, without those that only a trainer reads; empty if it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [(one.name, one.stat()) for one in entries if one.is_file()]
+    except OSError:  # removed, also between two files
+        return ()
+    return tuple(
+        sorted(
+            (name, state.st_size, state.st_mtime_ns, state.st_ino)
+            for name, state in found
+            if not name.startswith(TRAINER_FILES)
+        )
+    )
+
+
+def is_begun(states: FileStates) -> bool:
+    """Return whether a folder has files of a checkpoint, complete or not."""
+    return any(name == "config.json" or name.endswith(_complete_WEIGHTS) for name, *_ in states)
+
+
+def why_incomplete(folder: Path, *, allow_pickle: bool) -> str:
+    """Return why a checkpoint cannot be loaded, in one line; empty if its config and all its weight files are there."""
+    try:
+        read_json(folder / "config.json")
+        for path in weight_files(folder, allow_pickle=allow_pickle):
+            if path.suffix == ".safetensors":
+                safetensors_header(path)
+            else:
+                _check_archive(path)
+    except CheckpointError as error:
+        return str(error)
+    except OSError as error:
+        return f"{folder}: cannot be read ({error.strerror or error})"
+    return ""
+
+
+def _check_archive(path: Path) -> None:
+    """Raise unless a pickled weight file ends as the ZIP archive that torch writes; older formats have no end mark."""
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if not path.stat().st_size or (is_archive and not zipfile.is_zipfile(path)):
+        raise CheckpointError(f"{path}: ends before its end; copy it again")

@@ -5,16 +5,135 @@ In: a `Checkpoint`. Out: a `Fingerprint` of SHA-256 hex digests. Equal files giv
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import xxhash
+
+from evalkit.display import doing
+from evalkit.errors import CheckpointError
 from evalkit.models.files import read_json
-from evalkit.models.hashes import file_sha256, hash_file, known_sha256
 from evalkit.models.locate import Checkpoint
+from evalkit.paths import read_cached, write_cached
+
+if TYPE_CHECKING:
+    from evalkit.models.load import LoadedModel
+
+
+State = list[int]
+"""File status: size in bytes, modification and change time in ns, inode."""
+
+_KIND = "digests"
+_CHUNK = 2**22
+_SETTLED = 2.0
+"""Seconds after the last change from which a new change is detectable: file times have a resolution of up to two."""
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, from the cache if the file has not changed.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    real = path.resolve()
+    try:
+        with real.open("rb") as file:
+            before, started = _state(os.fstat(file.fileno())), time.time()
+            known = _entry(real)
+            if known.get("state") == before:
+                return str(known["sha256"])
+            with doing(f"hashing {path.name} ({before[0] / 1e6:,.0f} MB)"):
+                digest, quick = _digests(file)
+        _keep(real, known, before, started, quick, digest)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest
+
+
+def known_sha256(path: Path) -> str | None:
+    """Return the digest of a file that was hashed before, of its new content if it has changed; else None.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return file_sha256(path) if _entry(path.resolve()) else None
+
+
+def content_sha256(path: Path, before: State, started: float, quick: str) -> str:
+    """Return the digest of content that was read from a file, which is read again if no cached digest matches `quick`.
+
+    Args:
+        path: of the file.
+        before: the file's status when it was opened.
+        started: time of opening, in seconds of `time.time`.
+        quick: xxh3 of its content.
+
+    Raises:
+        CheckpointError: the file no longer has this content.
+    """
+    real = path.resolve()
+    known = _entry(real)
+    if known.get("xxh3") == quick:
+        digest = str(known["sha256"])
+    else:
+        with real.open("rb") as file:
+            digest, again = _digests(file)
+        if again != quick:
+            raise CheckpointError(f"{path}: changed while it was read; run the command again once it is complete")
+    with contextlib.suppress(OSError):
+        _keep(real, known, before, started, quick, digest)
+    return digest
+
+
+def hash_file(path: Path) -> str:
+    """Compute the SHA-256 of a file's content, without the cache. Raises `OSError`."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def state_of(path: Path) -> State:
+    """Return the current status of a file. Raises `OSError`."""
+    return _state(path.stat())
+
+
+def _digests(file: BinaryIO) -> tuple[str, str]:
+    """Return the SHA-256 and the xxh3 of a file's content."""
+    digest, quick = hashlib.sha256(), xxhash.xxh3_128()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+        quick.update(chunk)
+    return digest.hexdigest(), quick.hexdigest()
+
+
+def _entry(real: Path) -> dict[str, Any]:
+    """Return what is cached of a file: its status and digests; else an empty mapping."""
+    known = read_cached(_KIND, str(real))
+    return known if isinstance(known, dict) and _is_digest(known.get("sha256")) else {}
+
+
+def _keep(real: Path, known: dict[str, Any], before: State, started: float, quick: str, digest: str) -> None:
+    # The digest of a file that is being written is soon outdated
+    settled = state_of(real) == before and started - max(before[1:3]) / 1e9 > _SETTLED
+    entry = {"state": before if settled else None, "xxh3": quick, "sha256": digest}
+    if entry != known:
+        # A file for each, so that reading one entry does not depend on their number
+        write_cached(_KIND, str(real), entry)
+
+
+def _state(status: os.stat_result) -> State:
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 64
+
 
 _PROVENANCE = {"_name_or_path", "name_or_path", "transformers_version"}
 """Keys of provenance, which do not change what the model computes."""
@@ -118,3 +237,39 @@ def _json_digest(path: Path) -> str:
 def _digest(parts: Iterable[tuple[str, str]]) -> str:
     """Hash named digests, one per line, so that different lists give different digests."""
     return hashlib.sha256("".join(f"{name}\t{digest}\n" for name, digest in parts).encode()).hexdigest()
+
+
+def check_identity(given: str, specification: Mapping[str, Any], loaded: LoadedModel) -> None:
+    """Raise if a model was loaded from other files than its run's id was computed from.
+
+    Args:
+        given: the checkpoint's name for messages.
+        specification: of the run.
+        loaded: by `load`.
+
+    Raises:
+        CheckpointError: names what changed.
+    """
+    if loaded.fingerprint is None:
+        raise ValueError("a model without a fingerprint belongs to no run")
+    extension = None if loaded.extension is None else loaded.extension.specification()
+    found: dict[str, Any] = {**asdict(loaded.fingerprint), "dtype": loaded.dtype, "context": extension}
+    recorded: dict[str, Any] = {
+        **specification["checkpoint"],
+        "dtype": specification["dtype"],
+        "context": specification["context_extension"],
+    }
+    settings = stable(loaded.generation)
+    if "end" in specification:
+        found["generation_config.json"] = (settings or {}).get("eos_token_id")
+        recorded["generation_config.json"] = specification["end"]
+    elif specification.get("generation"):
+        found["generation_config.json"], recorded["generation_config.json"] = (
+            settings,
+            specification["generation"]["config"],
+        )
+    if changed := [what for what, value in recorded.items() if found[what] != value]:
+        raise CheckpointError(
+            f"{given}: changed since this run was started ({', '.join(changed)}), so its scores would be stored under "
+            "another model's id; run the command again"
+        )

@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from evalkit.compatibility.transformers import quiet
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import generation_settings, read_json
-from evalkit.models.fingerprint import Fingerprint, combine, fingerprint
-from evalkit.models.hashes import file_sha256, hash_file
-from evalkit.models.imports import import_modeling
-from evalkit.models.locate import Checkpoint, Say
-from evalkit.models.quiet import quiet
+from evalkit.models.fingerprint import Fingerprint, combine, file_sha256, fingerprint, hash_file
+from evalkit.models.locate import Checkpoint
+from evalkit.models.registration import import_modeling
 from evalkit.models.snapshot import LoadedFiles, snapshot
-from evalkit.models.temporary import temporary_folder
-from evalkit.resources import cache_dir
+from evalkit.paths import cache_dir, temporary_folder
 
 _RECORD = "fingerprint"
 """Stored beside the output of `save_pretrained`; its name matches none of the hashed files."""

@@ -7,17 +7,106 @@ rounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from evalkit.activity import doing, imports
-from evalkit.errors import UnknownNameError, UsageError, first_line
-from evalkit.models.files import copy_files, tokenizer_files
-from evalkit.models.folder import new_folder
-from evalkit.models.locate import DTYPES, Say, silent, tokenizer_folder
+from evalkit.display import Say, doing, imports
+from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
+from evalkit.models import variants
+from evalkit.models.config_check import check_sizes
+from evalkit.models.files import GENERATION_CONFIG, copy_files, safetensors_header, tokenizer_files
+from evalkit.models.locate import DTYPES, Checkpoint, silent, tokenizer_folder
+from evalkit.models.shapes import read_shape
+from evalkit.models.snapshot import ChangeDetector
 from evalkit.models.train_tokenizer import train_tokenizer
 from evalkit.models.zoo import NamedModel
+
+_MODULES = ("settings.py", "configuration.py", "signed.py", "attention.py", "modeling.py")
+"""Modules that a model needs; they import only torch, transformers and each other."""
+_CLASSES = {"evalkit_llama": "EvalkitLlama", "evalkit_qwen2": "EvalkitQwen2", "evalkit_gpt_neox": "EvalkitGPTNeoX"}
+_OPTIONAL_FILES = (GENERATION_CONFIG, "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def export(checkpoint: Checkpoint, output: Path) -> None:
+    """Write a checkpoint with its model code to `output`.
+
+    Raises:
+        UsageError: `output` exists and is not empty.
+        CheckpointError: the model type is not one of evalkit's, the config is invalid, weights are missing, or `output`
+            cannot be written.
+    """
+    config = checkpoint.config()
+    kind = str(config.get("model_type"))
+    if kind not in _CLASSES:
+        raise CheckpointError(
+            f"{checkpoint.given}: model type '{kind}' is none of evalkit's ({', '.join(_CLASSES)}); "
+            "it loads without evalkit and needs no export"
+        )
+    try:
+        read_shape(config)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder / 'config.json'}: {error}") from error
+    folder, weights = checkpoint.folder, checkpoint.weights()
+    if all(path.suffix == ".safetensors" for path in weights):
+        check_sizes(checkpoint.given, config, sum(len(safetensors_header(path)) for path in weights))
+    optional = [folder / name for name in _OPTIONAL_FILES if (folder / name).is_file()]
+    files = [*weights, *tokenizer_files(folder), *optional]
+    changes = ChangeDetector(checkpoint.given, [folder / "config.json", *files])
+    name, code = _CLASSES[kind], Path(variants.__path__[0])
+    # Both from one module: transformers copies each referenced module separately, and a model does not recognise the
+    # settings classes of a config from another copy
+    classes = {"AutoConfig": f"modeling.{name}Config", "AutoModelForCausalLM": f"modeling.{name}ForCausalLM"}
+    with new_folder(output) as new:
+        with doing(f"copying {checkpoint.given}"):
+            copy_files(files, folder, new)
+        copy_files([code / module for module in _MODULES], code, new)
+        content = json.dumps(checkpoint.config() | {"auto_map": classes}, indent=2, ensure_ascii=False)
+        (new / "config.json").write_text(content + "\n", encoding="utf-8")
+        changes.check()
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder to write to; rename it to `output` at the end, or remove it on failure.
+
+    Raises:
+        UsageError: `output` exists and is not empty, or is the working directory.
+        CheckpointError: the folder cannot be written.
+    """
+    if output.exists() and output.samefile(Path.cwd()):
+        # Replacing it would invalidate the shell's working directory
+        raise UsageError(
+            f"--output {output}: is the working directory; choose another folder, for example one inside it"
+        )
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"--output {output}: already exists; choose another folder, or remove it first")
+    part = output.with_name(f".{output.name}.partial")
+    try:
+        # Left behind by a killed process
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        part.replace(output)
+    except Exception as error:
+        if isinstance(error, OSError) or _of_safetensors(error):
+            why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+            raise CheckpointError(
+                f"--output {output}: cannot be written ({why}); free space, or choose another --output"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _of_safetensors(error: Exception) -> bool:
+    """Return whether safetensors raised the error, for example because the disk is full."""
+    from safetensors import SafetensorError
+
+    return isinstance(error, SafetensorError)
 
 
 def write_random(
@@ -78,7 +167,7 @@ def _write_tokenizer(folder: Path, vocabulary: int, tokenizer: str | None, texts
 def _write_model(folder: Path, model: NamedModel, tokenizer: Any, seed: int, dtype: str) -> None:
     import torch
 
-    from evalkit.models.quiet import quiet
+    from evalkit.compatibility.transformers import quiet
     from evalkit.models.registration import register_models
 
     with quiet():

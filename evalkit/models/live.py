@@ -20,23 +20,21 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from evalkit.compatibility.torch import unwrap_forward
-from evalkit.compatibility.transformers import attention_of
+from evalkit.compatibility.transformers import attention_of, quiet
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError, first_line
 from evalkit.inputs import values
 from evalkit.models.checks import check_causal, check_numbers
 from evalkit.models.context_settings import UNSTRETCHED
-from evalkit.models.device_map import NONE
 from evalkit.models.files import GENERATION_CONFIG, generation_settings
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.load import LoadedModel, context_window
-from evalkit.models.locate import ATTENTION, Checkpoint, Say, silent
-from evalkit.models.modules import check_module, is_stock, unwrapped
-from evalkit.models.preserved import preserved, without_grad_or_autocast
-from evalkit.models.quiet import quiet
+from evalkit.models.locate import ATTENTION, Checkpoint, silent
+from evalkit.models.modules import check_module, is_stock, preserved, state_digest, unwrapped, without_grad_or_autocast
+from evalkit.models.parts import NONE
 from evalkit.models.spec import ModelSpec
-from evalkit.models.state import state_digest
-from evalkit.models.temporary import temporary_folder
 from evalkit.models.tokenizer import disable_sampling, load_tokenizer, probe_ids
+from evalkit.paths import temporary_folder
 
 _FILE_OPTIONS = ("revision", "device_map", "context", "context_method", "context_original", "context_config",
                  "allow_pickle", "trust_remote_code")  # fmt: skip

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from evalkit.brief import brief
 from evalkit.compatibility.transformers import attention_of
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError
+from evalkit.escape import brief, printable
 from evalkit.models.checks import (
     check_causal,
     check_index,
@@ -29,14 +30,13 @@ from evalkit.models.checks import (
 )
 from evalkit.models.config_check import WINDOW_KEYS, check_sizes
 from evalkit.models.context import MOST_TOKENS, Extension, configured_window
-from evalkit.models.device_map import NONE
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import Fingerprint
-from evalkit.models.imports import import_modeling, quick_imports
-from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, Say, resolve_dtype, silent
+from evalkit.models.locate import ATTENTION, DTYPES, Checkpoint, resolve_dtype, silent
+from evalkit.models.parts import NONE
+from evalkit.models.registration import import_modeling, quick_imports
 from evalkit.models.shapes import shape_facts
 from evalkit.models.snapshot import LoadedFiles, snapshot
-from evalkit.reporting.escape import printable
 
 if TYPE_CHECKING:
     from evalkit.models.placement import Placement
@@ -161,8 +161,8 @@ def load(
     if attention not in ATTENTION:
         raise UnknownNameError("attention implementation", attention, ATTENTION)
     with quick_imports():
-        from evalkit.models.dispatch import check_devices, resolve_device
-        from evalkit.scoring.memory import keep_few_kernels
+        from evalkit.models.memory import keep_few_kernels
+        from evalkit.models.placement import check_devices, resolve_device
 
     keep_few_kernels()
     compute_dtype, place = resolve_dtype(checkpoint, dtype), resolve_device(device)
@@ -265,7 +265,7 @@ def _model(
 ) -> tuple[Any, Placement | None]:
     """Build the model in evaluation mode on its device, or on several."""
     from evalkit.models.build import build_model
-    from evalkit.models.dispatch import place_model
+    from evalkit.models.placement import place_model
 
     given, folder, config = read.checkpoint.given, read.checkpoint.folder, read.checkpoint.config()
     check_sizes(given, config, len(read.tensors))

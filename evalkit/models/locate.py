@@ -6,11 +6,11 @@ Out: a `Checkpoint` with local files. Neither torch nor transformers is imported
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from evalkit.display import Say
 from evalkit.errors import CheckpointError, UnknownNameError
 from evalkit.models.config_check import check_types
 from evalkit.models.files import (
@@ -21,9 +21,6 @@ from evalkit.models.files import (
     tokenizer_files,
     weight_files,
 )
-
-Say = Callable[[str], None]
-"""Callback that receives one line of information for the user."""
 
 ATTENTION = ("auto", "sdpa", "eager")
 """Attention implementations: auto is sdpa, or eager for architectures without sdpa."""

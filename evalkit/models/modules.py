@@ -5,18 +5,23 @@ In: a module. Out: the transformers model in it, or an error that says what to d
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import copy, deepcopy
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+import xxhash
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from evalkit.compatibility.torch import compiled, hooks_of, is_wrapped_by_accelerate
-from evalkit.compatibility.transformers import is_of_gradients
+from evalkit.compatibility.transformers import is_of_gradients, quiet
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.locate import DTYPES
-from evalkit.models.quiet import quiet
 
 _DEVICES = ("cpu", "cuda", "mps")
 _SHARDED = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
@@ -127,3 +132,127 @@ def _attributes(module: Any) -> dict[str, tuple[type, dict[str, Any]]]:
         )
         for name, part in module.named_modules()
     }
+
+
+_Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any]
+
+
+@contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Restore a model and every random number generator at the end.
+
+    Restored are the attributes of every module (training mode, hooks, parameters, buffers and submodules by identity,
+    a `forward` of its own), the numbers in its buffers, and its configs. The numbers in its parameters and their
+    gradients are not: an evaluation does not change them.
+
+    Args:
+        model: a transformers model.
+    """
+    containers = [(one, copy(one)) for one in _containers(model)]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with _preserved_random_state():
+        try:
+            yield
+        finally:
+            for container, before in containers:
+                _restore(container, before)
+            with torch.no_grad():
+                for buffer, number in buffers:
+                    if not torch.equal(buffer, number):
+                        buffer.copy_(number)
+
+
+@contextmanager
+def without_grad_or_autocast(device: str) -> Iterator[None]:
+    """Disable gradients and autocast, whatever the caller's context."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for kind in {"cpu", torch.device(device).type}:
+            if torch.amp.is_autocast_available(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _containers(model: Any) -> Iterator[_Container]:
+    """Yield all dicts, lists and sets of a model's state, each once."""
+    seen: set[int] = set()
+    todo: list[Any] = [vars(module) for module in model.modules()]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        for value in one.values() if isinstance(one, dict) else one:
+            if isinstance(value, (PreTrainedConfig, GenerationConfig)):
+                todo.append(vars(value))
+            elif isinstance(value, (dict, list, set)):
+                todo.append(value)
+
+
+def _restore(container: Any, before: Any) -> None:
+    """Restore a container's content in place, because handles of hooks refer to the container."""
+    if isinstance(container, list):
+        container[:] = before
+    elif isinstance(container, dict) and list(container) == list(before):
+        # Never empty meanwhile, should an interrupt come
+        container.update(before)
+    else:
+        container.clear()
+        container.update(before)
+
+
+@contextmanager
+def _preserved_random_state() -> Iterator[None]:
+    """Restore the random number generators of Python, NumPy and torch at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
+
+
+_CHUNK = 2**24
+"""Numbers of a tensor that are hashed at a time."""
+
+
+def state_digest(model: torch.nn.Module) -> str:
+    """Hash a model's modules, parameters and buffers.
+
+    The class of each module is included, because a replaced module computes something else with the same tensors.
+    Buffers are included whether or not they are saved with a checkpoint, and tied tensors under each of their names.
+    """
+    digest = hashlib.sha256()
+    for name, module in sorted(model.named_modules()):
+        kind = type(module)
+        digest.update(f"module\t{name}\t{kind.__module__}.{kind.__qualname__}\n".encode())
+    known: dict[tuple[object, ...], str] = {}
+    for name, tensor in sorted(_tensors(model), key=lambda entry: entry[0]):
+        # Tied tensors share memory
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if place not in known or not tensor.numel():
+            known[place] = _content_digest(tensor)
+        digest.update(f"tensor\t{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\t{known[place]}\n".encode())
+    return digest.hexdigest()
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _content_digest(tensor: torch.Tensor) -> str:
+    """Hash a tensor's bytes in row-major order."""
+    digest = xxhash.xxh3_128()
+    # A view, unless the tensor is not contiguous
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        chunk = flat[start : start + _CHUNK].cpu().contiguous()
+        digest.update(chunk.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

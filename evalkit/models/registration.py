@@ -7,14 +7,33 @@ configs, and the first use of such a config the models, which need three backbon
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
 
 from evalkit.compatibility.transformers import causal_language_models, config_class
-from evalkit.models.imports import quick_imports
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Suspend the search for cyclic garbage within the block."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+def import_modeling() -> None:
+    """Import what every model class of transformers is made of, while weights are read by another thread."""
+    with quick_imports():
+        import transformers.modeling_utils  # noqa: F401
 
 
 def register_when_used() -> None:

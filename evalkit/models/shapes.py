@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
+from evalkit.errors import CheckpointError
+from evalkit.models.files import safetensors_header
+from evalkit.models.locate import Checkpoint
 from evalkit.models.variants.settings import KEYS, VANILLA, Differential, Shape, Variant, read_variant
 
 Backbone = Literal["llama", "qwen2", "gpt_neox"]
@@ -222,3 +226,32 @@ def positive_integer(config: Mapping[str, Any], key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{key} is {value!r}; expected a whole number from 1")
     return value
+
+
+_GGUF_BYTES = 1.1
+"""Bytes of a parameter in a GGUF file of 8 bits, which most have."""
+_PICKLED_BYTES = BYTES["float32"]
+
+
+def parameter_count(checkpoint: Checkpoint) -> int | None:
+    """Return the number of parameters; an estimate for GGUF and pickled files, None if the files are unreadable."""
+    try:
+        if checkpoint.gguf is not None:
+            return int(checkpoint.gguf.stat().st_size / _GGUF_BYTES)
+        try:
+            return parameters(read_shape(checkpoint.config())).total
+        except ValueError:
+            return _stored(checkpoint)
+    except (CheckpointError, OSError):
+        return None
+
+
+def _stored(checkpoint: Checkpoint) -> int:
+    """Count the elements of the weight files."""
+    total = 0
+    for path in checkpoint.weights():
+        if path.suffix == ".safetensors":
+            total += sum(prod(tensor["shape"]) for tensor in safetensors_header(path).values())
+        else:
+            total += path.stat().st_size // _PICKLED_BYTES
+    return total

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from evalkit.errors import CheckpointError
 from evalkit.models.files import GENERATION_CONFIG, copy_files
-from evalkit.models.fingerprint import Fingerprint, combine
-from evalkit.models.hashes import State, hash_file, state_of
+from evalkit.models.fingerprint import Fingerprint, State, combine, hash_file, state_of
 from evalkit.models.locate import Checkpoint
-from evalkit.models.temporary import temporary_folder
+from evalkit.paths import temporary_folder
 
 if TYPE_CHECKING:
     import torch

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from evalkit.activity import doing, imports
+from evalkit.display import Say, doing, imports
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.fields import WORD, check_field_names, fitted
-from evalkit.inputs.values import name_or_path
+from evalkit.inputs.values import WORD, check_field_names, fitted, name_or_path
 from evalkit.models.context import Extension
 from evalkit.models.context_settings import UNSTRETCHED, context_settings, extension_of
-from evalkit.models.device_map import NONE, check_device_map
-from evalkit.models.locate import ATTENTION, Checkpoint, Say, locate, silent
+from evalkit.models.locate import ATTENTION, Checkpoint, locate, silent
+from evalkit.models.parts import check_device_map
 
 if TYPE_CHECKING:
     from evalkit.models.load import LoadedModel
+
+
+NONE, AUTO = "none", "auto"
+
 
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|cuda(:\d{1,3})?")
 

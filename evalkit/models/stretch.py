@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from evalkit.compatibility.transformers import register_rotary
+from evalkit.compatibility.transformers import quiet, register_rotary
 from evalkit.errors import CheckpointError, ScoringError, first_line
 from evalkit.models.context import DYNAMIC_YARN, LINEAR, NONE, NTK, YARN, Extension, rotary_frequencies
 from evalkit.models.layer_check import check_layers
-from evalkit.models.quiet import quiet
 
 NTK_TYPE, BY_LENGTH_TYPE = "ntk_aware", "yarn_by_length"
 """Rope types that evalkit adds to transformers. With "dynamic" in a name, transformers' modules would change the

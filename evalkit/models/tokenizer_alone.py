@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from evalkit.display import Say
 from evalkit.errors import CheckpointError
 from evalkit.models.context import configured_window
 from evalkit.models.context_settings import config_of
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.models.spec import ModelSpec
 from evalkit.models.tokenizer import load_tokenizer
 

@@ -24,7 +24,7 @@ import xxhash
 
 from evalkit.errors import CheckpointError, first_line
 from evalkit.models.files import parse_safetensors
-from evalkit.models.hashes import content_sha256, state_of
+from evalkit.models.fingerprint import content_sha256, state_of
 
 _CHUNK, _LARGE = 2**22, 2**18
 _DIGITS = 9

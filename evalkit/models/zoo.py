@@ -22,10 +22,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Named, read_settings
+from evalkit.inputs.validated import FileSettings, Named, read_settings
 from evalkit.models.shapes import Backbone, ModelShape, layer_count, read_shape
 from evalkit.models.variants.settings import ALL_KEYS, VANILLA, layers_of
-from evalkit.resources import resource
+from evalkit.paths import resource
 
 _COMMON_KEYS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act",

@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from evalkit.benchmarks.document_views import ChoiceText, ChoiceView
+from evalkit.benchmarks.document_views import AnsweredDocument, AnswerView, ChoiceText, ChoiceView
 from evalkit.data.sampling import DocumentSample
 from evalkit.errors import RunError
-from evalkit.inspection.decisions import decisions
-from evalkit.pages.blocks import encoded
-from evalkit.pages.union import DocumentName, Union, ViewOfRun, indexed, problem_of
-from evalkit.scores.table import SEGMENTS
+from evalkit.inspection.outcomes import decisions
+from evalkit.pages.blocks import DocumentName, Union, ViewOfRun, encoded, indexed, problem_of
+from evalkit.runs.score_table import SEGMENTS
 
 ABSENT = 65535
 """Prediction of a run that does not have the document."""
@@ -160,3 +159,36 @@ def _prompt(runs: Sequence[int], texts: Mapping[DocumentName, ChoiceText], union
         "common": [[] if text is None else indexed(text.common) for text in found],
         "choices": [[] if text is None else list(map(indexed, text.choices)) for text in found],
     }
+
+
+def answers_block(members: Sequence[ViewOfRun], sample: DocumentSample | None) -> tuple[dict[str, Any], str]:
+    """Return the entries of a task in the page's index, and its block."""
+    views = [member.view for member in members if isinstance(member.view, AnswerView)]
+    by_run = [{(one.subtask, one.id): one for one in view.documents} for view in views]
+    union = Union(views[0].task, [list(found) for found in by_run], sample)
+    first = [next(found[name] for found in by_run if name in found) for name in union.names]
+    header: dict[str, Any] = {
+        "ids": [number for _, number in union.names],
+        "references": [list(one.references) for one in first],
+        "prompts": [indexed(one.prompt) for one in first] if any(one.prompt for one in first) else [],
+        "problem": problem_of(views),
+        "runs": {str(member.number): _of_run(found, union) for member, found in zip(members, by_run, strict=True)},
+    }
+    arrays = {"subtask": ("u2", union.subtask_numbers())} | {
+        f"{member.number}/score": ("f8", _answers_scores(found, union))
+        for member, found in zip(members, by_run, strict=True)
+    }
+    return union.about() | {"kind": "answers", "rules": [], "metric": views[0].metric}, encoded(header, arrays)
+
+
+def _of_run(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> dict[str, Any]:
+    ordered = [found.get(name) for name in union.names]
+    return {
+        "answers": [None if one is None else one.answer for one in ordered],
+        "facts": [{} if one is None else dict(one.facts) for one in ordered],
+    }
+
+
+def _answers_scores(found: Mapping[DocumentName, AnsweredDocument], union: Union) -> np.ndarray:
+    ordered = (found.get(name) for name in union.names)
+    return np.array([np.nan if one is None or one.score is None else one.score for one in ordered], float)

@@ -6,20 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from evalkit.benchmarks.outcomes import Comparable
-from evalkit.comparison.agreement import agreements
+from evalkit.comparison.breakdowns import agreements, subject_differences
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, headline
-from evalkit.comparison.curve_report import curve_report
-from evalkit.comparison.curves import Curve
-from evalkit.comparison.difference_texts import interval_text, p_text
-from evalkit.comparison.differences import UNDECIDED, Comparison, TaskDifference
+from evalkit.comparison.curves import Curve, curve_report
+from evalkit.comparison.differences import UNDECIDED, Comparison, TaskDifference, interval_text, p_text, unit_of
 from evalkit.comparison.pairing import PairedTask, Pairing, pair
 from evalkit.comparison.sides import Side
-from evalkit.comparison.subjects import subject_differences
-from evalkit.comparison.units import unit_of
 from evalkit.errors import EvalkitError
-from evalkit.pages.figures import svg_of
-from evalkit.pages.panels import PageFigure, Panel
+from evalkit.pages.page import PageFigure, Panel, svg_of
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
 

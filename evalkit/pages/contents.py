@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.brief import counted
 from evalkit.comparison.sides import Side, check_unique, named_sides, names
 from evalkit.errors import EvalkitError, UsageError
+from evalkit.escape import counted
 from evalkit.runs.folder import Run
-from evalkit.scores.outcomes import with_default_rule
+from evalkit.runs.outcomes import with_default_rule
 from evalkit.studies.results import StudyResults
-from evalkit.studies.selection import Selected, select, trainings
 from evalkit.studies.sides import StudyTraining
-from evalkit.studies.study import StudyBenchmark
+from evalkit.studies.study import Selected, StudyBenchmark, select, trainings
 
 
 @dataclass(frozen=True)

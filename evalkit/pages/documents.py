@@ -10,16 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from evalkit.benchmarks.alike import document_difference
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.data.sampling import DocumentSample
-from evalkit.pages.answers import answers_block
-from evalkit.pages.blocks import DocumentData
-from evalkit.pages.choices import choices_block
-from evalkit.pages.union import ViewOfRun
+from evalkit.display import Say
+from evalkit.pages.blocks import DocumentData, ViewOfRun
+from evalkit.pages.choices import answers_block, choices_block
 from evalkit.runs.folder import Run
-from evalkit.scores.table import SEGMENTS
+from evalkit.runs.score_table import SEGMENTS
 
 
 def document_data(

@@ -11,23 +11,68 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from evalkit.atomic import replace_file
+from evalkit.benchmarks.document_views import Piece
+from evalkit.escape import in_json, printable
 from evalkit.pages.blocks import DocumentData
-from evalkit.pages.panels import PageFigure, Panel
-from evalkit.reporting.escape import in_json, printable
-from evalkit.reporting.formats import SUFFIXES, Format
+from evalkit.paths import replace_file
+from evalkit.reporting.markup import SUFFIXES, Format
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import Table
 from evalkit.reporting.web import html_lines, html_table
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of a page."""
+
+    name: str
+    """Unique in the page, and the name of the file that a reader saves."""
+    words: str
+    """What it shows, in one sentence: the caption, and the text in place of the picture."""
+    svg: str
+    """A complete SVG document, text as text."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A titled part of a page."""
+
+    name: str
+    """Anchor, unique in the page: letters, digits, hyphens."""
+    title: str
+    reports: tuple[Report, ...] = ()
+    """Sentences, tables and notes; each table can be copied as LaTeX, Markdown and CSV."""
+    figures: tuple[PageFigure, ...] = ()
+    prompts: tuple[tuple[str, tuple[Piece, ...]], ...] = ()
+    """Rendered examples, with a title each."""
+    panels: tuple[Panel, ...] = ()
+    """Further parts, closed until the reader opens them."""
+
+
+def svg_of(draw: Callable[[Path], None]) -> str:
+    """Return what a function draws as an SVG document; the same figure gives the same text.
+
+    Args:
+        draw: writes a figure into the file that it is given, whose name ends in .svg.
+
+    Raises:
+        EvalkitError: the figure cannot be drawn.
+    """
+    with TemporaryDirectory(prefix="evalkit-") as folder:
+        path = Path(folder) / "figure.svg"
+        draw(path)
+        return path.read_text(encoding="utf-8")
+
 
 _ASSETS = Path(__file__).parent / "assets"
 _TABULATOR = "vendor/tabulator.min"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from evalkit.benchmarks.document_views import AnswerView, ChoiceView, Piece
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import EvalkitError, RunError
+from evalkit.data.schema import HubSplit
+from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.models.locate import silent
-from evalkit.pages.panels import Panel
+from evalkit.pages.page import Panel
 from evalkit.reporting.decimals import fixed
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
@@ -134,3 +136,77 @@ def _template(manifest: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Piece, .
     if isinstance(template, Mapping) and template.get("parts"):
         pieces = tuple(Piece(str(part["segment"]), str(part["text"])) for part in template["parts"])
         yield f"Template {template['name']}", pieces
+
+
+@dataclass(frozen=True)
+class Licence:
+    """Licence of a dataset."""
+
+    name: str
+    url: str
+    """The licence's text, or the page of the authors that names it."""
+    authors: str
+    """Who to credit."""
+    limits: str = ""
+    """What the licence does not cover."""
+
+
+LICENCES = {
+    "allenai/winogrande": Licence("CC BY", "https://github.com/allenai/winogrande#license", "Sakaguchi et al. 2019"),
+    "allenai/ai2_arc": Licence("CC BY-SA 4.0", "https://creativecommons.org/licenses/by-sa/4.0/", "Clark et al. 2018"),
+    "Rowan/hellaswag": Licence(
+        "MIT",
+        "https://github.com/rowanz/hellaswag",
+        "Zellers et al. 2019",
+        "texts from WikiHow have a licence of their own",
+    ),
+    "baber/piqa": Licence("AFL 3.0", "https://opensource.org/license/afl-3-0-php", "Bisk et al. 2019"),
+    "aps/super_glue": Licence(
+        "CC BY-SA 3.0", "https://creativecommons.org/licenses/by-sa/3.0/", "Clark et al. 2019", "for BoolQ"
+    ),
+    "cais/mmlu": Licence("MIT", "https://github.com/hendrycks/test/blob/master/LICENSE", "Hendrycks et al. 2020"),
+    "THUDM/LongBench": Licence(
+        "MIT",
+        "https://github.com/THUDM/LongBench/blob/main/LICENSE",
+        "Bai et al. 2023",
+        "for the collection; its parts have licences of their own",
+    ),
+}
+"""Repository on the hub → licence."""
+
+
+_UNKNOWN, _NO_DATASET = "see the dataset's page", "see the source"
+_HUB = "https://huggingface.co/datasets"
+"""Address of a dataset's page, before its repository."""
+
+
+def sources_panel(runs: Sequence[Run]) -> Panel:
+    """Return the panel that names dataset, source and licence of every task, for those whose licence asks for it."""
+    rows: dict[tuple[str, ...], None] = {}
+    for run in runs:
+        for task, found in run.manifest["documents"].items():
+            label = benchmark_of(run).label(run, task).full + "*" * bool(caveats(run.manifest, task))
+            rows[label, *_dataset(run, task), str(found["source"])] = None
+    headers = ["task", "dataset", "authors", "licence", "page", "source used"]
+    table = simple_table("sources", headers, list(rows), texts=len(headers))
+    notes = ("*: not the official documents of the task",) * any(label.endswith("*") for label, *_ in rows)
+    return Panel("sources", "Sources and licences of the documents", (Report((table,), notes=notes),))
+
+
+def _dataset(run: Run, task: str) -> tuple[str, str, str, str]:
+    """Return a task's dataset, its authors, its licence, and the licence's page."""
+    try:
+        split = benchmark_of(run).dataset(run, task)
+    except UsageError:  # of lm-eval's tasks the dataset is not known
+        split = None
+    if split is None:
+        return "–", "–", _NO_DATASET, "–"
+    if (licence := LICENCES.get(split.path)) is None:
+        return _described(split), "–", _UNKNOWN, f"{_HUB}/{split.path}"
+    name = f"{licence.name} ({licence.limits})" if licence.limits else licence.name
+    return _described(split), licence.authors, name, licence.url
+
+
+def _described(split: HubSplit) -> str:
+    """Return a split in words: repository, configuration, split."""
+    return ", ".join(part for part in (split.path, split.config, split.split) if part)

@@ -12,19 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evalkit import __version__
-from evalkit.activity import doing
 from evalkit.benchmarks.remembered import remembering
 from evalkit.comparison.curves import curve
 from evalkit.data.sampling import DocumentSample
+from evalkit.display import doing
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.pages.benchmark_figures import figure_panels
 from evalkit.pages.comparisons import comparison_panels, curve_panel
 from evalkit.pages.contents import PageComparison, PageContents
 from evalkit.pages.documents import document_data
-from evalkit.pages.overview import overview_panels
-from evalkit.pages.page import Page, write_page
-from evalkit.pages.panels import Panel
-from evalkit.pages.sources import sources_panel
+from evalkit.pages.overview import figure_panels, overview_panels
+from evalkit.pages.page import Page, Panel, write_page
+from evalkit.pages.provenance import sources_panel
 from evalkit.reporting.report import Report
 
 _NAMED = 3

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from evalkit.reporting.escape import PACKAGES, SHRUNK, in_latex, printable
+from evalkit.escape import PACKAGES, SHRUNK, in_latex, printable
 from evalkit.reporting.markup import Span, Text
 from evalkit.reporting.table import Cell, Line, Section, Table
 

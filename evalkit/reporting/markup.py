@@ -9,10 +9,10 @@ a folder) are not parsed: `literal` converts them without markup.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from evalkit.errors import TableError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 
 _TOKENS = re.compile(r"\\(.)|(\*\*|\*|~|\$)|([^\\*~$]+|\\)", re.DOTALL)
 _STYLES = {"**": "bold", "*": "italic", "~": "small_caps", "$": "math"}
@@ -75,3 +75,16 @@ def _joined(spans: list[Span]) -> Text:
         else:
             joined.append(span)
     return tuple(joined)
+
+
+Format = Literal["terminal", "markdown", "latex", "html", "csv", "json"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[Format, str] = {
+    "terminal": ".txt",
+    "markdown": ".md",
+    "latex": ".tex",
+    "html": ".html",
+    "csv": ".csv",
+    "json": ".json",
+}
+"""Endings of files in each format."""

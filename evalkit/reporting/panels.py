@@ -16,20 +16,21 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from evalkit.reporting.figure_style import (
+from evalkit.reporting.figures import (
     GREY,
     INK,
     PLAIN,
     dashes,
     line_look,
+    new_figure,
     notes_height,
+    save_figure,
     short_name,
     style_axes,
     text_width,
     wrapped,
     write_notes,
 )
-from evalkit.reporting.figures import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

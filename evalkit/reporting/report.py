@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evalkit.errors import UsageError
+from evalkit.escape import PACKAGES, in_markdown
 from evalkit.reporting.data import Record, json_text, records_csv, table_content, table_csv
-from evalkit.reporting.escape import PACKAGES, in_markdown
-from evalkit.reporting.formats import Format
-from evalkit.reporting.markup import literal, plain
+from evalkit.reporting.markup import Format, literal, plain
 from evalkit.reporting.table import Table
 
 
@@ -109,7 +108,7 @@ def _terminal(report: Report, width: int | None) -> str:
 
 
 def _markdown(report: Report) -> str:
-    from evalkit.reporting.markdown import markdown_table
+    from evalkit.reporting.data import markdown_table
 
     def listed(lines: Sequence[str]) -> list[str]:
         return ["\n".join(f"- {in_markdown(line)}" for line in lines)] if lines else []

@@ -6,6 +6,7 @@ enough, further columns are in a block below, with the labels repeated.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -13,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import click
 from tabulate import DataRow, TableFormat, tabulate
 from wcwidth import wcswidth, wrap
 
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Cell, Line, Table, beside, column_names
 
@@ -208,3 +210,22 @@ def _columns(text: str) -> int:
 
 def _total(widths: Sequence[int], gap: int) -> int:
     return sum(widths) + gap * max(0, len(widths) - 1)
+
+
+COLOURS = {
+    "special": "magenta",
+    "instruction": "blue",
+    "context": "cyan",
+    "continuation": "green",
+    "end": "yellow",
+}
+"""Segment → colour."""
+
+
+def coloured(pieces: Iterable[tuple[str, str]]) -> str:
+    """Return (segment, text) pieces as one text with segments in colour; without colours where NO_COLOR is set."""
+    plain = bool(os.environ.get("NO_COLOR"))
+    return "".join(
+        printable(text, "\n\t") if plain else click.style(printable(text, "\n\t"), fg=COLOURS[segment])
+        for segment, text in pieces
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 from evalkit.reporting.markup import Span, Text
 from evalkit.reporting.table import Cell, Line, Section, Table, beside
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.inputs import values
-from evalkit.resources import RUNS
+from evalkit.paths import RUNS
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, folder_name, is_file, load_run
 
 if TYPE_CHECKING:

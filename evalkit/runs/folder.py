@@ -28,18 +28,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.brief import brief, counted
 from evalkit.errors import RunError, UsageError, first_line
+from evalkit.escape import brief, counted
 from evalkit.inputs import values
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, parse_json, read_bytes
 from evalkit.inputs.validated import Stored, misfit
-from evalkit.runs.forms import StoredManifest, StoredResults, TimedResults
-from evalkit.runs.seal import content_digest, describe_mismatch, digest, unsealed
+from evalkit.runs.forms import (
+    StoredManifest,
+    StoredResults,
+    TimedResults,
+    content_digest,
+    describe_mismatch,
+    digest,
+    unsealed,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.scores.results import Results
+    from evalkit.runs.accuracies import Results
 
 LM_EVAL = "lm_eval"
 """Suite name of runs of lm-eval's own tasks, with lm-eval's metrics."""
@@ -149,7 +156,7 @@ class Run:
     @cached_property
     def scores(self) -> pd.DataFrame:
         """The score table, one row for each (task, document, choice); columns as in `ScoreRow`, then `CLUSTER`."""
-        from evalkit.scores.table import CLUSTER, ScoreRow
+        from evalkit.runs.score_table import CLUSTER, ScoreRow
 
         self.require_choices()
         columns = [*ScoreRow._fields, CLUSTER]
@@ -157,7 +164,7 @@ class Run:
 
     def results(self, rule: str | None = None) -> Results:
         """Return accuracies under a rule; None: the run's own rule."""
-        from evalkit.scores.results import summarise
+        from evalkit.runs.accuracies import summarise
 
         return summarise(self.scores, self.manifest, rule or self.manifest["rule"])
 

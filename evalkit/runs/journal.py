@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from evalkit.atomic import replace_file
 from evalkit.errors import RunError
 from evalkit.inputs.validated import Stored, misfit
+from evalkit.paths import replace_file
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.folder import WITHOUT_JOURNAL
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalkit.brief import counted
+from evalkit.escape import counted
 from evalkit.runs.batch_devices import kinds
 from evalkit.runs.folder import Run
-from evalkit.scores.outcomes import outcome_of
+from evalkit.runs.outcomes import outcome_of
 
 _SUMMARY = (
     "limit",

@@ -15,15 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from evalkit.errors import CheckpointError, ScoringError
+from evalkit.models.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.architecture import kernels_for, longest_shared, window_of
-from evalkit.scoring.check_cache import CheckCache
-from evalkit.scoring.failures import TooManyTokens, failure_of, memory_for, one_line
+from evalkit.scoring.checks import DAMAGED, CheckCache, TooManyTokens, WeightChecks, failure_of, memory_for, one_line
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.head import Scores
-from evalkit.scoring.memory import keep_freed_blocks, refuse_to_split
 from evalkit.scoring.pack import SequenceSet, TreeBatch, return_freed_memory
 from evalkit.scoring.sharing import BatchLengths, SharingCheck
-from evalkit.scoring.weight_checks import DAMAGED, WeightChecks
 
 DENSE_TOKENS = 512
 """Maximum tokens of a batch under the dense kernel, whose attention grows quadratically with the batch."""

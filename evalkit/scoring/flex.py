@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evalkit.compatibility.torch import compile_for_any_size
 from evalkit.scoring.attention import Product, Unsupported
-from evalkit.scoring.transfer import to_device
+from evalkit.scoring.head import to_device
 from evalkit.scoring.tree import Ints
 
 _BLOCK = 128

@@ -6,7 +6,9 @@ The base model runs once over a tree; the output head runs only on the nodes tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -15,14 +17,50 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from evalkit.models.dynamic import dynamic_modules, forget_lengths
-from evalkit.models.parts import base_of
-from evalkit.scoring.alibi import alibi_by_position
+from evalkit.models.parts import base_of, dynamic_modules, forget_lengths
 from evalkit.scoring.attention import TileLayout, TreeAttention, attending
 from evalkit.scoring.flex import FlexLayout
-from evalkit.scoring.head import NOTHING, OutputHead, Scores
-from evalkit.scoring.transfer import to_device
+from evalkit.scoring.head import NOTHING, OutputHead, Scores, to_device
 from evalkit.scoring.tree import TRUNK, Ints, Tree
+
+_BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
+"""Functions of transformers' modules that build the biases."""
+
+
+@contextmanager
+def alibi_by_position(base: Any, positions: torch.Tensor) -> Iterator[None]:
+    """Make a base model compute its ALiBi from token positions; models without ALiBi are not changed.
+
+    Args:
+        base: the base model of a transformers model.
+        positions: [keys] of the trunk and the tree.
+    """
+    module = sys.modules[type(base).__module__]
+    found = {name: getattr(module, name) for name in _BUILDERS if hasattr(module, name)}
+    try:
+        for name, original in found.items():
+            setattr(module, name, _by_position(name, original, positions))
+        yield
+    finally:
+        for name, original in found.items():
+            setattr(module, name, original)
+
+
+def _by_position(name: str, original: Any, positions: torch.Tensor) -> Any:
+    length = int(positions.max()) + 1
+
+    def from_mask(_: Any, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        """[heads, 1, keys]; the original's argument is a padding mask, [batch, keys]."""
+        table: torch.Tensor = original(torch.ones(1, length, device=positions.device, dtype=torch.long), heads, dtype)
+        return table[..., positions]
+
+    def from_length(heads: int, _: int, alibi_bias_max: int = 8, device: Any = None) -> torch.Tensor:
+        """[heads, 1, keys]; the original's argument is the length."""
+        table: torch.Tensor = original(heads, length, alibi_bias_max, device)
+        return table[..., positions]
+
+    return from_length if name == "build_mpt_alibi_tensor" else from_mask
+
 
 KERNELS = ("tiles", "flex", "dense")
 """Tree attention kernels: the two of `attention.py`, and a dense mask for the model's own attention."""

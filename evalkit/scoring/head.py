@@ -14,8 +14,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evalkit.scoring.transfer import fetch, to_device
 from evalkit.scoring.tree import Ints
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device, without waiting for a GPU."""
+    states = torch.from_numpy(array)
+    if device.type == "cuda" and torch.cuda.is_available():
+        return states.pin_memory().to(device, non_blocking=True)
+    return states.to(device)
+
+
+def fetch(states: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor of a device as an array; waits until it is computed."""
+    found: NDArray[Any] = states.cpu().numpy()
+    return found
+
 
 _CPU_LOGITS = 2**20
 """Logits in memory at a time on a CPU: 4 MiB in float32, so that they stay in the processor's cache."""

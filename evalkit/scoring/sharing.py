@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from evalkit.models.memory import is_out_of_memory
 from evalkit.scoring.forward import Forward
-from evalkit.scoring.memory import is_out_of_memory
-from evalkit.scoring.precision import HALF, in_float32
-from evalkit.scoring.probe import SHORTEST, Probe, make_probe, mask_first
+from evalkit.scoring.probe import HALF, SHORTEST, Probe, in_float32, make_probe, mask_first
 from evalkit.scoring.tree import Ints
 
 TOLERANCE = 1e-3

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from evalkit.stats.estimates import Codes, Floats, t_quantile
+from evalkit.stats.estimates import Codes, Estimate, Floats, t_quantile
+from evalkit.stats.seeds import Spread, crossed
 
 ALPHA = 0.05
 """Significance level of every test."""
@@ -134,4 +135,63 @@ def _first(power: Callable[[float], float], most: float) -> float | None:
         else:
             low, under, over = middle, found, over / 2 if side < 0 else over
             side = -1
+    return high
+
+
+MOST_SEEDS = 1000
+"""Seeds per side above which a plan is not looked for."""
+_FREEDOM = 1e6
+"""Degrees of freedom of the variance between documents, if they are many."""
+
+
+def expected_spread(parts: Spread, seeds: int, documents: float = 1.0) -> Spread:
+    """Return the variance components to expect with so many seeds on each side, whose variances are taken as equal.
+
+    Args:
+        parts: observed, with several runs on both sides.
+        seeds: of each side, at least 2.
+        documents: how many times the observed number of documents.
+    """
+    # The interaction of one run with the observed documents, which the variance between runs contains
+    residual = parts.shared / (1 / parts.runs_a + 1 / parts.runs_b)
+    own = max((parts.seeds_a * parts.runs_a + parts.seeds_b * parts.runs_b) / 2 - residual, 0.0)
+    residual /= documents
+    side, shared = (own + residual) / seeds, 2 * residual / seeds
+    return Spread(side, side, max(parts.documents - parts.shared, 0.0) / documents + shared, shared, seeds, seeds)
+
+
+def seeds_detectable(parts: Spread, seeds: int, documents: float = 1.0, level: float = ALPHA) -> float | None:
+    """Return the smallest difference found with 80 % power, in the scores' unit; None if it is above 30 errors.
+
+    Without any variance it is 0. The test's distribution is taken as that of the t with the same critical difference.
+
+    Args:
+        parts: as for `expected_spread`.
+        seeds: of each side.
+        documents: how many times the observed number of documents.
+        level: of the test; α / m for one of m comparisons under Holm's correction, where the others show nothing.
+    """
+    expected = expected_spread(parts, seeds, documents)
+    estimate = crossed(Estimate(0.0, expected.documents, _FREEDOM), expected, level)
+    return t_detectable(estimate.stderr, estimate.freedom, math.inf, level) if estimate.variance > 0 else 0.0
+
+
+def seeds_needed(parts: Spread, difference: float, documents: float = 1.0, level: float = ALPHA) -> int | None:
+    """Return the fewest seeds per side that find a difference with 80 % power; None if `MOST_SEEDS` are too few.
+
+    Arguments as for `seeds_detectable`.
+    """
+
+    def found(seeds: int) -> bool:
+        smallest = seeds_detectable(parts, seeds, documents, level)
+        return smallest is not None and smallest <= abs(difference)
+
+    low, high = 1, 2
+    while not found(high):
+        if high >= MOST_SEEDS:
+            return None
+        low, high = high, min(2 * high, MOST_SEEDS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
     return high

@@ -12,21 +12,19 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from evalkit.activity import doing, imports
-from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.remembered import remembering
-from evalkit.benchmarks.task_tokens import TaskTokens
-from evalkit.brief import counted
+from evalkit.benchmarks.request import TaskTokens
+from evalkit.display import Say, clock, doing, imports
 from evalkit.errors import EvalkitError, UsageError
-from evalkit.models.parameter_count import parameter_count
-from evalkit.progress import clock
+from evalkit.escape import counted
+from evalkit.models.shapes import parameter_count
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import hardware_of, places
 from evalkit.runs.folder import Run, load_run
-from evalkit.studies.costs import SAMPLE, RunCost, cost_of
+from evalkit.studies.costs import EFFICIENCY, SAMPLE, RunCost, Speed, cost_of, measured_speed
 from evalkit.studies.planning import plan_runs
-from evalkit.studies.speed import EFFICIENCY, Speed, measured_speed
 from evalkit.studies.status import RunProgress, progress_of, run_seconds
 from evalkit.studies.study import Study
 
@@ -127,7 +125,7 @@ def _estimates(
 
 def _costs(plans: Sequence[tuple[str, Plan]], say: Say) -> tuple[list[_Estimate], list[str]]:
     """Return the estimates without times, and a message for each benchmark that has none."""
-    from evalkit.models.dispatch import resolve_device
+    from evalkit.models.placement import resolve_device
 
     found, problems = [], dict[str, None]()
     for name, plan in plans:

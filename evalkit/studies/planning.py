@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalkit.activity import doing
-from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.run import planned
-from evalkit.brief import counted
-from evalkit.engines.base import Job
+from evalkit.display import Say, doing
 from evalkit.errors import EvalkitError, SeveralErrors
+from evalkit.escape import counted
 from evalkit.models.files import safetensors_header
-from evalkit.models.parameter_count import parameter_count
+from evalkit.models.shapes import parameter_count
 from evalkit.runs.folder import Run
+from evalkit.studies.engines import Job
 from evalkit.studies.records import finished_run_of, record_of, save_record
 from evalkit.studies.study import Study, StudyRun
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from evalkit.atomic import replace_file
 from evalkit.errors import RunError
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.validated import Stored, misfit
+from evalkit.paths import replace_file
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.studies.study import Study, StudyRun
 

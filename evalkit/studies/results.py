@@ -7,17 +7,47 @@ torch are needed. Where the checkpoint is on this machine, a run of other files 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from evalkit.activity import doing
-from evalkit.errors import UsageError
-from evalkit.reporting.escape import printable
+from evalkit.display import doing
+from evalkit.errors import EvalkitError, UsageError
+from evalkit.escape import printable
+from evalkit.models.fingerprint import fingerprint, known_fingerprint
+from evalkit.models.spec import ModelSpec, model_spec
 from evalkit.runs.folder import Run
-from evalkit.studies.changes import change_of
 from evalkit.studies.records import finished_run_of, record_of, recorded_checkpoints
-from evalkit.studies.selection import Selected
-from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyRun
+from evalkit.studies.study import Selected, Study, StudyBenchmark, StudyCheckpoint, StudyRun
 from evalkit.studies.study_file import read_study
+
+
+def change_of(run: Run, checkpoint: StudyCheckpoint) -> str:
+    """Describe how a checkpoint's files differ from the run's; empty if they do not, or if none is on this machine."""
+    spec = model_spec(checkpoint.model, **checkpoint.options)
+    here, evaluated = Path(spec.model).expanduser(), run.manifest.get("path")
+    if spec.model == "demo" or not here.exists():
+        return ""
+    # Two studies can have checkpoints of one name in different folders
+    elsewhere = evaluated is not None and Path(evaluated).exists() and not here.samefile(evaluated)
+    recorded = run.manifest["specification"]["checkpoint"]
+    changed = [part for part, digest in _known(spec, elsewhere).items() if recorded.get(part, digest) != digest]
+    return f"{checkpoint.given} has other files than this run's ({', '.join(changed)})" if changed else ""
+
+
+def _known(spec: ModelSpec, unhashed: bool) -> dict[str, str]:
+    """Return part → digest, as far as known without the network; empty for a folder that is not complete any more.
+
+    Args:
+        spec: the model.
+        unhashed: whether to read weights that were never hashed on this machine.
+    """
+    own = spec.tokenizer is None or Path(spec.tokenizer).expanduser().is_dir()
+    try:
+        checkpoint = (spec if own else replace(spec, tokenizer=None)).locate()
+        found = asdict(fingerprint(checkpoint)) if unhashed else known_fingerprint(checkpoint)
+    except EvalkitError:
+        return {}
+    return found if own else {part: digest for part, digest in found.items() if part != "tokenizer"}
 
 
 class StudyResults:

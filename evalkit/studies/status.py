@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from evalkit.benchmarks.base import Plan, Say
+from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.remembered import remembering
+from evalkit.display import Say, clock
 from evalkit.errors import EvalkitError
+from evalkit.escape import counted
 from evalkit.inputs.validated import misfit
-from evalkit.models.parameter_count import parameter_count
+from evalkit.models.shapes import parameter_count
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
@@ -162,3 +167,70 @@ def _with_time(one: RunState, all_states: Sequence[RunState]) -> RunState:
     if not rates:
         return one
     return replace(one, seconds_left=median(rates) * one.parameters * (1 - (one.share or 0.0)))
+
+
+_HEADERS = ("run", "state", "share", "left", "result")
+_ESTIMATE = (
+    "time left: a running run's own estimate; of others, the time of the finished runs of the same benchmark (the "
+    "median), in proportion to the models' parameters, as if computed one after the other on the same hardware"
+)
+
+
+def status_report(study: Study, states: Sequence[RunState]) -> Report:
+    """Return the report.
+
+    Args:
+        study: the study.
+        states: from `states_of`.
+    """
+    records = [_record(one) for one in states]
+    table = simple_table("status", _HEADERS, [_row(one) for one in states], texts=5)
+    count = {state: sum(one.state == state for one in states) for state in STATES}
+    totals = ", ".join(f"{number} {state}" for state, number in count.items() if number)
+    left = [one for one in states if one.state != "finished"]
+    known = [one.seconds_left for one in left if one.seconds_left is not None]
+    summary = [f"{counted(len(states), 'run')}: {totals}"]
+    if known:
+        unknown = len(left) - len(known)
+        without = f", without {counted(unknown, 'run')} of unknown time" if unknown else ""
+        summary.append(f"about {clock(sum(known))} left{without}")
+    content = {
+        "study": str(study.path),
+        "output": str(study.output),
+        "totals": count,
+        "seconds_left": sum(known) if known else None,
+        "runs_of_unknown_time": len(left) - len(known),
+        "estimate": _ESTIMATE,
+        "runs": records,
+    }
+    return Report((table,), ("; ".join(summary),), notes=(_ESTIMATE,) if known else (), content=content,
+                  records=records)  # fmt: skip
+
+
+def _row(one: RunState) -> list[str]:
+    share = "" if one.share is None or one.state in ("finished", "missing") else f"{percent(one.share, 0)} %"
+    left = "" if one.seconds_left is None else clock(one.seconds_left)
+    where = f"process {one.process} on {one.host}" if one.state == "running" else ""
+    return [one.run.label, one.state, share, left, one.result or one.reason or where]
+
+
+def _record(one: RunState) -> dict[str, Any]:
+    return {
+        "run": one.run.label,
+        "checkpoint": one.run.checkpoint.name,
+        "seed": one.run.checkpoint.seed,
+        "step": one.run.checkpoint.step,
+        "benchmark": one.run.benchmark.name,
+        "id": one.id,
+        "folder": None if one.folder is None else str(one.folder),
+        "state": one.state,
+        "share": one.share,
+        "host": one.host,
+        "process": one.process,
+        "seconds": one.seconds,
+        "seconds_left": one.seconds_left,
+        "score": one.score,
+        "result": one.result,
+        "reason": one.reason,
+        "parameters": one.parameters,
+    }

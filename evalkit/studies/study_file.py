@@ -27,7 +27,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,16 +37,106 @@ from pydantic import BeforeValidator, Field, create_model
 
 from evalkit.benchmarks.registry import benchmark, kind_of_suite
 from evalkit.benchmarks.request import Request
-from evalkit.comparison.steps import step_in
+from evalkit.comparison.sides import step_in
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
+from evalkit.inputs.values import by_number
 from evalkit.inputs.values import path as given_path
-from evalkit.models.matching import is_pattern
+from evalkit.models.files import is_pattern, matching
 from evalkit.models.spec import ModelSpec
-from evalkit.resources import RUNS
-from evalkit.studies.patterns import StudyFolders, is_written_as_path
+from evalkit.paths import RUNS
 from evalkit.studies.study import Study, StudyBenchmark, StudyCheckpoint, StudyTable
 from evalkit.tables.layout import layout_names
+
+_FILES = ("context_config", "template", "text")
+_FOLDERS = ("data_dir", "include_path", "tokenizer", "text")
+"""Options whose values may be paths."""
+
+
+def is_written_as_path(model: str) -> bool:
+    """Return whether a name is that of a file or folder, whether or not it exists."""
+    return model.startswith(("/", "./", "../", "~"))
+
+
+@dataclass(frozen=True)
+class StudyFolders:
+    """The folders beside a study file."""
+
+    root: Path
+    """Folder of the study file."""
+    recorded: frozenset[str] = frozenset()
+    """Checkpoints that were evaluated, relative to `root`; they need not exist any more."""
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file or folder; `~` is the user's folder."""
+        with suppress(RuntimeError):  # of an unknown user
+            return self.root / Path(name).expanduser()
+        return self.root / name
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file or folder."""
+        with suppress(OSError):
+            return self.path(name).exists()
+        return False
+
+    def is_folder(self, model: str) -> bool:
+        """Return whether a name is that of a folder, not of a model on the hub."""
+        with suppress(OSError):
+            if self.path(model).is_dir():
+                return True
+        return self._was_folder(model)
+
+    def located(self, model: str) -> str:
+        """Return a model of the study file as `--model` takes it: its path, unless it can only be a hub name."""
+        return str(self.path(model)) if self.exists(model) or is_written_as_path(model) else model
+
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options with the paths of their files and folders, where these exist."""
+        return {name: self._option(name, value) for name, value in given.items()}
+
+    def models(self, text: str) -> list[str]:
+        """Return the folders that a pattern matches, those of records if no other; a name that is no pattern as it is.
+
+        Seeds of a folder that was deleted are not counted where others exist: the user removed them.
+        """
+        if not is_pattern(text, self.root):
+            return [text]
+        return sorted(self._on_disk(self.root, text) or self._recorded("", text), key=by_number)
+
+    def steps(self, model: str, text: str) -> list[str]:
+        """Return the folders in a model's folder that a pattern matches, with recorded ones: trainers delete steps."""
+        folder = self.path(model)
+        if not is_pattern(text, folder):
+            return [text]
+        return sorted(self._on_disk(folder, text) | self._recorded(f"{model.rstrip('/')}/", text), key=by_number)
+
+    def _was_folder(self, model: str) -> bool:
+        inside = f"{model.rstrip('/')}/"
+        return any(given.startswith(inside) for given in self.recorded)
+
+    def _option(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._option(name, one) for one in value]
+        if isinstance(value, str) and name in (*_FILES, *_FOLDERS):
+            path = self.path(value)
+            with suppress(OSError):
+                if (name in _FILES and path.is_file()) or (name in _FOLDERS and path.is_dir()):
+                    return str(path)
+        return value
+
+    def _on_disk(self, folder: Path, text: str) -> set[str]:
+        return set(matching(text, folder))
+
+    def _recorded(self, prefix: str, text: str) -> set[str]:
+        """Return the beginnings of recorded checkpoints that match, folder by folder as a shell matches."""
+        patterns = text.split("/")
+        inside = (given.removeprefix(prefix).split("/") for given in self.recorded if given.startswith(prefix))
+        return {
+            "/".join(parts[: len(patterns)])
+            for parts in inside
+            if len(parts) >= len(patterns) and all(map(fnmatchcase, parts, patterns))
+        }
+
 
 _MODEL_OPTIONS = tuple(name for name in ModelSpec.__dataclass_fields__ if name != "model")
 

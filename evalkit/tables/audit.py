@@ -19,9 +19,8 @@ from typing import NamedTuple
 from evalkit.reporting.decimals import could_print, half_up, to_text
 from evalkit.reporting.markup import literal, parse, plain
 from evalkit.reporting.table import Line, Section, Table
-from evalkit.tables.fill import computed
+from evalkit.tables.fill import Contest, computed, contests
 from evalkit.tables.layout import LayoutItem, TableLayout
-from evalkit.tables.marks import Contest, contests
 from evalkit.tables.published import Numbers, Printed
 
 HEADINGS = ("table", "row", "column", "printed", "recomputed", "why")

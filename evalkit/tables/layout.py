@@ -39,9 +39,9 @@ from pydantic import Field, PlainValidator, model_validator
 from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.registry import kinds, suite_averages
 from evalkit.errors import TableError, UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.paths import resource
 from evalkit.reporting.markup import Text, parse
-from evalkit.resources import resource
 from evalkit.tables.paired_sizes import BASELINE, Models, PairedSize, PairedSizeFile, check_pairs, names, paired_sizes
 
 AVERAGE = "Average"

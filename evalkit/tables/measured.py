@@ -29,14 +29,14 @@ from pydantic import Field, model_validator
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError, TableError, UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, read_settings
 from evalkit.inputs.values import path as given_path
 from evalkit.reporting.decimals import mean, of_float
 from evalkit.reporting.markup import Text, literal
 from evalkit.runs.finding import find_run, root_of_runs
 from evalkit.runs.folder import Run
+from evalkit.runs.outcomes import MARGIN
 from evalkit.runs.traits import Trait, model_differences, origin_notes, same_checkpoint, summary, unofficial_notes
-from evalkit.scores.outcomes import MARGIN
 from evalkit.tables.layout import TableLayout
 from evalkit.tables.paired_sizes import rows_by_key
 from evalkit.tables.published import Number, read_numbers

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from evalkit.errors import TableError, UnknownNameError
-from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty
 
 if TYPE_CHECKING:
     from evalkit.tables.layout import TableLayout

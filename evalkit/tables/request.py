@@ -2,24 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from evalkit.benchmarks.registry import benchmark_of
-from evalkit.errors import TableError, UsageError
-from evalkit.reporting.markup import literal
+from evalkit.errors import TableError, UnknownNameError, UsageError
+from evalkit.paths import resource
+from evalkit.reporting.markup import Text, literal, parse, plain
 from evalkit.reporting.table import Table
-from evalkit.resources import resource
 from evalkit.runs.finding import find_run, root_of_runs
-from evalkit.scores.outcomes import ACCURACY, outcome_key
-from evalkit.tables.adjusted_layout import of_outcome, without_empty
+from evalkit.runs.outcomes import ACCURACY, OUTCOMES, outcome_key
 from evalkit.tables.audit import Audited, as_table, audit
 from evalkit.tables.fill import Filling, Lead, fill
-from evalkit.tables.layout import TableLayout, layout_names, load_layout
+from evalkit.tables.layout import Group, LayoutItem, TableLayout, layout_names, load_layout
 from evalkit.tables.measured import Measured, RunMapping, map_runs, measure, read_mapping
 from evalkit.tables.published import Number, Printed, read_numbers, read_printed
+
+_DECIMALS = 3
+"""Of continuous outcomes."""
+_SCOPES = {"section": "each section", "table": "the table"}
+
+
+def retitled(layout: TableLayout, caption: str | None, titles: Mapping[str, str], where: str) -> TableLayout:
+    """Return a layout with another caption and other titles.
+
+    Args:
+        layout: the layout.
+        caption: in markup; None: the layout's own.
+        titles: title of a group of rows or columns, as plain text → its replacement, in markup.
+        where: source of the texts, for messages.
+
+    Raises:
+        UnknownNameError: no group has such a title.
+        TableError: the markup is invalid.
+    """
+    known = {plain(group.title) for group in (*layout.rows, *layout.columns) if group.title}
+    if unknown := next((title for title in titles if title not in known), None):
+        raise UnknownNameError(f"title of table {layout.name} ({where})", unknown, known)
+    texts = {title: _text(given, f"{where}, title '{title}'") for title, given in titles.items()}
+
+    def renamed(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        return tuple(replace(group, title=texts.get(plain(group.title), group.title)) for group in groups)
+
+    return replace(
+        layout,
+        caption=layout.caption if caption is None else _text(caption, f"{where}, caption"),
+        rows=renamed(layout.rows),
+        columns=renamed(layout.columns),
+    )
+
+
+def of_outcome(layout: TableLayout, name: str) -> TableLayout:
+    """Return a layout for the means of a continuous outcome: another caption, its decimals, and marks by its direction.
+
+    Raises:
+        UnknownNameError: there is no such outcome.
+        UsageError: the layout does not show means.
+    """
+    if name not in OUTCOMES:
+        raise UnknownNameError("outcome", name, (ACCURACY, *OUTCOMES))
+    if layout.pairs:
+        raise UsageError(f"table {layout.name} shows shares of documents, not means; omit --outcome {name}")
+    outcome = OUTCOMES[name]
+    turned = {"highest": "lowest", "lowest": "highest"}
+    marks = {
+        kind: mark if outcome.higher_is_better else replace(mark, extreme=turned[mark.extreme])
+        for kind, mark in layout.marks.items()
+    }
+    direction = "higher" if outcome.higher_is_better else "lower"
+    legend = [f"{kind.capitalize()}: {mark.extreme} in {_SCOPES[mark.scope]}." for kind, mark in marks.items()]
+    title = f"{outcome.title[:1].upper()}{outcome.title[1:]} of suite {layout.suite}, mean over documents; {direction}"
+    caption = " ".join([f"{title} is better.", *legend])
+    return replace(layout, caption=literal(caption), decimals=_DECIMALS, unit="", marks=marks)
+
+
+def without_empty(layout: TableLayout, filled: Collection[str]) -> TableLayout:
+    """Return a layout without models that have no numbers, and without sections that have no models.
+
+    A row stays if an indented row below it has numbers: "all layers" alone would be read as that of the row above.
+
+    Args:
+        layout: the layout.
+        filled: keys of the models with numbers.
+    """
+    groups = tuple(
+        replace(group, items=items)
+        for group in layout.model_groups
+        if (items := _filled(group.items, filled, layout.models_are_rows))
+    )
+    return replace(layout, rows=groups) if layout.models_are_rows else replace(layout, columns=groups)
+
+
+def _filled(items: tuple[LayoutItem, ...], filled: Collection[str], indented: bool) -> tuple[LayoutItem, ...]:
+    """Return the items with numbers, and those that an indented one with numbers belongs to."""
+    kept, parent = set(filled), None
+    for item in items:
+        if not item.indent:
+            parent = item.key
+        elif indented and parent is not None and item.key in filled:
+            kept.add(parent)
+    return tuple(item for item in items if item.key in kept)
+
+
+def _text(given: str, where: str) -> Text:
+    return parse(" ".join(given.split()), where)
 
 
 @dataclass(frozen=True)
@@ -123,7 +211,7 @@ def audited(names: Sequence[str]) -> Table:
         EvalkitError: a layout, its numbers or the claims cannot be read, or a table has no file of printed cells.
     """
     from evalkit.tables import claims
-    from evalkit.tables.claims_file import read_claims
+    from evalkit.tables.claims import read_claims
 
     layouts = [load_layout(name) for name in dict.fromkeys((*layout_names(), *names))]
     shown = {load_layout(name).name for name in names}

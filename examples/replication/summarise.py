@@ -27,13 +27,11 @@ import yaml
 from reading import NAMES, SEEDS
 
 import evalkit
-from evalkit.atomic import replace_file
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.models.shapes import parameters
 from evalkit.models.zoo import read_models
-from evalkit.resources import resource
-from evalkit.stats.planning import seeds_detectable, seeds_needed
-from evalkit.stats.power import ALPHA
+from evalkit.paths import replace_file, resource
+from evalkit.stats.power import ALPHA, seeds_detectable, seeds_needed
 from evalkit.stats.significance import holm
 
 HERE = Path(__file__).parent

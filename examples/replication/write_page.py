@@ -17,7 +17,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reading import NAMES, SEEDS, SOURCES, Row, chosen, read
 
-from evalkit.atomic import replace_file
+from evalkit.paths import replace_file
 from evalkit.reporting.decimals import fixed
 from evalkit.stats import estimates
 

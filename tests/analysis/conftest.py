@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evalkit.analysis.tagger import CachedTagger, load_tagger
+from evalkit.benchmarks.attention.categories import CachedTagger, load_tagger
 from evalkit.errors import EvalkitError
 
 

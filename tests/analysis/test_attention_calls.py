@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from evalkit.analysis.attention_calls import NAME, Recording, Unrecorded, recording
+from evalkit.benchmarks.attention.attention_calls import NAME, Recording, Unrecorded, recording
 from evalkit.compatibility.transformers import attention_of
 from tests.models.variants.building import VANILLA, model_of
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from evalkit.analysis.categories import (
+from evalkit.benchmarks.attention.categories import (
     BOS,
     CATEGORIES,
     CATEGORY_OF_TAG,
@@ -21,11 +21,12 @@ from evalkit.analysis.categories import (
     OTHER,
     PUNCTUATION,
     SPECIAL,
+    CachedTagger,
     Piece,
+    Word,
     categories_of,
     tagged_texts,
 )
-from evalkit.analysis.tagger import CachedTagger, Word
 from evalkit.errors import DataError
 from evalkit.models.locate import locate
 from evalkit.models.tokenizer_alone import tokenizer_alone

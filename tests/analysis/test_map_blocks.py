@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MambaConfig, RwkvConfig
 
-from evalkit.analysis.blocks import MapBlocks
-from evalkit.analysis.map_blocks import MapReader
+from evalkit.benchmarks.attention.blocks import MapBlocks
+from evalkit.benchmarks.attention.map_blocks import MapReader
 from evalkit.compatibility.transformers import attention_of
 from evalkit.errors import CheckpointError, UsageError
 from tests.analysis.architectures import model_named

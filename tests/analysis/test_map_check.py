@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.analysis import map_blocks
-from evalkit.analysis.attention_calls import AttentionCall
-from evalkit.analysis.blocks import CallMap
-from evalkit.analysis.map_blocks import MapReader
+from evalkit.benchmarks.attention import map_blocks
+from evalkit.benchmarks.attention.attention_calls import AttentionCall
+from evalkit.benchmarks.attention.blocks import CallMap
+from evalkit.benchmarks.attention.map_blocks import MapReader
 from tests.analysis.architectures import model_named
 from tests.analysis.test_map_blocks import TOKENS, fail, maps_of, recorded
 from tests.models.variants.building import VANILLA, VARIANTS, model_of

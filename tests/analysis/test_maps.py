@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, DiffLlamaForCausalLM
 
-from evalkit.analysis.maps import attention_map, stream_attention_maps
+from evalkit.benchmarks.attention.map_blocks import attention_map, stream_attention_maps
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.analysis.blocks import MapBlocks, WholeMap
-from evalkit.analysis.map_blocks import MapReader
-from evalkit.analysis.map_sums import CATEGORIES, Reading
-from evalkit.analysis.measures import GROUPS, measures_of, position_edges, shifted_entropy
+from evalkit.benchmarks.attention.blocks import MapBlocks, WholeMap
+from evalkit.benchmarks.attention.map_blocks import MapReader
+from evalkit.benchmarks.attention.map_sums import CATEGORIES, Reading
+from evalkit.benchmarks.attention.measures import GROUPS, measures_of, position_edges, shifted_entropy
 from tests.analysis import plainly
 from tests.models.variants.building import VANILLA, VARIANTS, model_of
 

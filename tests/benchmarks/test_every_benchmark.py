@@ -19,19 +19,18 @@ import pytest
 
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.base import Budget
-from evalkit.benchmarks.loading import load_model
 from evalkit.benchmarks.registry import GROUP, benchmark, benchmark_of, kind_of_suite
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.run_listing import list_found
-from evalkit.benchmarks.session import run_plan
+from evalkit.benchmarks.session import load_model, run_plan
 from evalkit.cli import main
 from evalkit.cli.listing import suites
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
+from evalkit.display import Progress
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.export import export_run
-from evalkit.progress import Progress
+from evalkit.exchange.exports import export_run
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.journal import Entry, Journal
@@ -279,7 +278,7 @@ def test_a_killed_run_resumes(
 def test_a_finished_run_loads_no_model(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
     again = made(kind, files, runs[kind, 0].folder.parent)
     assert again.folder == runs[kind, 0].folder
     # Neither does a run without results, since the journal has everything
@@ -292,7 +291,7 @@ def test_the_command_line_runs_and_shows_it(
     kind: str, runs: dict[tuple[str, int], Run], files: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """`evalkit run --suite` with settings by `--set` gives the run that Python made."""
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
     command = ["run", str(files / "model0")]
     for name, value in asked(kind, files, runs[kind, 0].folder.parent).items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from evalkit.benchmarks import stored_tables
-from evalkit.benchmarks.stored_tables import read_table, write_table
+from evalkit.benchmarks.multiple_choice import stored
+from evalkit.benchmarks.multiple_choice.stored import read_table, write_table
 
 TABLE = pa.table({"a": [1, 2, 3], "b": [["x"], [], ["y", "z"]]}).replace_schema_metadata({"task": "夜"})
 
@@ -55,7 +55,7 @@ def test_the_tables_that_were_not_used_for_longest_are_deleted(cache: Path, monk
         os.utime(newest, (1000 + number, 1000 + number))
     size = newest.stat().st_size
     assert read_table("kind", "a") is not None  # used now
-    monkeypatch.setattr(stored_tables, "_MOST_BYTES", 3 * size)
+    monkeypatch.setattr(stored, "_MOST_BYTES", 3 * size)
     write_table("kind", "d", TABLE)
     assert [read_table("kind", key) is not None for key in "abcd"] == [True, False, True, True]
 

@@ -36,7 +36,7 @@ def test_it_prints_a_line_for_each_layer_and_opens_a_finished_run(
     assert [line.split()[0] for line in lines[2:6] if not line.startswith("-")] == ["0", "1", "all"]
     assert "left out, equal without negative weights: bos\n" in out
     assert "3 documents of 1 task, seed 0, gold continuation" in out
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
     code, again, _ = ended(capsys, *command)
     assert (code, again) == (0, out)
     code, text, _ = ended(capsys, *command, "--format", "json")
@@ -74,7 +74,7 @@ def test_words_need_spacy(command: list[object], capsys: Any, monkeypatch: pytes
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("evalkit.analysis.tagger.metadata.version", absent)
+    monkeypatch.setattr("evalkit.benchmarks.attention.categories.metadata.version", absent)
     place = command.index("bos,entropy")
     command[place] = "mass"
     code, _, err = ended(capsys, *command)

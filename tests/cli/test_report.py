@@ -125,7 +125,7 @@ def test_a_full_disk_keeps_the_earlier_page(
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("evalkit.atomic.os.fsync", full)
+    monkeypatch.setattr("evalkit.paths.os.fsync", full)
     code, _, err = ended(capsys, "report", runs[1].folder, "-o", path)
     assert code == 1
     assert err.splitlines()[-1].endswith(f"{path} cannot be written: No space left on device")

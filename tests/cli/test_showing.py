@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from evalkit.benchmarks.run import evaluate
-from evalkit.progress import Progress
-from evalkit.reporting.formats import FORMATS
+from evalkit.display import Progress
+from evalkit.reporting.markup import FORMATS
 from evalkit.runs.folder import RESULTS, Run
-from evalkit.scores.rules import decide, find_rule
+from evalkit.runs.rules import decide, find_rule
 from tests.cli.test_root import Command, _no_settings, complains, evalkit
 from tests.documents import rewrite
 from tests.test_api import heavy_after

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.benchmarks.loading import ModelHolder
+from evalkit.benchmarks.session import ModelHolder
 from evalkit.cli import main
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.comparison_report import page_unit

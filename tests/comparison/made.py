@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from evalkit.runs.folder import LM_EVAL, SCORES
-from evalkit.scores.table import CLUSTER, ScoreRow
+from evalkit.runs.score_table import CLUSTER, ScoreRow
 from tests import sealed
 from tests.sealed import write_run
 

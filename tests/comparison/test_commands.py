@@ -113,7 +113,7 @@ def test_latex_prints_names_as_they_are(compare: Compare, make: Make, tmp_path: 
     assert "$-$" in out
     if not shutil.which("pdflatex"):
         pytest.skip("no pdflatex to typeset it with")
-    from evalkit.reporting.escape import PACKAGES, in_latex
+    from evalkit.escape import PACKAGES, in_latex
 
     text = rf"\documentclass{{article}}{PACKAGES}\begin{{document}}{in_latex(NASTY)}{{\tiny {out}"
     (tmp_path / "page.tex").write_text(text + "\n}\\end{document}\n", encoding="utf-8")

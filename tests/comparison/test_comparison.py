@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from evalkit.comparison.comparison import compare
-from evalkit.comparison.decision import exit_code
-from evalkit.comparison.differences import Comparison
+from evalkit.comparison.differences import Comparison, exit_code
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
 from evalkit.errors import EvalkitError, RunError, UsageError
 from evalkit.runs.folder import load_run
-from evalkit.scores.table import CLUSTER
+from evalkit.runs.score_table import CLUSTER
 from evalkit.stats.adjusted import size_of_differences, with_one_won_and_one_lost
 from evalkit.stats.estimates import mean
 from evalkit.stats.power import mcnemar_detectable

@@ -11,8 +11,7 @@ import statsmodels.api as sm
 from statsmodels.stats.proportion import proportion_confint
 
 from evalkit.comparison.curves import curve
-from evalkit.comparison.sides import Side, names
-from evalkit.comparison.steps import step_in, step_of
+from evalkit.comparison.sides import Side, names, step_in, step_of
 from evalkit.errors import UsageError
 from evalkit.runs.folder import load_run
 from tests.comparison.conftest import PASSAGES, Make, answers

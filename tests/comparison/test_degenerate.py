@@ -12,8 +12,7 @@ from scipy import stats
 
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, headline
-from evalkit.comparison.decision import exit_code
-from evalkit.comparison.differences import Comparison, Difference
+from evalkit.comparison.differences import Comparison, Difference, exit_code
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
 from evalkit.runs.folder import load_run

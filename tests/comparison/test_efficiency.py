@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from evalkit.benchmarks.outcomes import Measure
-from evalkit.comparison.efficiency import efficiency
-from evalkit.comparison.line import ScoredLine
+from evalkit.comparison.line import ScoredLine, efficiency
 from evalkit.comparison.pairing import PairedTask
 from evalkit.stats.estimates import Codes, Floats
 

@@ -17,8 +17,8 @@ from evalkit.comparison.differences import Comparison
 from evalkit.comparison.line import MCNEMAR, SIGN_FLIP
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
+from evalkit.display import Progress
 from evalkit.errors import RunError, UsageError
-from evalkit.progress import Progress
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import RESULTS, Run, load_run
 from evalkit.tables.request import TableRequest, make
@@ -186,5 +186,5 @@ def test_runs_as_they_are_made(checkpoint: Path, tmp_path: Path, monkeypatch: py
     assert found.claim.settings == {"dtype": ("float32", "bfloat16")}
     for name in (RESULTS, "generations.parquet"):
         (one.folder / name).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)
     assert load_generations(evaluated("float32"))["source"].nunique() == 2  # from the journal

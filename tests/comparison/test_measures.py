@@ -16,10 +16,8 @@ from statsmodels.stats.power import TTestPower
 from evalkit.benchmarks.registry import benchmark
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report, headline
-from evalkit.comparison.curve_report import curve_report
-from evalkit.comparison.curves import curve
-from evalkit.comparison.decision import exit_code
-from evalkit.comparison.differences import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison
+from evalkit.comparison.curves import curve, curve_report
+from evalkit.comparison.differences import BETTER, HIGHER, LOWER, UNDECIDED, WORSE, Comparison, exit_code
 from evalkit.comparison.line import SIGN_FLIP
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.plots import curves as draw_curves

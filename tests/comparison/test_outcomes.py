@@ -12,12 +12,11 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from evalkit.api import compare as compare_runs
 from evalkit.benchmarks.multiple_choice.results_report import outcomes_table
+from evalkit.comparison.api import compare as compare_runs
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
-from evalkit.comparison.curve_report import curve_report
-from evalkit.comparison.curves import curve
+from evalkit.comparison.curves import curve, curve_report
 from evalkit.comparison.differences import BETTER, UNDECIDED, WORSE, Comparison
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side

@@ -12,11 +12,11 @@ import pytest
 
 from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.tables import PROMPT
+from evalkit.comparison.breakdowns import prompts_sentence
 from evalkit.comparison.comparison import compare
 from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import Comparison
 from evalkit.comparison.pairing import pair
-from evalkit.comparison.prompts import prompts_sentence
 from evalkit.comparison.sides import Side
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import SCORES, Run, load_run

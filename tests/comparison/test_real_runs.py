@@ -13,8 +13,8 @@ from evalkit.comparison.comparison_report import comparison_report
 from evalkit.comparison.differences import Comparison
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
+from evalkit.display import Progress
 from evalkit.errors import UsageError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
 

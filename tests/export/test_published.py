@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.errors import RunError, UsageError
-from evalkit.export import export_run
+from evalkit.exchange.exports import export_run
 from evalkit.runs.folder import JOURNAL, MANIFEST, Run, load_run
 from tests.sealed import read, reseal, write
 

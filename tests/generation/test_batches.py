@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.generation.batches import plan_batches, shared_tokens
-from evalkit.generation.prompts import Prompt
+from evalkit.generation.prompts import Prompt, plan_batches, shared_tokens
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 

@@ -12,7 +12,7 @@ import pytest
 from evalkit.generation.capacity import MeasuredCapacity, measure_capacity
 from evalkit.generation.generator import Generator
 from evalkit.generation.prompts import Prompt
-from evalkit.scoring.budget import weight_bytes
+from evalkit.scoring.architecture import weight_bytes
 from tests.generation.made import prompts, tokens
 from tests.models.variants.building import VANILLA, model_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from evalkit.generation.chunked_attention import NAME, chunked_attention
+from evalkit.generation.cache import NAME, chunked_attention
 from tests.generation.test_architectures import KINDS, SIZES
 
 CHUNK = 8

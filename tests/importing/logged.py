@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.data import Library
-from evalkit.resources import resource
+from evalkit.paths import resource
 
 
 def lm_eval_log(

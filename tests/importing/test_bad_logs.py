@@ -16,12 +16,12 @@ import pytest
 from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
 from evalkit.data import Library
+from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
-from evalkit.export import export_run
-from evalkit.importing import log_lines
-from evalkit.importing.logs import import_logs
+from evalkit.exchange import log_lines
+from evalkit.exchange.exports import export_run
+from evalkit.exchange.imports import import_logs
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
 from tests.importing.logged import lines, rewrite
 
 Line = dict[str, Any]

@@ -17,17 +17,17 @@ from evalkit.benchmarks.run import evaluate
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
+from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
-from evalkit.export import export_run
-from evalkit.importing.logs import import_logs
+from evalkit.exchange.exports import export_run
+from evalkit.exchange.imports import import_logs
 from evalkit.inspection.selection import check_same_documents
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run
+from evalkit.runs.rules import find_rule, row_scores, why_unusable
+from evalkit.runs.score_table import UNCOUNTED
 from evalkit.runs.traits import origin_notes, traits
-from evalkit.scores.rules import find_rule, row_scores, why_unusable
-from evalkit.scores.table import UNCOUNTED
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.documents import SUBJECTS
 from tests.importing.logged import lines, lm_eval_log, own_tasks, rewrite

@@ -17,15 +17,15 @@ from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.differences import Comparison
 from evalkit.comparison.sides import Side
 from evalkit.data import Library
+from evalkit.display import Progress
 from evalkit.errors import DataError, UsageError
-from evalkit.export import export_run
-from evalkit.importing.logs import import_logs
+from evalkit.exchange.exports import export_run
+from evalkit.exchange.imports import import_logs
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
 from evalkit.reporting.markup import plain
 from evalkit.runs.folder import Run
+from evalkit.runs.rules import find_rule, why_unusable
 from evalkit.runs.traits import documents_read, traits
-from evalkit.scores.rules import find_rule, why_unusable
 from tests.benchmarks.lm_eval.made import ANSWERS, CHOICE, write_task
 from tests.benchmarks.lm_eval.made import TEXTS as ROLLING
 from tests.importing.logged import lines, rewrite

@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.needle.text import Haystack
+from evalkit.benchmarks.needle.plan import Haystack
 from evalkit.data.files import read as read_documents
 from evalkit.errors import DataError, TableError
 from evalkit.inputs import reading
 from evalkit.inputs.reading import read_json
 from evalkit.inputs.yaml_reading import read_task_file, read_yaml, read_yaml_as_typed
-from evalkit.resources import resource
+from evalkit.paths import resource
 from evalkit.tables.published import read_numbers
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

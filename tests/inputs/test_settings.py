@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from evalkit.errors import TableError
-from evalkit.inputs.settings import FileSettings, Listed, Named, Number, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, Named, Number, read_settings
 
 
 class Part(FileSettings):

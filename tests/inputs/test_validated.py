@@ -13,8 +13,7 @@ from hypothesis import given
 from pydantic import AfterValidator, Field
 
 from evalkit.errors import TableError
-from evalkit.inputs.settings import FileSettings, Listed, Named, NonEmpty, Number
-from evalkit.inputs.validated import Stored, misfit, validated
+from evalkit.inputs.validated import FileSettings, Listed, Named, NonEmpty, Number, Stored, misfit, validated
 from tests.inputs.test_reading import VALUES
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from evalkit.benchmarks.lm_eval.harness import Harness
 from evalkit.benchmarks.needle.plan import NeedleRequest
-from evalkit.benchmarks.request import request_of
-from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.benchmarks.request import SuiteRequest, request_of
 from evalkit.errors import UsageError
 from evalkit.models.context_settings import context_settings
 from evalkit.models.spec import ModelSpec

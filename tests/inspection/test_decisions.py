@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from evalkit.benchmarks.document_views import ChoiceView
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inspection.decisions import decisions
-from evalkit.scores.rules import RULES, decide, find_rule
-from evalkit.scores.table import ScoreRow, score_table
+from evalkit.inspection.outcomes import decisions
+from evalkit.runs.rules import RULES, decide, find_rule
+from evalkit.runs.score_table import ScoreRow, score_table
 
 Document = tuple[int, list[tuple[float, int]]]
 """Gold choice, and (log-likelihood, tokens) of each choice."""

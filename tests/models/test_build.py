@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from evalkit.compatibility.transformers import quiet
 from evalkit.models import weights
 from evalkit.models.build import ReadOnceTensor
-from evalkit.models.quiet import quiet
 from tests.models.loading import edit_config, load_folder
 from tests.tiny import VOCABULARY, tiny_checkpoint, tiny_tokenizer
 

@@ -17,13 +17,13 @@ from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.session import run_plan
+from evalkit.display import Progress
 from evalkit.errors import CheckpointError
 from evalkit.models import gguf as gguf_reading
 from evalkit.models import load as loading
 from evalkit.models import locate as locating
 from evalkit.models import weights as reading
-from evalkit.models.hashes import file_sha256
-from evalkit.progress import Progress
+from evalkit.models.fingerprint import file_sha256
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write

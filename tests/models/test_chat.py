@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from evalkit.errors import TemplateError
-from evalkit.generation.tokens import as_message
-from evalkit.models import chat
-from evalkit.models.chat import apply_chat_template
+from evalkit.generation.prompts import as_message
+from evalkit.models import tokenizer as tokenizer_module
+from evalkit.models.tokenizer import apply_chat_template
 from tests.tiny import tiny_tokenizer
 
 PLAIN = "{% for turn in messages %}[{{ turn['role'] }}]{{ turn['content'] }}{% endfor %}"
@@ -48,7 +48,7 @@ def test_its_own_errors_pass(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("template", [LOOPS, IN_A_FILTER, IN_JSON, IN_A_CONSTANT])
 def test_a_template_that_does_not_end(tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(tokenizer_module, "MOST_SECONDS", 0.3)
     tokenizer.chat_template = template
     before, started = sys.gettrace(), time.monotonic()
     with pytest.raises(TemplateError, match=r"^the tokenizer's chat template runs for more than 0\.3 s; .*correct it"):
@@ -61,7 +61,7 @@ def test_time_that_passes_in_a_callback_of_the_garbage_collector(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python ignores an error raised there."""
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(tokenizer_module, "MOST_SECONDS", 0.3)
     tokenizer.chat_template = "{{ range(99999) | batch(1) | list | length }}" * 400 + PLAIN
     called = []
 
@@ -84,7 +84,7 @@ def test_time_that_passes_in_a_callback_of_the_garbage_collector(
 
 
 def test_in_another_thread(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(tokenizer_module, "MOST_SECONDS", 0.3)
     tokenizer.chat_template = LOOPS
     caught = []
 
@@ -101,7 +101,7 @@ def test_in_another_thread(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_whoever_applies_one_says_so(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(tokenizer_module, "MOST_SECONDS", 0.3)
     tokenizer.chat_template = LOOPS
     with pytest.raises(TemplateError, match="more than"):
         as_message(tokenizer, "Is it?")

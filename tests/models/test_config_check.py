@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalkit.benchmarks.generated_plan import context_of
+from evalkit.cli.listing import model_report
 from evalkit.errors import CheckpointError, EvalkitError, UsageError
-from evalkit.generation.tokens import end_tokens
+from evalkit.generation.prompts import end_tokens
 from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of
 from evalkit.models.fingerprint import fingerprint
 from evalkit.models.locate import locate, resolve_dtype
-from evalkit.models.model_report import model_report
 from evalkit.models.spec import ModelSpec
 from tests.models.loading import edit_config, load_folder, refused
 from tests.tiny import tiny_checkpoint

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.models import placement
-from evalkit.models.device_map import layer_counts
+from evalkit.models.parts import layer_counts
 from evalkit.models.placement import Placement, automatic_placement, spread, tensor_bytes
 from evalkit.models.spec import model_spec
 from tests.models.loading import load_folder

@@ -26,14 +26,12 @@ from evalkit.benchmarks.session import run_plan
 from evalkit.errors import CheckpointError, UsageError
 from evalkit.generation.generator import Generator
 from evalkit.models import placement
-from evalkit.models.dispatch import dispatch
+from evalkit.models.memory import device_bytes
 from evalkit.models.parts import layers_of
 from evalkit.models.placement import Placement, tensor_bytes
 from evalkit.runs.batch_devices import place_of
-from evalkit.scoring.architecture import kernels_for
-from evalkit.scoring.budget import memory_beside_weights, weight_bytes
+from evalkit.scoring.architecture import kernels_for, memory_beside_weights, weight_bytes
 from evalkit.scoring.engine import Engine
-from evalkit.scoring.memory import device_bytes
 from evalkit.scoring.pack import SequenceSet, plan
 from tests.benchmarks.test_every_benchmark import Silent, asked, tables
 from tests.documents import made_up
@@ -102,7 +100,7 @@ def compare(model: Any, layout: str) -> None:
     other, sizes = deepcopy(model), [one.numel() for one in model.parameters()]
     with devices(layout):
         expected, texts, how = numbers(model.to(main))
-        dispatch("model", other, Placement(main, layers))
+        placement("model", other, Placement(main, layers))
         assert set(other.hf_device_map.values()) >= set(layers)
         found, found_texts, found_how = numbers(other)
         assert found_how == how
@@ -154,7 +152,7 @@ def test_memory_beside_the_weights_is_that_of_each_device() -> None:
     rest = weight_bytes(model.parameters()) - 3 * layer
     assert memory_beside_weights(model) == {torch.device("cpu"): device_bytes("cpu") - rest - 3 * layer}
     with devices("GPUs"):
-        dispatch("model", model, Placement("cuda:0", ("cuda:0", "cuda:1", "cpu")))
+        placement("model", model, Placement("cuda:0", ("cuda:0", "cuda:1", "cpu")))
         found = {str(device): own for device, own in memory_beside_weights(model).items()}
         # The stored layer runs on the first device
         assert found == {"cuda:0": MEMORY - rest - 2 * layer, "cuda:1": MEMORY - layer}
@@ -171,7 +169,7 @@ def test_the_address_of_a_shared_weight_is_not_given_to_another_weight() -> None
     address, shape = weight.data_ptr(), weight.shape
     del weight
     with devices("GPUs"):
-        dispatch("model", model, Placement("cuda:0", ("cuda:0", "cpu", "disk")))
+        placement("model", model, Placement("cuda:0", ("cuda:0", "cpu", "disk")))
     assert address not in {one.data_ptr() for one in [torch.empty(shape) for _ in range(1000)]}
 
 
@@ -180,13 +178,13 @@ def test_a_weight_of_two_devices_is_refused() -> None:
     first, _, last = layers_of(model)
     last.mlp.up_proj.weight = first.mlp.up_proj.weight
     with pytest.raises(CheckpointError, match=r"layers.0.mlp.up_proj.weight and .*layers.2.* are one weight"):
-        dispatch("model", model, Placement("cpu", ("cpu", "cpu", "disk")))
+        placement("model", model, Placement("cpu", ("cpu", "cpu", "disk")))
 
 
 def test_weights_on_the_disk_are_removed_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = model_of("llama", VANILLA)
-    dispatch("model", model, Placement("cpu", ("cpu", "disk", "disk")))
+    placement("model", model, Placement("cpu", ("cpu", "disk", "disk")))
     assert list(tmp_path.rglob("*.dat"))
     del model
     gc.collect()
@@ -196,7 +194,7 @@ def test_weights_on_the_disk_are_removed_with_the_model(tmp_path: Path, monkeypa
 def test_a_model_that_accelerate_spreads_is_refused_in_memory(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "model")
     loaded = load_folder(folder)
-    dispatch("model", loaded.model, Placement("cpu", ("cpu", "disk")))
+    placement("model", loaded.model, Placement("cpu", ("cpu", "disk")))
     with pytest.raises(
         CheckpointError, match=r"is spread over cpu, disk by accelerate; evaluate its checkpoint folder"
     ):
@@ -245,7 +243,7 @@ def test_real_gpus_give_the_numbers_of_one(family: str, attention: str, layers: 
     model = model_of(family, ATTENTIONS[attention])
     other = deepcopy(model)
     expected, texts, _ = numbers(model.to("cuda:0"))
-    dispatch("model", other, Placement("cuda:0", layers))
+    placement("model", other, Placement("cuda:0", layers))
     found, found_texts, _ = numbers(other)
     assert found_texts == texts
     for one, own in zip(found, expected, strict=True):

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.export import export
-from evalkit.models.init import write_random
+from evalkit.models.init import export, write_random
 from evalkit.models.locate import locate
 from tests.models.loading import edit_config, load_folder
 from tests.models.small import small

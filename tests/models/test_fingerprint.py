@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from evalkit.errors import CheckpointError
-from evalkit.models import hashes
+from evalkit.models import fingerprint as fingerprint_module
 from evalkit.models.fingerprint import Fingerprint, fingerprint
 from evalkit.models.locate import locate
-from evalkit.resources import read_cached, write_cached
+from evalkit.paths import read_cached, write_cached
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 
@@ -168,14 +168,14 @@ def entries(cache: Path) -> list[Path]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names of hashed files; recently changed files are cached too."""
     names: list[str] = []
-    original = hashes._keep
+    original = fingerprint_module._keep
 
     def counting(path: Path, *rest: Any) -> None:
         names.append(path.name)
         original(path, *rest)
 
-    monkeypatch.setattr(hashes, "_keep", counting)
-    monkeypatch.setattr(hashes, "_SETTLED", -1e9)
+    monkeypatch.setattr(fingerprint_module, "_keep", counting)
+    monkeypatch.setattr(fingerprint_module, "_SETTLED", -1e9)
     return names
 
 
@@ -195,8 +195,8 @@ def test_another_file_of_the_same_size_and_times_is_seen(
     folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system whose times are too coarse: only the inode differs."""
-    coarse = hashes._state
-    monkeypatch.setattr(hashes, "_state", lambda status: [coarse(status)[0], 0, 0, *coarse(status)[3:]])
+    coarse = fingerprint_module._state
+    monkeypatch.setattr(fingerprint_module, "_state", lambda status: [coarse(status)[0], 0, 0, *coarse(status)[3:]])
     before = of(folder)
     shard = sorted(folder.glob("*.safetensors"))[0]
     content = bytearray(shard.read_bytes())
@@ -211,10 +211,12 @@ def test_what_was_written_a_moment_ago_is_not_remembered_by_its_times(
 ) -> None:
     """Within one step of the file system's clock a second change leaves no trace: the state is the same."""
     shard = sorted(folder.glob("*.safetensors"))[0]
-    frozen = hashes.state_of(shard)
+    frozen = fingerprint_module.state_of(shard)
     frozen[1] = frozen[2] = time.time_ns()
-    original = hashes._state
-    monkeypatch.setattr(hashes, "_state", lambda status: frozen if status.st_ino == frozen[3] else original(status))
+    original = fingerprint_module._state
+    monkeypatch.setattr(
+        fingerprint_module, "_state", lambda status: frozen if status.st_ino == frozen[3] else original(status)
+    )
     before = of(folder)
     with shard.open("r+b") as file:
         file.seek(-1, os.SEEK_END)

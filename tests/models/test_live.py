@@ -19,9 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
 from evalkit.benchmarks.run_listing import list_found, runs_report
+from evalkit.display import Progress
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.models.state import state_digest
-from evalkit.progress import Progress
+from evalkit.models.modules import state_digest
 from evalkit.runs.folder import Run
 from tests.benchmarks.longbench.made import record, write
 from tests.models.small import small

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.dispatch import resolve_device
 from evalkit.models.load import context_window
+from evalkit.models.placement import resolve_device
 from tests.models.loading import load_folder, refused
 from tests.tiny import VOCABULARY, Family, tiny_checkpoint, tiny_tokenizer
 

@@ -14,8 +14,7 @@ import evalkit
 from evalkit.compatibility.torch import hooks_of
 from evalkit.errors import CheckpointError, UnknownNameError, UsageError
 from evalkit.models.live import live_model
-from evalkit.models.modules import is_stock
-from evalkit.models.state import state_digest
+from evalkit.models.modules import is_stock, state_digest
 from tests.tiny import tiny_checkpoint
 
 LOADING: dict[str, Any] = (

@@ -15,8 +15,8 @@ import torch
 from evalkit.errors import CheckpointError
 from evalkit.models import load as loading
 from evalkit.models.convert import convert
-from evalkit.models.export import export
 from evalkit.models.fingerprint import fingerprint
+from evalkit.models.init import export
 from evalkit.models.locate import Checkpoint, locate
 from evalkit.models.snapshot import snapshot
 from tests.models.loading import load_folder

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from evalkit.models.state import state_digest
+from evalkit.models.modules import state_digest
 from tests.tiny import tiny_checkpoint
 
 
@@ -44,5 +44,5 @@ def test_a_state_is_its_numbers_under_their_names(folder: Path, tmp_path: Path) 
 def test_large_tensors_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     model = loaded(folder)
     whole = state_digest(model)
-    monkeypatch.setattr("evalkit.models.state._CHUNK", 1000)
+    monkeypatch.setattr("evalkit.models.modules._CHUNK", 1000)
     assert state_digest(model) == whole

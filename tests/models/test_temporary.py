@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from evalkit.errors import CheckpointError
-from evalkit.models.temporary import temporary_folder
+from evalkit.paths import temporary_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from evalkit.models.temporary import temporary_folder
+from evalkit.paths import temporary_folder
 with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "content").write_text("x")
     print(folder, flush=True)

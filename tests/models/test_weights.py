@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from evalkit.errors import CheckpointError
-from evalkit.models import hashes, weights
+from evalkit.models import fingerprint, weights
 from evalkit.models.weights import _DTYPES, read_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -158,11 +158,11 @@ def test_a_known_digest_is_taken_by_content_alone(tmp_path: Path, monkeypatch: p
     """The file's times do not change here: a quick digest of the bytes read detects the change."""
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100)}, path)
-    digest = hashes.file_sha256(path)
+    digest = fingerprint.file_sha256(path)
     slow: list[str] = []
     sha256 = hashlib.sha256
     # With content, it is that of a key in the cache
-    monkeypatch.setattr(hashes.hashlib, "sha256", lambda *of: sha256(*of) if of else slow.append("") or sha256())
+    monkeypatch.setattr(fingerprint.hashlib, "sha256", lambda *of: sha256(*of) if of else slow.append("") or sha256())
     assert read_weights([path]).digests == ((path.name, digest),)
     assert slow == []
     save_file({"one": torch.full((100,), 2.0)}, path)
@@ -174,10 +174,10 @@ def test_a_remembered_digest_of_other_content_is_corrected(tmp_path: Path, monke
     """Where a file system shows no change, the next load does, and the next fingerprint is right."""
     path = tmp_path / "model.safetensors"
     save_file({"one": torch.ones(100)}, path)
-    monkeypatch.setattr(hashes, "_state", lambda status: [1, 0, 0, 1])
-    old = hashes.file_sha256(path)
+    monkeypatch.setattr(fingerprint, "_state", lambda status: [1, 0, 0, 1])
+    old = fingerprint.file_sha256(path)
     save_file({"one": torch.full((100,), 2.0)}, path)
-    assert hashes.file_sha256(path) == old
+    assert fingerprint.file_sha256(path) == old
     [(_, new)] = read_weights([path]).digests
     assert new == hashlib.sha256(path.read_bytes()).hexdigest() != old
-    assert hashes.file_sha256(path) == new
+    assert fingerprint.file_sha256(path) == new

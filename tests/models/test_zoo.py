@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from evalkit.cli.listing import models_report
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.models.model_report import models_report
 from evalkit.models.variants.settings import KEYS, Differential, Integral
 from evalkit.models.zoo import NamedModel, models, named_model, read_models
 from tests.printed import printed

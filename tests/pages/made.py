@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evalkit.runs.accuracies import summarise_all
 from evalkit.runs.folder import RESULTS, Run, load_run
-from evalkit.scores.results import summarise_all
 from tests.comparison.conftest import GROUPS, PASSAGES, SUBJECTS, N, answers
 from tests.comparison.made import make_run, scores_of
 from tests.sealed import read, reseal, write

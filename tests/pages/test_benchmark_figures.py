@@ -11,8 +11,7 @@ import pytest
 
 from evalkit.benchmarks.attention.figures.kinds import KINDS
 from evalkit.benchmarks.attention.tables import HEADS
-from evalkit.pages.benchmark_figures import figure_panels
-from evalkit.pages.overview import anchor
+from evalkit.pages.overview import anchor, figure_panels
 from evalkit.runs.folder import Run, load_run
 from tests.benchmarks.attention.made import made_run
 from tests.benchmarks.attention.made_ranks import made_ranks

@@ -13,9 +13,9 @@ from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.models.locate import silent
 from evalkit.pages.contents import contents_of_runs
 from evalkit.pages.report import PageRequest, write_report
+from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
-from evalkit.scores.results import available_rules
-from evalkit.scores.rules import decide, find_rule
+from evalkit.runs.rules import decide, find_rule
 from tests.marks import fast
 
 pytestmark = pytest.mark.browser

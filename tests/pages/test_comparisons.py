@@ -9,11 +9,10 @@ import pytest
 
 from evalkit.comparison.comparison import compare_sides
 from evalkit.comparison.comparison_report import comparison_report, headline
-from evalkit.comparison.curve_report import curve_report
-from evalkit.comparison.curves import curve
+from evalkit.comparison.curves import curve, curve_report
 from evalkit.comparison.sides import Side, sides_of
 from evalkit.pages.comparisons import comparison_panels, curve_panel
-from evalkit.pages.panels import Panel
+from evalkit.pages.page import Panel
 from evalkit.runs.folder import SCORES, Run, load_run
 from tests.comparison.made import make_longbench
 from tests.pages.made import finished_run

@@ -12,15 +12,15 @@ import pytest
 import evalkit
 from evalkit.benchmarks.registry import benchmark
 from evalkit.data.sampling import DocumentSample
+from evalkit.display import Progress
 from evalkit.errors import RunError
 from evalkit.models.locate import silent
 from evalkit.pages.choices import ABSENT
 from evalkit.pages.documents import document_data
-from evalkit.progress import Progress
+from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
-from evalkit.scores.results import available_rules
-from evalkit.scores.rules import decide, find_rule, row_scores
-from evalkit.scores.table import SEGMENTS
+from evalkit.runs.rules import decide, find_rule, row_scores
+from evalkit.runs.score_table import SEGMENTS
 from tests.pages.made import finished_run
 from tests.pages.test_blocks import decoded
 from tests.sealed import specification, write_run

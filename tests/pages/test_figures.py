@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from evalkit.pages.figures import svg_of
+from evalkit.pages.page import svg_of
 from evalkit.reporting.figures import new_figure, save_figure
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & \"id='a'\" 模型 $x"

@@ -11,7 +11,7 @@ import pytest
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.errors import RunError
 from evalkit.pages.overview import anchor, overview_panels
-from evalkit.pages.panels import Panel
+from evalkit.pages.page import Panel
 from evalkit.pages.provenance import provenance_panel
 from evalkit.reporting.markup import plain
 from evalkit.reporting.report import render
@@ -173,8 +173,8 @@ def test_pages_are_made_without_a_model(two_runs: list[Run]) -> None:
     read = (
         "from evalkit.pages.overview import overview_panels\n"
         "from evalkit.pages.comparisons import comparison_panels\n"
-        "from evalkit.pages.benchmark_figures import figure_panels\n"
-        "from evalkit.pages.sources import sources_panel\n"
+        "from evalkit.pages.overview import figure_panels\n"
+        "from evalkit.pages.provenance import sources_panel\n"
         "from evalkit.comparison.sides import sides_of\n"
         "from evalkit.runs.folder import load_run\n"
         f"runs = [load_run(folder) for folder in {[str(run.folder) for run in two_runs]!r}]\n"

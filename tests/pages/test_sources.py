@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from evalkit.data import TASKS
-from evalkit.pages.sources import sources_panel
+from evalkit.pages.provenance import sources_panel
 from evalkit.runs.folder import Run, load_run
 from tests.comparison.made import make_longbench, make_run, scores_of
 from tests.pages.test_overview import rows_of

@@ -12,12 +12,13 @@ import pandas as pd
 
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
-from evalkit.benchmarks.generating_facts import GeneratingFacts
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Label, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
+from evalkit.display import Say
+from evalkit.generation.capacity import GeneratingFacts
 from evalkit.generation.prompts import Prompt, Stops
 from evalkit.inputs.validated import Stored
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 from evalkit.runs.writing import RunWriter

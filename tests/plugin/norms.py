@@ -16,9 +16,10 @@ from evalkit.benchmarks.base import Batch, Benchmark, Budget, Planned
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.outcomes import Comparable, GradedAnswers, Measure, Metric
 from evalkit.benchmarks.request import Request, numerics
+from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.models.load import LoadedModel
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.runs.columns import schema_of
 from evalkit.runs.finished_rows import FinishedRows

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import EvalkitError, UnknownNameError
+from evalkit.escape import in_csv, printable
 from evalkit.reporting.data import records_csv
-from evalkit.reporting.escape import in_csv, printable
 
 NAMES = {
     "a\nb": "a\\nb",

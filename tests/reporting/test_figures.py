@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("evalkit.atomic.os.fsync", full)
+    monkeypatch.setattr("evalkit.paths.os.fsync", full)
     with pytest.raises(RunError, match=r"a\.png cannot be written: No space left on device"):
         drawn(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes() == old

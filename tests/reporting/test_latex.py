@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evalkit.reporting.escape import in_latex as escape
+from evalkit.escape import in_latex as escape
 from evalkit.reporting.markup import literal
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table
 from evalkit.tables.layout import layout_names

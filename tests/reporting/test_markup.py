@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.errors import TableError
-from evalkit.reporting.escape import printable
+from evalkit.escape import printable
 from evalkit.reporting.markup import Span, literal, parse, plain
 
 

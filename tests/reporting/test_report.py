@@ -9,7 +9,7 @@ import json
 import pytest
 
 from evalkit.errors import UsageError
-from evalkit.reporting.formats import FORMATS
+from evalkit.reporting.markup import FORMATS
 from evalkit.reporting.report import Report, render
 from evalkit.reporting.table import simple_table
 

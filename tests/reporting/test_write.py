@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evalkit.reporting.escape import in_csv
+from evalkit.escape import in_csv
 from evalkit.reporting.markup import literal, plain
 from evalkit.reporting.table import Cell, ColumnGroup, Line, Section, Table, beside
 from evalkit.tables.layout import layout_names

@@ -15,7 +15,7 @@ from evalkit.errors import UsageError
 from evalkit.models.spec import model_spec
 from evalkit.runs.batch_devices import BatchDevice, devices
 from evalkit.runs.folder import JOURNAL, RESULTS, Run
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
 from tests.benchmarks.multiple_choice.test_evaluation import Evaluate, Lines, small
 from tests.journals import entries_of, relocate
 from tests.printed import printed

@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.lm_eval.results_report import metrics_report
+from evalkit.benchmarks.lm_eval.results import metrics_report
 from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, report_of
 from evalkit.benchmarks.longbench.plan import LongBenchRequest
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
-from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles
+from evalkit.benchmarks.needle.benchmark import NEEDLES, load_needles, needle_report
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
-from evalkit.benchmarks.needle.results_report import needle_report
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import provenance, request_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.benchmarks.run_listing import list_found, runs_report
 from evalkit.benchmarks.session import run_plan
+from evalkit.display import Progress
 from evalkit.errors import EvalkitError, RunError, UsageError
-from evalkit.export import FORMS, export_run
+from evalkit.exchange.exports import FORMS, export_run
 from evalkit.models.locate import locate
 from evalkit.models.spec import ModelSpec
-from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, MANIFEST, RESULTS, SCORES, Run, load_run
 from evalkit.runs.writing import find_finished, open_run
 from evalkit.tables.measured import accuracies
@@ -219,7 +218,7 @@ def again(
     def run(**options: Any) -> Run:
         asked = {"data_dir": documents, "allow_unofficial_data": True, "tasks": ("piqa", "boolq"), "log_samples": True}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
+            patch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
             return evaluate(str(small[0]), output=tmp_path / "runs", progress=SILENT, **(asked | options))
 
     return run
@@ -377,7 +376,7 @@ def test_a_manifest_of_another_form(own_run: Path, change: dict[str, Any], words
 
 @pytest.mark.parametrize("content", [{"specification": []}, {"specification": None}, {"id": 3}, {}])
 def test_a_manifest_without_a_specification(own_run: Path, content: dict[str, Any]) -> None:
-    from evalkit.runs.seal import sealed
+    from evalkit.runs.forms import sealed
 
     (own_run / MANIFEST).write_text(json.dumps(sealed(content)), encoding="utf-8")
     with pytest.raises(RunError, match=r"manifest.json is damaged \("):

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from evalkit.atomic import replace_file
 from evalkit.errors import RunError
+from evalkit.paths import replace_file
 from evalkit.runs.batch_devices import BatchDevice
 from evalkit.runs.columns import record_batch, schema_digest, to_bytes
 from evalkit.runs.journal import Entry, Journal

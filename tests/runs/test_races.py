@@ -18,9 +18,9 @@ import pytest
 
 from evalkit.benchmarks import session
 from evalkit.benchmarks.run import evaluate
+from evalkit.display import Progress
 from evalkit.errors import RunInUseError
-from evalkit.models.hashes import state_of
-from evalkit.progress import Progress
+from evalkit.models.fingerprint import state_of
 from evalkit.runs import lock, writing
 from evalkit.runs.folder import MANIFEST, RESULTS, Run, load_run
 from evalkit.runs.writing import open_run

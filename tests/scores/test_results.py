@@ -13,7 +13,7 @@ from lm_eval.api.metrics import mean_stderr
 
 from evalkit.benchmarks.multiple_choice.results_report import accuracy_table, rules_table
 from evalkit.errors import UsageError
-from evalkit.scores.results import available_rules, summarise
+from evalkit.runs.accuracies import available_rules, summarise
 from tests.printed import printed
 from tests.tables.made import table
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lm_eval.api.task import ConfigurableTask
 
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.scores.rules import RULES, decide, find_rule, missing_segments
+from evalkit.runs.rules import RULES, decide, find_rule, missing_segments
 from tests.tables.made import Choice, documents, table
 
 # One document on which each rule's preferences differ; scores are worked out beside each rule below

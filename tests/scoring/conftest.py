@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, TokenSequence, question_item, question_rows
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.tasks import Question
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, Part, Template, load_template
 from evalkit.models.load import LoadedModel
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import SequenceSet, plan
 from tests.models.loading import load_folder

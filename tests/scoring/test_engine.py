@@ -27,11 +27,11 @@ from evalkit.models.context import ContextSettings
 from evalkit.models.context_settings import extension_of
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
+from evalkit.models.memory import is_out_of_memory
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward, Trunk
 from evalkit.scoring.head import Scores
-from evalkit.scoring.memory import is_out_of_memory
 from evalkit.scoring.pack import SequenceSet, plan
 from evalkit.scoring.tree import Tree
 from tests.models.test_stretch import SHAPE as VARIANT_SHAPE

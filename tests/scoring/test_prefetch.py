@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evalkit.scoring.prefetch import prefetched
+from evalkit.benchmarks.session import prefetched
 
 
 class Made:

@@ -16,8 +16,7 @@ from evalkit.scoring import attention, flex
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.forward import Forward
 from evalkit.scoring.pack import SequenceSet, plan
-from evalkit.scoring.precision import in_float32
-from evalkit.scoring.probe import make_probe, mask_first
+from evalkit.scoring.probe import in_float32, make_probe, mask_first
 from evalkit.scoring.sharing import SharingCheck
 from evalkit.scoring.tree import Ints, build_tree
 from tests.marks import fast

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalkit.scoring import flex, forward, head
 from evalkit.scoring.forward import Forward
+from evalkit.scoring.head import fetch, to_device
 from evalkit.scoring.pack import SequenceSet, TreeBatch, plan
-from evalkit.scoring.transfer import fetch, to_device
 
 META = torch.device("meta")
 

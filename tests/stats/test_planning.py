@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from evalkit.stats.estimates import Estimate, mean
-from evalkit.stats.planning import MOST_SEEDS, expected_spread, seeds_detectable, seeds_needed
-from evalkit.stats.power import t_detectable
+from evalkit.stats.power import MOST_SEEDS, expected_spread, seeds_detectable, seeds_needed, t_detectable
 from evalkit.stats.seeds import Spread, crossed, crossed_p_value, spread
 
 

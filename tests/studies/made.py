@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from evalkit.benchmarks.loading import ModelHolder
 from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.run import planned
-from evalkit.benchmarks.session import run_plan
+from evalkit.benchmarks.session import ModelHolder, run_plan
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.records import save_record
 from evalkit.studies.study import StudyRun

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from evalkit.benchmarks.registry import benchmark
+from evalkit.benchmarks.request import spread
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.benchmarks.task_tokens import spread
-from evalkit.engines.here import run_here
 from evalkit.models.locate import silent
-from evalkit.models.parameter_count import parameter_count
+from evalkit.models.shapes import parameter_count
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.dry_run import dry_run_report, plans_report
+from evalkit.studies.engines import run_here
 from evalkit.studies.records import record_of
 from evalkit.studies.running import run_study
 from evalkit.studies.study_file import read_study
@@ -69,8 +69,8 @@ def test_tokens_of_all_documents_are_counted_exactly(more: dict[str, Any], folde
 
 def test_distinct_tokens_are_those_of_the_trees(folder: Path) -> None:
     """A budget that takes a task in one batch; there, each prefix is computed once."""
+    from evalkit.benchmarks.multiple_choice.encoded import question_item
     from evalkit.benchmarks.multiple_choice.prompts import Prompter
-    from evalkit.benchmarks.multiple_choice.rows import question_item
     from evalkit.scoring import pack
 
     options = CHOICES | {"data_dir": folder / "documents", "tasks": ("piqa", "boolq")}

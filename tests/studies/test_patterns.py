@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.studies.patterns import StudyFolders
+from evalkit.studies.study_file import StudyFolders
 
 
 def folders(root: Path, *names: str, recorded: tuple[str, ...] = ()) -> StudyFolders:

@@ -11,10 +11,9 @@ import pytest
 
 from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
-from evalkit.engines.base import Outcome
-from evalkit.engines.here import run_here
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
+from evalkit.studies.engines import Outcome, run_here
 from evalkit.studies.planning import plan_checkpoints, plan_study
 from evalkit.studies.records import record_of, recorded_checkpoints, save_record
 from evalkit.studies.running import outcomes_report, run_study

@@ -15,8 +15,7 @@ import yaml
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.results import StudyResults, read_results
-from evalkit.studies.selection import select, trainings
-from evalkit.studies.study import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun, select, trainings
 from evalkit.studies.study_file import read_study
 from tests.studies.made import compute, write_study
 from tests.test_api import heavy_after

@@ -14,13 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalkit.engines.base import Job, Outcome
-from evalkit.engines.here import run_here
+from evalkit.display import Progress
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module
+from evalkit.studies.engines import Job, Outcome, run_here
 from evalkit.studies.planning import plan_study
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import outcomes_report, run_study

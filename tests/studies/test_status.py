@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.engines.here import run_here
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS
 from evalkit.runs.lock import Owner, locked
+from evalkit.studies.engines import run_here
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import run_study
-from evalkit.studies.status import RunState, states_of
-from evalkit.studies.status_report import status_report
+from evalkit.studies.status import RunState, states_of, status_report
 from evalkit.studies.study import Study
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
@@ -161,7 +160,7 @@ def test_it_imports_neither_torch_nor_transformers(study: Study) -> None:
     (folder_of(study, 0) / JOURNAL).touch()
     script = (
         "import sys\nfrom pathlib import Path\nfrom evalkit.models.locate import silent\n"
-        "from evalkit.studies.status import states_of\nfrom evalkit.studies.status_report import status_report\n"
+        "from evalkit.studies.status import states_of\nfrom evalkit.studies.status import status_report\n"
         "from evalkit.studies.study_file import read_study\n"
         f"study = read_study(Path({str(study.path)!r}))\nstatus_report(study, states_of(study, silent))\n"
         "print([name for name in ('torch', 'transformers', 'pandas', 'lm_eval') if name in sys.modules])\n"

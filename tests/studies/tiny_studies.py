@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from evalkit.progress import Progress
+from evalkit.display import Progress
 from evalkit.runs.folder import load_run
 from evalkit.studies.records import record_of
 from evalkit.studies.study import Study

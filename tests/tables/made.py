@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
 
 Choice = dict[str, Any]
 

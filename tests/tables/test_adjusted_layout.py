@@ -16,10 +16,9 @@ from evalkit.errors import TableError, UnknownNameError, UsageError
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Table
 from evalkit.runs.folder import SCORES, Run
-from evalkit.tables.adjusted_layout import retitled, without_empty
 from evalkit.tables.layout import load_layout
 from evalkit.tables.measured import RunMapping
-from evalkit.tables.request import TableRequest, made_of_runs, make
+from evalkit.tables.request import TableRequest, made_of_runs, make, retitled, without_empty
 from tests.printed import printed
 from tests.sealed import reseal
 from tests.tables.test_measured import altered, mapped

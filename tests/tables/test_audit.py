@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from evalkit.paths import resource
 from evalkit.reporting.decimals import half_up
-from evalkit.resources import resource
 from evalkit.tables.audit import Audited, Finding, audit, audit_averages, audit_marks, audit_rows
-from evalkit.tables.fill import computed
+from evalkit.tables.fill import best_marks, computed
 from evalkit.tables.layout import layout_names, load_layout
-from evalkit.tables.marks import best_marks
 from evalkit.tables.published import Number, Printed
 from evalkit.tables.request import audited, printed_cells, published_numbers
 

@@ -10,10 +10,20 @@ import pytest
 import yaml
 
 from evalkit.errors import TableError
-from evalkit.resources import resource
+from evalkit.paths import resource
 from evalkit.tables.audit import Audited
-from evalkit.tables.claims import BY_PRINTED, FAILS, HOLDS, UNCHECKED, Verdict, check_claims, sections
-from evalkit.tables.claims_file import Claims, PaperClaim, read_claims
+from evalkit.tables.claims import (
+    BY_PRINTED,
+    FAILS,
+    HOLDS,
+    UNCHECKED,
+    Claims,
+    PaperClaim,
+    Verdict,
+    check_claims,
+    read_claims,
+    sections,
+)
 from evalkit.tables.layout import layout_names, load_layout
 from evalkit.tables.published import Number
 from evalkit.tables.request import printed_cells, published_numbers

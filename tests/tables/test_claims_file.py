@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalkit.errors import TableError
-from evalkit.tables.claims_file import read_claims
+from evalkit.tables.claims import read_claims
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from evalkit.errors import RunError, UnknownNameError, UsageError
+from evalkit.paths import resource
 from evalkit.reporting.markup import plain
 from evalkit.reporting.table import Table
-from evalkit.resources import resource
 from evalkit.runs.finding import find_run
 from evalkit.runs.folder import RESULTS, Run, load_run
-from evalkit.scores.rules import RULES
+from evalkit.runs.rules import RULES
 from evalkit.tables.integrity import check, read_protocols
 from evalkit.tables.layout import load_layout
 from evalkit.tables.request import TableRequest, make

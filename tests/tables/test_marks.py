@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evalkit.reporting.decimals import to_text
-from evalkit.tables.fill import Filling, computed, fill
+from evalkit.tables.fill import Filling, best_marks, computed, fill
 from evalkit.tables.layout import TableLayout, load_layout
-from evalkit.tables.marks import best_marks
 from evalkit.tables.published import Number
 
 MODELS = ("a", "b", "c", "d")

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 import evalkit
+from evalkit.display import Progress
 from evalkit.errors import CheckpointError
 from evalkit.models.load import LoadedModel
-from evalkit.progress import Progress
 from tests.training.trainers import state_of, trainer_of
 
 

@@ -15,9 +15,9 @@ import torch
 import transformers
 
 import evalkit
+from evalkit.display import Progress
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.load import LoadedModel
-from evalkit.progress import Progress
 from tests.marks import fast
 from tests.printed import printed
 from tests.tiny import tiny_checkpoint
@@ -122,8 +122,7 @@ def test_all_tasks_have_an_average(folder: Path, asked: dict[str, Any], tmp_path
 
 
 def test_its_runs_are_a_curve(folder: Path, asked: dict[str, Any], tmp_path: Path) -> None:
-    from evalkit.comparison.curve_report import curve_report
-    from evalkit.comparison.curves import curve
+    from evalkit.comparison.curves import curve, curve_report
     from evalkit.comparison.sides import find_trainings
 
     trainer = trainer_of(folder, tmp_path / "x", max_steps=12, run_name="run 7")

@@ -6,7 +6,7 @@ import pytest
 
 from evalkit.errors import UnknownNameError
 from evalkit.runs.folder import Run
-from evalkit.training.logged import logged_metrics
+from evalkit.studies.training import logged_metrics
 
 
 def test_metrics_are_those_of_the_rule(finished: Run) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evalkit.analysis.groups import MEASURES
 from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.groups import MEASURES
 from evalkit.benchmarks.attention.rows import AttentionRow
-from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Planned
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of
 from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.display import Say
 from evalkit.errors import RunError, UnknownNameError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
@@ -22,12 +23,12 @@ from evalkit.runs.forms import StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.attention.computing import Analysis, AttentionFacts, AttentionSetup
-    from evalkit.benchmarks.attention.outcomes import AttentionDocuments
     from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest
-    from evalkit.benchmarks.run_figures import RunFigure
-    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.benchmarks.attention.tables import AttentionDocuments
+    from evalkit.benchmarks.request import TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
@@ -155,19 +156,19 @@ class Attention(Benchmark):
 
     def comparable(self, run: Run) -> AttentionDocuments:
         """Return the documents with their measures."""
-        from evalkit.benchmarks.attention.outcomes import AttentionDocuments
+        from evalkit.benchmarks.attention.tables import AttentionDocuments
 
         return AttentionDocuments(run)
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the measures by layer."""
-        from evalkit.benchmarks.attention.results_report import attention_report
+        from evalkit.benchmarks.attention.results import attention_report
 
         return attention_report(run)
 
     def token_counts(self, plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Count the tokens of a sample of each task's documents."""
-        from evalkit.benchmarks.attention.costs import task_costs
+        from evalkit.benchmarks.attention.documents import task_costs
 
         return task_costs(plan, tokenizer, sample, say)
 
@@ -185,6 +186,6 @@ class Attention(Benchmark):
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
         """Return the figures that the runs have the measures of, with all runs in each."""
-        from evalkit.benchmarks.attention.figures.of_runs import run_figures
+        from evalkit.benchmarks.attention.figures.making import run_figures
 
         return run_figures(runs, names)

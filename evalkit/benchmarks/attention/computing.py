@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalkit.analysis.blocks import MapBlocks
-from evalkit.analysis.groups import RANK, RANKED_LAYERS, SINK_SHARE
-from evalkit.analysis.layer_numbers import chosen_layers
-from evalkit.analysis.map_blocks import MapReader
-from evalkit.analysis.map_sums import Floats, Reading
-from evalkit.analysis.measures import measures_of, position_edges
+from evalkit.benchmarks.attention.blocks import MapBlocks
 from evalkit.benchmarks.attention.documents import AnalysedSequence
+from evalkit.benchmarks.attention.groups import RANK, RANKED_LAYERS, SINK_SHARE, chosen_layers
+from evalkit.benchmarks.attention.map_blocks import MapReader
+from evalkit.benchmarks.attention.map_sums import Floats, Reading
+from evalkit.benchmarks.attention.measures import measures_of, position_edges
 from evalkit.benchmarks.attention.rows import Values, rows_of
-from evalkit.benchmarks.base import Batch, Say
+from evalkit.benchmarks.base import Batch
+from evalkit.display import Say
 from evalkit.errors import ScoringError
+from evalkit.models.memory import is_out_of_memory, refuse_to_split
 from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.scoring.memory import is_out_of_memory, refuse_to_split
 
 if TYPE_CHECKING:
     import pyarrow as pa

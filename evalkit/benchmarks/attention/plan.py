@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from evalkit.analysis.groups import GROUPS, MASS
-from evalkit.analysis.layer_numbers import parsed_layers
 from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.groups import GROUPS, MASS, parsed_layers
 from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, plan_suite
 from evalkit.benchmarks.multiple_choice.suites import choose_tasks, load_suite
-from evalkit.benchmarks.request import Request, numerics, provenance
-from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
+from evalkit.benchmarks.request import DEFAULT_SUITE, Request, SuiteRequest, numerics, provenance
+from evalkit.display import Say
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.fields import LEAST
 from evalkit.inputs.reading import read_given_text
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.inputs.values import LEAST
+from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import specification_id
 
@@ -105,7 +104,7 @@ def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
         "version": VERSION,
     }
     if MASS in groups:
-        from evalkit.analysis.tagger import tagger_identity
+        from evalkit.benchmarks.attention.categories import tagger_identity
 
         settings["tagger"] = tagger_identity()
     return _plan_text(request, settings, say) if request.text is not None else _plan_questions(request, settings, say)

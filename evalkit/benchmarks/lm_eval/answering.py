@@ -6,21 +6,36 @@ to each request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from evalkit.benchmarks.base import Batch, Budget, Say
-from evalkit.benchmarks.lm_eval.batches import EMPTY_TEXTS, GenerationContent, RequestFacts, continuations_of
+import numpy as np
+
+from evalkit.benchmarks.base import Batch, Budget
+from evalkit.benchmarks.lm_eval.batches import (
+    EMPTY_TEXTS,
+    GenerationContent,
+    RequestFacts,
+    continuations_of,
+    items_of,
+    likelihoods,
+)
 from evalkit.benchmarks.lm_eval.encoding import Encoding
 from evalkit.benchmarks.lm_eval.harness import Harness
-from evalkit.benchmarks.lm_eval.plan import TaskPlan
-from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, RequestRow, label_of
-from evalkit.benchmarks.lm_eval.scoring import items_of, likelihoods
-from evalkit.benchmarks.lm_eval.texts import answer_text
-from evalkit.inputs.texts import check_text
+from evalkit.benchmarks.lm_eval.plan import TaskPlan, first_requests
+from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, RequestRow, group_by_task, label_of
+from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of
+from evalkit.benchmarks.request import TaskTokens, spread
+from evalkit.display import Say
+from evalkit.generation.capacity import assumed_capacity
+from evalkit.inputs.values import check_text
 from evalkit.models.load import LoadedModel
 from evalkit.models.locate import silent
+from evalkit.models.tokenizer_alone import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
+from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 _CANDIDATES = 8
 """Requests among which the start-up check chooses."""
@@ -111,3 +126,38 @@ class Answering:
             row._replace(text=answer_text(harness.tokenizer, prompt, generation.tokens))
             for row, prompt, generation in zip(content.rows, content.prompts, generations, strict=True)
         ]
+
+
+_BLOCK = 4
+"""Documents next to each other in a sample."""
+
+
+def estimated(plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    prefix = next(one for one in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if one is not None)
+    encoding = Encoding(tokenizer, prefix, tokenizer.decode(prefix), window)
+    selection, found = plan.request.selection, []
+    plan.randomness.restore()
+    for name, task in plan.tasks.tasks.items():
+        whole = len(selection.places(name, [name] * len(task.eval_docs)))
+        places = spread(whole, sample, _BLOCK)
+        for members in group_by_task(first_requests(task, whole, set(places))).values():
+            found.append(_task(name, members, encoding, len(places), whole))
+    return found
+
+
+def _task(name: str, members: Sequence[LMEvalRequest], encoding: Encoding, sampled: int, documents: int) -> TaskTokens:
+    scale = documents / sampled
+    if members[0].key.kind == "generate_until":
+        facts = TextFacts((), None, assumed_capacity(encoding.max_length))
+        prompts = prompts_of([(one.key, one.request.args) for one in members], encoding, facts)
+        alone = scale * sum(len(prompt.tokens) for prompt in prompts)
+        new = scale * sum(prompt.max_new_tokens for prompt in prompts)
+        return TaskTokens(name, documents, sampled, scale * len(members), alone, alone, new)
+    sequences = [
+        np.array((*one.context, *one.continuation), np.int32)
+        for _, one, _ in continuations_of(members, encoding, silent)
+    ]
+    counts = estimated_tokens([SampledGroup(sequences, sampled, documents)]) if sequences else (0.0, 0.0)
+    return TaskTokens(name, documents, sampled, scale * len(sequences), *counts)

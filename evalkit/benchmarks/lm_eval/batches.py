@@ -7,11 +7,14 @@ machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
-from evalkit.benchmarks.base import Batch, Batches, Say
+import numpy as np
+
+from evalkit.benchmarks.base import Batch, Batches
 from evalkit.benchmarks.lm_eval.encoding import Encoding, encode_pairs, windows
 from evalkit.benchmarks.lm_eval.requests import (
     LMEvalRequest,
@@ -23,11 +26,86 @@ from evalkit.benchmarks.lm_eval.requests import (
     unanswered,
     work_of,
 )
-from evalkit.benchmarks.lm_eval.scoring import Continuation, items_of
 from evalkit.benchmarks.lm_eval.texts import TextFacts, prompts_of
+from evalkit.benchmarks.session import prefetched
+from evalkit.display import Say
 from evalkit.generation.prompts import Prompt
 from evalkit.runs.finished_rows import FinishedRows
 from evalkit.scoring import pack
+from evalkit.scoring.engine import Engine
+from evalkit.scoring.pack import SequenceSet, TreeBatch, check_budget, plan
+
+
+class Continuation(NamedTuple):
+    """A continuation to score, after its context."""
+
+    context: Sequence[int]
+    continuation: Sequence[int]
+    label: str
+    """Its name in messages."""
+    owner: Hashable
+    """The document or other unit it belongs to; consecutive continuations of one owner stay in one batch."""
+    group: str = ""
+    """A name, such as its task; members of a group often share a prefix."""
+
+
+def score_all(
+    engine: Engine, continuations: Sequence[Continuation], given_budget: int | None = None
+) -> Iterator[tuple[int, float, bool]]:
+    """Score continuations.
+
+    Args:
+        engine: an engine with `greedy=True`.
+        continuations: the continuations to score.
+        given_budget: the token budget that the user gave, if any.
+
+    Yields:
+        (index of the continuation, log-likelihood, is greedy) as in `likelihoods`, batch by batch.
+
+    Raises:
+        EvalkitError: the engine rejects the model or a score, or runs out of memory.
+    """
+    items, members = items_of(continuations)
+    if not items:
+        return
+    if not engine.checked:
+        engine.check(items)
+    if engine.shares and given_budget == engine.budget:
+        check_budget(items, given_budget)
+    for batch in prefetched(iter(plan(items, engine.budget)), build_tree_of):
+        for item, scores in likelihoods(engine, batch):
+            for index, (likelihood, greedy) in zip(members[item.index], scores, strict=True):
+                yield index, likelihood, greedy
+
+
+def build_tree_of(batch: TreeBatch) -> None:
+    """Build a batch's tree."""
+    _ = batch.tree
+
+
+def likelihoods(engine: Engine, batch: TreeBatch) -> Iterator[tuple[SequenceSet, list[tuple[float, bool]]]]:
+    """Yield each item with its continuations' (log-likelihood in nats, summed in float64; is greedy)."""
+    for item, sequences in engine.score(batch):
+        pairs = zip(item.is_scored, sequences, strict=True)
+        yield (
+            item,
+            [(float(s.logprobs[w].astype(np.float64).sum()), bool(s.greedy[w].all())) for w, s in pairs],
+        )
+
+
+def items_of(continuations: Sequence[Continuation]) -> tuple[list[SequenceSet], list[list[int]]]:
+    """Return one item for each run of continuations with the same owner, and the indices of its continuations."""
+    items: list[SequenceSet] = []
+    members: list[list[int]] = []
+    for _, same_owner in groupby(range(len(continuations)), key=lambda index: continuations[index].owner):
+        indices = list(same_owner)
+        parts = [continuations[index] for index in indices]
+        sequences = [np.array((*part.context, *part.continuation), dtype=np.int32) for part in parts]
+        scored = [np.arange(len(s)) >= len(part.context) for part, s in zip(parts, sequences, strict=True)]
+        items.append(SequenceSet(len(items), parts[0].label, parts[0].group, tuple(sequences), tuple(scored)))
+        members.append(indices)
+    return items, members
+
 
 EMPTY_TEXTS = -1
 """Number of the batch of a task's empty texts, which have no tokens to score."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Planned
 from evalkit.benchmarks.lm_eval.requests import KEY, RequestRow, unanswered, work_of
 from evalkit.benchmarks.multiple_choice.suites import label_of
 from evalkit.benchmarks.outcomes import Comparable, Label, Metric
+from evalkit.display import Say
 from evalkit.errors import EvalkitError, RunError, UsageError, first_line
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LM_EVAL, Run
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.answering import Answering, AnsweringSetup
     from evalkit.benchmarks.lm_eval.batches import RequestFacts
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
-    from evalkit.benchmarks.suite_request import SuiteRequest
-    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.benchmarks.request import SuiteRequest, TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
@@ -77,7 +77,7 @@ class LMEval(Benchmark):
 
     def request(self) -> type[SuiteRequest]:
         """See `Benchmark`."""
-        from evalkit.benchmarks.suite_request import SuiteRequest
+        from evalkit.benchmarks.request import SuiteRequest
 
         return SuiteRequest
 
@@ -126,7 +126,7 @@ class LMEval(Benchmark):
         import lm_eval.evaluator
 
         from evalkit.benchmarks.lm_eval.answers import StoredAnswers
-        from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+        from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
         from evalkit.benchmarks.lm_eval.results import write_results
 
         request, tasks, answers = plan.request, plan.tasks, StoredAnswers(finished)
@@ -188,21 +188,21 @@ class LMEval(Benchmark):
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """See `Benchmark`; contains every metric of every task and group, as lm-eval computed it."""
-        from evalkit.benchmarks.lm_eval.results_report import metrics_report
+        from evalkit.benchmarks.lm_eval.results import metrics_report
 
         return metrics_report(run)
 
     def prompts(self, plan: TaskPlan, count: int, say: Say) -> Iterator[str]:
         """See `Benchmark`; yields the requests as lm-eval builds them."""
         from evalkit.benchmarks.lm_eval.plan import first_requests
-        from evalkit.benchmarks.lm_eval.prompt_text import requests_text
+        from evalkit.benchmarks.lm_eval.views import requests_text
 
         for task in plan.tasks.tasks.values():
             yield requests_text(first_requests(task, count))
 
     def token_counts(self, plan: TaskPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """See `Benchmark`; of the first documents of each task."""
-        from evalkit.benchmarks.lm_eval.token_counts import estimated
+        from evalkit.benchmarks.lm_eval.answering import estimated
 
         return estimated(plan, tokenizer, sample, say)
 
@@ -216,7 +216,7 @@ class LMEval(Benchmark):
 
     def headline(self, run: Run, rule: str | None = None) -> tuple[float | None, str]:
         """Return the first metric of the first group, or of the first task if there are no groups."""
-        from evalkit.benchmarks.lm_eval.results_report import summary_of
+        from evalkit.benchmarks.lm_eval.results import summary_of
 
         values = [m["value"] for entry in (run.stored["groups"] or run.stored["tasks"]) for m in entry["metrics"]]
         return next((value for value in values if isinstance(value, float)), None), summary_of(run.stored)

@@ -15,15 +15,31 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
 from evalkit.benchmarks.lm_eval.index import Index, catalogue_index, config_of, is_closed, leaves_of
-from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
-from evalkit.benchmarks.lm_eval.task_files import check_task_files
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR
 from evalkit.compatibility.lm_eval import Build, replace_index, wrap_building
 from evalkit.data import Library
+from evalkit.display import Say
 from evalkit.errors import DataError, EvalkitError, UnknownNameError, UsageError, first_line
-from evalkit.models.locate import Say
-from evalkit.resources import resource
+from evalkit.inputs.yaml_reading import read_task_file
+from evalkit.paths import resource
+
+
+def check_task_files(folder: Path) -> None:
+    """Raise a `DataError` for the first task file of a folder, or included file, that is not valid."""
+    seen: set[Path] = set()
+    pending = sorted(folder.glob("**/*.yaml"))
+    while pending:
+        path = pending.pop(0).resolve()
+        if path in seen:
+            continue
+        seen.add(path)
+        content = read_task_file(path, DataError, "task file")
+        included = content.get("include", []) if isinstance(content, dict) else []
+        listed = included if isinstance(included, list) else [included]
+        pending += [path.parent / name for name in listed if isinstance(name, str)]
+
 
 SUPPORTED = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 """Supported output types: all of lm-eval's text types."""

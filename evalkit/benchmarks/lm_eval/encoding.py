@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from evalkit.compatibility.lm_eval import rolling_windows
 from evalkit.errors import ScoringError
-from evalkit.inputs.texts import check_text, in_calls
+from evalkit.inputs.values import check_text, in_calls
 
 _AT_ONCE = 20_000
 """Texts in one call of the tokenizer, which bounds memory."""

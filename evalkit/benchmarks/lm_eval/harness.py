@@ -16,20 +16,18 @@ from typing import Any, Literal
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
+from evalkit.benchmarks.lm_eval.batches import Continuation, score_all
+from evalkit.benchmarks.lm_eval.calls import log_from
 from evalkit.benchmarks.lm_eval.encoding import Pair, encode_pairs
-from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import label_of, owner_of, with_keys
-from evalkit.benchmarks.lm_eval.scoring import Continuation, score_all
 from evalkit.benchmarks.lm_eval.texts import TextFacts, answer_text, prompts_of, validate_generation
-from evalkit.brief import brief
+from evalkit.compatibility.transformers import quiet
 from evalkit.data.wheels import say_on_stderr
 from evalkit.errors import CheckpointError, UsageError
-from evalkit.inputs.fields import check_field_names
-from evalkit.inputs.texts import check_text
-from evalkit.inputs.values import switch, whole
+from evalkit.escape import brief
+from evalkit.inputs.values import check_field_names, check_text, switch, whole
 from evalkit.models.context_settings import UNSTRETCHED
 from evalkit.models.load import LoadedModel
-from evalkit.models.quiet import quiet
 from evalkit.models.spec import ModelSpec, model_spec
 
 
@@ -195,7 +193,7 @@ class Harness(HFLM):  # type: ignore[misc]
             budget: most tokens of keys and values; None: as many as fit.
         """
         from evalkit.generation.capacity import capacity_of
-        from evalkit.generation.tokens import end_tokens
+        from evalkit.generation.prompts import end_tokens
 
         capacity = capacity_of(self.generator, budget, self.max_length)
         most = min(capacity.most_rows, self._most_texts or capacity.most_rows)
@@ -285,7 +283,7 @@ class Harness(HFLM):  # type: ignore[misc]
 
 
 def _budget(given: int | str | None, model: Any) -> int:
-    from evalkit.scoring.budget import auto_budget
+    from evalkit.scoring.architecture import auto_budget
 
     if given is None or given == "auto":
         return auto_budget(model)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.compatibility.lm_eval import CatalogueEntry, index_of, index_tasks, read_task_file
+from evalkit.display import Say
 from evalkit.errors import DataError, EvalkitError, first_line
-from evalkit.models.locate import Say
-from evalkit.resources import read_cached, write_cached
+from evalkit.paths import read_cached, write_cached
 
 _KIND = "lm-eval-tasks"
 Index = dict[str, Any]

@@ -15,24 +15,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evalkit.activity import doing
+from evalkit.benchmarks.lm_eval.calls import RandomState, quiet_lm_eval, random_state, restrict
 from evalkit.benchmarks.lm_eval.catalogue import SUPPORTED, TaskSet, load_tasks
-from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
-from evalkit.benchmarks.lm_eval.random_state import RandomState, random_state
 from evalkit.benchmarks.lm_eval.requests import LMEvalRequest, group_by_task
-from evalkit.benchmarks.lm_eval.selected import restrict
 from evalkit.benchmarks.multiple_choice.suites import refuse_duplicate_tasks
 from evalkit.benchmarks.multiple_choice.templates import load_template
-from evalkit.benchmarks.request import numerics, provenance
-from evalkit.benchmarks.shared_library import shared_library
-from evalkit.benchmarks.suite_request import SuiteRequest
+from evalkit.benchmarks.request import SuiteRequest, numerics, provenance, shared_library
 from evalkit.data import Library
+from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError, ScoringError, UsageError, first_line
 from evalkit.inputs.reading import MOST_BYTES, Unreadable, read_bytes
 from evalkit.models.context import Extension, refuse_generation
 from evalkit.models.files import generation_settings
 from evalkit.models.fingerprint import stable
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evalkit.benchmarks.lm_eval.calls import log_from
 from evalkit.benchmarks.lm_eval.encoding import encode_texts
-from evalkit.benchmarks.lm_eval.quiet import log_from
 from evalkit.benchmarks.lm_eval.requests import RequestKey, label_of
 from evalkit.compatibility.lm_eval import generation_arguments
 from evalkit.errors import ScoringError, UsageError
 from evalkit.generation.capacity import Capacity
 from evalkit.generation.prompts import Decoding, Prompt, Stops
 from evalkit.inputs import values
-from evalkit.inputs.texts import check_text
+from evalkit.inputs.values import check_text
 from evalkit.models.context import refuse_generation
 from evalkit.models.load import LoadedModel
 

@@ -1,16 +1,133 @@
-"""Documents of a finished run of lm-eval's tasks as people read them.
+"""lm-eval's sample files of a finished run: its documents as people read them.
 
-In: a finished run. Out: a view of each task. Choices are in the score table; texts and generated answers are in the
-sample files, if the run has them.
+In: a run with sample files, and the names of lm-eval's tasks. Out: texts of choices, or answered documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.document_views import ChoiceView, TaskView
-from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, answer_view, stored_texts
+import click
+
+from evalkit.benchmarks.document_views import (
+    AnsweredDocument,
+    AnswerView,
+    ChoiceText,
+    ChoiceView,
+    DocumentKey,
+    Piece,
+    TaskView,
+    choice_text,
+)
+from evalkit.escape import printable
+from evalkit.inputs.reading import parse_json
 from evalkit.runs.folder import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+NO_SAMPLES = "the run has no sample files, which store the texts; repeat its command with --log-samples"
+"""Why texts are missing."""
+
+
+def stored_texts(run: Run, table: pd.DataFrame) -> dict[DocumentKey, ChoiceText]:
+    """Return the texts of a task's documents from the run's sample files; empty without these.
+
+    Args:
+        run: a finished run.
+        table: the task's rows of the score table.
+
+    Raises:
+        RunError: a sample file is damaged.
+    """
+    found: dict[DocumentKey, ChoiceText] = {}
+    for subtask, rows in table[table["choice"] == 0].groupby("subtask", sort=False):
+        counts = dict(zip(rows["doc_id"].tolist(), rows["choices"].tolist(), strict=True))
+        found |= _subtask_texts(run, str(subtask), counts)
+    return found
+
+
+def _subtask_texts(run: Run, task: str, choices: Mapping[int, int]) -> dict[DocumentKey, ChoiceText]:
+    """Return the texts of a multiple-choice task of lm-eval: each choice's context and continuation, as lm-eval's.
+
+    Args:
+        run: a finished run.
+        task: lm-eval's leaf task.
+        choices: document → number of its choices.
+
+    Raises:
+        RunError: the sample file is damaged.
+    """
+    found: dict[DocumentKey, ChoiceText] = {}
+    for sample in _samples(run, task):
+        # For tasks that measure mutual information, lm-eval appends the choices without their context
+        pairs = islice(_arguments(sample), choices.get(sample["doc_id"], 0))
+        found.setdefault((task, sample["doc_id"]), _choice_text(list(pairs)))
+    return found
+
+
+def answer_view(run: Run, entry: Mapping[str, Any]) -> AnswerView:
+    """Return a task's answered documents, with the first metric that lm-eval computed.
+
+    Args:
+        run: a run of lm-eval's tasks.
+        entry: the task in results.json.
+
+    Raises:
+        RunError: the sample file is damaged.
+    """
+    task = entry["task"]
+    first = next(iter(entry["metrics"]), {"metric": "", "filter": "none"})
+    samples = [one for one in _samples(run, task) if one["filter"] == first["filter"]]
+    documents = [_answered(task, sample, first["metric"]) for sample in samples]
+    return AnswerView(task, first["metric"], documents, "" if documents else NO_SAMPLES)
+
+
+def _choice_text(pairs: list[tuple[str, ...]]) -> ChoiceText:
+    options = tuple(continuation.strip() for _, continuation in pairs)
+    return choice_text([_pieces(*pair) for pair in pairs], options)
+
+
+def _pieces(context: str, continuation: str) -> tuple[Piece, ...]:
+    both = (Piece("context", context), Piece("continuation", continuation))
+    return tuple(piece for piece in both if piece.text)
+
+
+def _answered(task: str, sample: Mapping[str, Any], metric: str) -> AnsweredDocument:
+    score = sample.get(metric)
+    context, *rest = next(_arguments(sample), ("",))
+    return AnsweredDocument(
+        subtask=task,
+        id=str(sample["doc_id"]),
+        references=(str(sample["target"]),),
+        answer=" | ".join(map(_text, sample["filtered_resps"])),
+        score=float(score) if isinstance(score, (int, float)) else None,
+        prompt=_pieces(context, *(rest or [""])),
+    )
+
+
+def _text(answer: Any) -> str:
+    """Return an answer as text; one of several values is a log-likelihood and whether it is greedy."""
+    return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+
+
+def _arguments(sample: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of each request, in order, without generation_kwargs."""
+    for number in range(len(sample["arguments"])):
+        request = sample["arguments"][f"gen_args_{number}"]
+        yield tuple(part for part in request.values() if isinstance(part, str))
+
+
+def _samples(run: Run, task: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a task's sample file; none if the run does not have it."""
+    pattern = re.compile(rf"lm_eval/samples_{re.escape(task)}_\d{{4}}-[\dT.-]+\.jsonl")
+    for name in filter(pattern.fullmatch, run.files):
+        for line in run.read(name).splitlines():
+            yield parse_json(line)
 
 
 def task_views(run: Run, tasks: Collection[str]) -> Iterator[TaskView]:
@@ -23,8 +140,20 @@ def task_views(run: Run, tasks: Collection[str]) -> Iterator[TaskView]:
 
 
 def _choice_view(run: Run, task: str) -> ChoiceView:
-    from evalkit.scores.results import available_rules
+    from evalkit.runs.accuracies import available_rules
 
     table = run.scores[run.scores["task"] == task].reset_index(drop=True)
     texts = stored_texts(run, table)
     return ChoiceView(task, table, tuple(available_rules(run.scores)), texts, "" if texts else NO_SAMPLES)
+
+
+def requests_text(requests: Sequence[Any]) -> str:
+    """Return requests as text: context, and continuation or generation_kwargs."""
+    lines = []
+    for request in requests:
+        name = f"{request.task_name} document {request.doc_id}, {request.request_type}"
+        context, rest = ("", request.args[0]) if len(request.args) == 1 else request.args
+        shown = rest if isinstance(rest, str) else f"  generated: {rest}"
+        texts = click.style(printable(context, "\n\t"), fg="cyan") + click.style(printable(shown, "\n\t"), fg="green")
+        lines += [click.style(printable(name), bold=True), texts, ""]
+    return "\n".join(lines)

@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, SUITES, Task, find_task, suite_tasks
 from evalkit.benchmarks.outcomes import GradedAnswers, Label, Measure, Metric
-from evalkit.benchmarks.task_tokens import spread
+from evalkit.benchmarks.request import spread
+from evalkit.display import Say
 from evalkit.errors import RunError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import LONGBENCH, Run
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.longbench.documents import LongBenchDocument
     from evalkit.benchmarks.longbench.metrics import EditVariant
     from evalkit.benchmarks.longbench.plan import LongBenchPlan, LongBenchRequest
     from evalkit.benchmarks.longbench.scores import LongBenchResults
-    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.data import HubSplit
+    from evalkit.generation.capacity import GeneratingFacts
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
 
@@ -144,7 +144,7 @@ class LongBench(GeneratedBenchmark):
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
         """Return the scores by length of each run whose documents have lengths."""
         from evalkit.benchmarks.longbench.plots import draw_by_length
-        from evalkit.benchmarks.run_figures import RunFigure
+        from evalkit.reporting.figures import RunFigure
 
         tables = ((run, name, load_generations(run)) for run, name in zip(runs, names, strict=True))
         return [
@@ -163,8 +163,7 @@ class LongBench(GeneratedBenchmark):
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """See `Benchmark`."""
-        from evalkit.benchmarks.answer_views import answered
-        from evalkit.benchmarks.document_views import AnswerView
+        from evalkit.benchmarks.document_views import AnswerView, answered
 
         table = load_generations(run, ("task", "id", "prediction", "answers", "score"))
         for task, rows in table.groupby("task", sort=False):
@@ -266,9 +265,8 @@ def generation_requests(
         context: the model's context window in tokens, for prompt and answer.
         chat: whether to apply the chat template, for tasks that use it.
     """
-    from evalkit.benchmarks.longbench.prompts import prompt
-    from evalkit.benchmarks.longbench.stops import stops_of
-    from evalkit.benchmarks.longbench.truncation import fit_prompt
+    from evalkit.benchmarks.longbench.documents import prompt
+    from evalkit.benchmarks.longbench.tokens import fit_prompt, stops_of
     from evalkit.generation.prompts import Prompt
 
     stops = stops_of(task, frozenset(ends), tokenizer)

@@ -17,11 +17,10 @@ from typing import Any
 
 import pandas as pd
 
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.documents import read_record, words
-from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.protocol import TASKS, SuiteName, Task, find_task
-from evalkit.data.fields import text
-from evalkit.data.files import did_you_mean
+from evalkit.data.files import did_you_mean, text
 from evalkit.errors import DataError, RunError, UnknownNameError
 from evalkit.inputs.reading import MOST_DOCUMENT_BYTES, Unreadable, read_bytes
 from evalkit.runs.folder import MANIFEST

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evalkit.activity import doing
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.longbench.data import LongBenchRows, check_data_dir, load_rows
 from evalkit.benchmarks.longbench.protocol import SUITES, SuiteName, Task, suite_tasks
 from evalkit.benchmarks.request import DocumentRequest, numerics
+from evalkit.display import Say, doing
 from evalkit.errors import CheckpointError, DataError, UnknownNameError, UsageError
 from evalkit.models.context import configured_window
 from evalkit.models.context_settings import config_of, context_settings
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.models.spec import ModelSpec
 from evalkit.runs.folder import LONGBENCH
 

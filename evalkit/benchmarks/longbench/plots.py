@@ -6,22 +6,64 @@ In: scores. Out: a .png, .pdf or .svg file.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.longbench.lengths import BANDS, BandScore, scores_by_length
 from evalkit.benchmarks.longbench.metrics import EditVariant
 from evalkit.benchmarks.longbench.protocol import GROUPS, LABELS, TASKS
-from evalkit.errors import UsageError
+from evalkit.benchmarks.longbench.scores import score_rows
+from evalkit.errors import DataError, UsageError
 from evalkit.reporting.decimals import percent
-from evalkit.reporting.figure_style import line_look
-from evalkit.reporting.figures import check_figure_path, new_figure, save_figure
+from evalkit.reporting.figures import check_figure_path, line_look, new_figure, save_figure
+from evalkit.stats.estimates import error_of_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+BANDS: tuple[str, ...] = ("<2k", "2-4k", "4-8k", "8-16k", "16k+")
+"""Bands of the stored length: words of document and question. They include LongBench-E's bucket limits."""
+
+_EDGES = (2000, 4000, 8000, 16000)
+
+
+@dataclass(frozen=True)
+class BandScore:
+    """The score of one task in one band."""
+
+    task: str
+    band: str
+    n: int
+    score: float
+    """Mean, in percent."""
+    stderr: float | None
+    """Standard error of the mean, in percent; None for a single row."""
+
+
+def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> tuple[BandScore, ...]:
+    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted.
+
+    Raises:
+        DataError: a row cannot be scored, or has no length.
+        UsageError: the variant's package is not installed.
+    """
+    if generations["length"].isna().any():
+        raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
+    bands: list[BandScore] = []
+    for name, task in TASKS.items():
+        rows = generations[generations["task"] == name]
+        scores = 100 * score_rows(task, rows, variant)
+        numbers = np.searchsorted(_EDGES, rows["length"].to_numpy(), side="right")
+        for number, band in enumerate(BANDS):
+            part = scores[numbers == number]
+            if n := len(part):
+                bands.append(BandScore(name, band, n, float(part.mean()), error_of_mean(part)))
+    return tuple(bands)
+
 
 _MOST_LABELLED = 144
 """Most cells of a heatmap with numbers in them; in smaller cells they are not readable."""

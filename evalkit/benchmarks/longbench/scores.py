@@ -20,9 +20,9 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from evalkit.activity import doing
 from evalkit.benchmarks.longbench.metrics import EditVariant, score_prediction
 from evalkit.benchmarks.longbench.protocol import GROUPS, TASKS, SuiteName, Task, find_task, suite_tasks
+from evalkit.display import doing
 from evalkit.errors import DataError
 from evalkit.stats.estimates import percentile_interval, resampled_means
 

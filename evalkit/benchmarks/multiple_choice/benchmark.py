@@ -12,23 +12,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Planned
 from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, stored_metrics, stored_results
 from evalkit.benchmarks.multiple_choice.suites import dataset_of, label_of, load_suite, shipped_suites
 from evalkit.benchmarks.outcomes import Label, Metric
+from evalkit.display import Say
 from evalkit.errors import EvalkitError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import SCORES, Run
 from evalkit.runs.forms import StoredAverage, StoredTask
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
     from evalkit.benchmarks.lm_eval.plan import TaskPlan
     from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
     from evalkit.benchmarks.multiple_choice.scoring import Scoring, ScoringFacts, ScoringSetup
-    from evalkit.benchmarks.suite_request import SuiteRequest
-    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.benchmarks.request import SuiteRequest, TaskTokens
     from evalkit.data import HubSplit
     from evalkit.models.load import LoadedModel
     from evalkit.reporting.report import Report
@@ -62,7 +62,7 @@ class _ChoiceResults(Stored):
 
 def _needs_more_scores(rule: object) -> bool:
     """Return whether a rule reads scores that a run does not have for the others; of an unknown rule, yes."""
-    from evalkit.scores.rules import find_rule
+    from evalkit.runs.rules import find_rule
 
     try:
         return "unconditional" in find_rule(str(rule)).segments
@@ -80,7 +80,7 @@ class MultipleChoice(Benchmark):
 
     def request(self) -> type[SuiteRequest]:
         """Return `SuiteRequest`."""
-        from evalkit.benchmarks.suite_request import SuiteRequest
+        from evalkit.benchmarks.request import SuiteRequest
 
         return SuiteRequest
 
@@ -133,10 +133,10 @@ class MultipleChoice(Benchmark):
         """Write the score table, lm-eval's files and the results under every rule."""
         import pandas as pd
 
+        from evalkit.benchmarks.lm_eval.log_format import write_lm_eval
+        from evalkit.benchmarks.multiple_choice.encoded import part_table
         from evalkit.benchmarks.multiple_choice.lm_eval_form import evaluated
-        from evalkit.benchmarks.multiple_choice.rows import part_table
-        from evalkit.export.lm_eval import write_lm_eval
-        from evalkit.scores.results import summarise_all
+        from evalkit.runs.accuracies import summarise_all
 
         tables = [part_table(part.questions, finished.table(part.task), writer.folder) for part in plan.parts]
         scores = pd.concat(tables, ignore_index=True)
@@ -189,10 +189,10 @@ class MultipleChoice(Benchmark):
 
     def prompts(self, plan: ChoicePlan, count: int, say: Say) -> Iterator[str]:
         """Yield the first questions of each task with their segments in colour."""
-        from evalkit.benchmarks.loading import load_model
-        from evalkit.benchmarks.multiple_choice.prompt_text import prompt_text
+        from evalkit.benchmarks.multiple_choice.encoded import prompt_text
         from evalkit.benchmarks.multiple_choice.prompts import Prompter
         from evalkit.benchmarks.multiple_choice.tasks import load_questions
+        from evalkit.benchmarks.session import load_model
         from evalkit.data.sampling import FirstDocuments
 
         loaded = load_model(plan, say)
@@ -203,7 +203,7 @@ class MultipleChoice(Benchmark):
 
     def token_counts(self, plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens from the first documents of each subject."""
-        from evalkit.benchmarks.multiple_choice.token_counts import estimated
+        from evalkit.benchmarks.multiple_choice.scoring import estimated
 
         return estimated(plan, tokenizer, sample, say)
 

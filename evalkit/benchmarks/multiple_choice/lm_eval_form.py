@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from evalkit.export.lm_eval import Evaluated
-from evalkit.scores.results import Results, TaskResult, available_rules
-from evalkit.scores.rules import decide, find_rule
+from evalkit.benchmarks.lm_eval.log_format import Evaluated
+from evalkit.runs.accuracies import Results, TaskResult, available_rules
+from evalkit.runs.rules import decide, find_rule
 from evalkit.stats.estimates import pooled_error
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
+from evalkit.runs.outcomes import ACCURACY, MARGIN, outcome_of
+from evalkit.runs.score_table import CLUSTER
 from evalkit.runs.traits import is_imported
-from evalkit.scores.outcomes import ACCURACY, MARGIN, outcome_of
-from evalkit.scores.table import CLUSTER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class ComparableChoices(Comparable):
     @cached_property
     def rules(self) -> Sequence[str]:
         """The rules that the run has scores for."""
-        from evalkit.scores.results import available_rules
+        from evalkit.runs.accuracies import available_rules
 
         return available_rules(self.run.scores)
 
@@ -73,7 +73,7 @@ class ComparableChoices(Comparable):
 
     def measure(self, rule: str) -> Measure:
         """Return accuracy under the rule, or the measure of an outcome."""
-        from evalkit.scores.rules import find_rule
+        from evalkit.runs.rules import find_rule
 
         if (found := outcome_of(rule)) is None:
             return Measure(f"rule {rule}: {find_rule(rule).description}; accuracy in %", False, ACCURACY)
@@ -92,8 +92,8 @@ class ComparableChoices(Comparable):
         return given or str(self.run.manifest["rule"])
 
     def _grade(self, rule: str) -> Floats:
-        from evalkit.scores.outcome_values import document_outcomes
-        from evalkit.scores.rules import choose, find_rule
+        from evalkit.runs.outcomes import document_outcomes
+        from evalkit.runs.rules import choose, find_rule
 
         try:
             if (found := outcome_of(rule)) is not None:
@@ -127,7 +127,7 @@ def stored_results(run: Run, rule: str | None) -> dict[str, Any]:
     name, by_rule = rule or run.manifest["rule"], run.stored.get("rules", {})
     if name in by_rule:
         return dict(by_rule[name])
-    from evalkit.scores.results import available_rules  # needs pandas, which stored results do not
+    from evalkit.runs.accuracies import available_rules  # needs pandas, which stored results do not
 
     if name not in available_rules(run.scores):
         raise UnknownNameError(f"rule of run {run.folder}", name, by_rule)

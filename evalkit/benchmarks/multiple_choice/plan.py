@@ -8,32 +8,54 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.activity import doing
-from evalkit.benchmarks.multiple_choice.parts import TaskPart
 from evalkit.benchmarks.multiple_choice.suites import Suite, choose_tasks, load_suite, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, load_template
 from evalkit.benchmarks.remembered import remembered
-from evalkit.benchmarks.request import numerics, provenance
-from evalkit.benchmarks.shared_library import shared_library
-from evalkit.benchmarks.suite_request import DEFAULT_SUITE, SuiteRequest
+from evalkit.benchmarks.request import DEFAULT_SUITE, SuiteRequest, numerics, provenance, shared_library
 from evalkit.data import Documents, Library
 from evalkit.data.files import did_you_mean, find
+from evalkit.display import Say, doing
 from evalkit.errors import DataError, UsageError
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
 from evalkit.runs.folder import LM_EVAL, specification_id
-from evalkit.scores.rules import Rule, find_rule
+from evalkit.runs.rules import Rule, find_rule
 
 if TYPE_CHECKING:
+    from evalkit.benchmarks.lm_eval.calls import RandomState
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet
-    from evalkit.benchmarks.lm_eval.random_state import RandomState
     from evalkit.benchmarks.multiple_choice.tasks import Question
+    from evalkit.runs.finished_rows import FinishedRows, Key
+
+
+@dataclass(frozen=True)
+class TaskPart:
+    """Documents of a task under one template: the whole task, unless a run has several prompts."""
+
+    task: str
+    template: Template
+    questions: Sequence[Question]
+    prompt: str = ""
+    """Name of the prompt, if a run has several."""
+
+    @property
+    def journal(self) -> str:
+        """Name of the part in the journal."""
+        return f"{self.task} {self.prompt}" if self.prompt else self.task
+
+    def key_of(self, question: Question) -> Key:
+        """Return a document's key in the journal."""
+        return self.journal, question.subtask, question.doc_id
+
+    def is_missing(self, finished: FinishedRows) -> bool:
+        """Return whether a document has no scores."""
+        return any(self.key_of(question) not in finished for question in self.questions)
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class ChoicePlan:
 
     def _load_questions(self) -> dict[str, list[Question]]:
         with doing("building questions"):
-            from evalkit.benchmarks.multiple_choice.stored_questions import pinned_questions
+            from evalkit.benchmarks.multiple_choice.stored import pinned_questions
             from evalkit.benchmarks.multiple_choice.tasks import load_questions
 
             if self.randomness is None:
@@ -176,7 +198,7 @@ def resolve_suite(request: SuiteRequest, say: Say) -> Suite | None:
 
 
 def _random_state() -> RandomState:
-    from evalkit.benchmarks.lm_eval.random_state import random_state
+    from evalkit.benchmarks.lm_eval.calls import random_state
 
     return random_state()
 

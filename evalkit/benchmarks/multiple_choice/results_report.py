@@ -20,12 +20,12 @@ from evalkit.reporting.decimals import fixed, percent
 from evalkit.reporting.markup import literal
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import Table, simple_table
+from evalkit.runs.accuracies import Average, Results, TaskResult, summarise_all
 from evalkit.runs.batch_devices import mixture
 from evalkit.runs.folder import Run
+from evalkit.runs.outcomes import MARGIN, OUTCOMES
+from evalkit.runs.rules import all_rules, find_rule, invalid_rules, why_unusable
 from evalkit.runs.traits import is_imported, origin_notes, unofficial
-from evalkit.scores.outcomes import MARGIN, OUTCOMES
-from evalkit.scores.results import Average, Results, TaskResult, summarise_all
-from evalkit.scores.rules import all_rules, find_rule, invalid_rules, why_unusable
 
 _PLACES = 3
 """Decimals of continuous outcomes."""

@@ -12,26 +12,31 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Batch, Batches, Planned, Say
+from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.background import BackgroundPlanner, Pace
-from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions, question_item, question_rows
+from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
-from evalkit.benchmarks.multiple_choice.stored_tokens import encoded_questions
+from evalkit.benchmarks.multiple_choice.stored import encoded_questions
+from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions, selected_documents
 from evalkit.benchmarks.remembered import is_awaited, remembered
+from evalkit.benchmarks.request import TaskTokens
+from evalkit.display import Say
 from evalkit.models.locate import silent
+from evalkit.models.tokenizer_alone import window_of
 from evalkit.runs.batch_devices import BatchDevice, place_of
-from evalkit.scores.table import SEGMENTS, ScoreRow
+from evalkit.runs.score_table import SEGMENTS, ScoreRow
 from evalkit.scoring import pack
+from evalkit.scoring.sequences import SampledGroup, estimated_tokens
 
 if TYPE_CHECKING:
-    from evalkit.benchmarks.multiple_choice.parts import TaskPart
-    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan
+    from evalkit.benchmarks.multiple_choice.plan import ChoicePlan, TaskPart
     from evalkit.benchmarks.multiple_choice.tasks import Question
     from evalkit.benchmarks.multiple_choice.templates import Template
     from evalkit.models.load import LoadedModel
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.scoring.pack import SequenceSet
+
 
 _CANDIDATES = 2
 """Questions of each task among which the start-up check chooses."""
@@ -94,7 +99,7 @@ class Scoring:
     """Computer of multiple-choice batches."""
 
     def __init__(self, setups: Sequence[ScoringSetup], loaded: LoadedModel, budget: int | None, say: Say) -> None:
-        from evalkit.scoring.budget import auto_budget
+        from evalkit.scoring.architecture import auto_budget
         from evalkit.scoring.engine import Engine
 
         self._engine = engine = Engine(
@@ -225,3 +230,37 @@ def _markers(setups: Sequence[ScoringSetup], tokenizer: Any) -> Mapping[str, str
     parts = [part for setup in setups for part in setup.template.parts if part.segment == "special"]
     literals = [part.text.strip() for part in parts]
     return {literal: "special token" if literal in special else "text" for literal in literals}
+
+
+def estimated(plan: ChoicePlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
+    """Return the estimates for each task; arguments as in `Benchmark.token_counts`."""
+    window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
+    prompter = Prompter(plan.template, tokenizer, window, say)
+    found = load_questions(plan.suite, plan.library, plan.request.selection, plan.others, sample)
+    return [task_tokens(plan, prompter, task, questions) for task, questions in found.items()]
+
+
+def task_tokens(plan: ChoicePlan, prompter: Prompter, task: str, questions: Sequence[Question]) -> TaskTokens:
+    """Return the estimates for a task.
+
+    Args:
+        plan: its limit is that of the task.
+        prompter: of the template.
+        task: its name.
+        questions: sampled documents.
+
+    Raises:
+        EvalkitError: a document cannot be computed.
+    """
+    subjects: dict[str, list[Question]] = {}
+    for question in questions:
+        subjects.setdefault(question.subtask, []).append(question)
+    every = {name: members[0].leaf.documents for name, members in subjects.items()}
+    sizes = {name: len(found) for name, found in selected_documents(task, every, plan.request.selection).items()}
+    groups, rows = [], 0.0
+    for name, members in subjects.items():
+        encoded = list(prompter.encode(members, plan.unconditional))
+        sequences = [one.tokens for document in encoded for one in document.sequences + document.unconditional]
+        groups.append(SampledGroup(sequences, len(members), sizes[name]))
+        rows += sum(len(document.sequences) for document in encoded) * sizes[name] / len(members)
+    return TaskTokens(task, sum(sizes.values()), len(questions), rows, *estimated_tokens(groups))

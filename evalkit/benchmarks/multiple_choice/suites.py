@@ -27,8 +27,8 @@ from pydantic import Field, Strict
 
 from evalkit.benchmarks.outcomes import Label
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, Named, read_settings
-from evalkit.resources import resource
+from evalkit.inputs.validated import FileSettings, Listed, Named, read_settings
+from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.data import HubSplit

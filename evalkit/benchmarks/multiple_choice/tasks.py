@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.lm_eval.quiet import quiet_lm_eval
+from evalkit.benchmarks.lm_eval.calls import quiet_lm_eval
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite
-from evalkit.benchmarks.task_tokens import spread
+from evalkit.benchmarks.request import spread
 from evalkit.compatibility.lm_eval import fewshot_seed, index_of, index_tasks, processed_once, replace_index
 from evalkit.data.clusters import clusters_of
 from evalkit.data.lm_eval_dataset import dataset
 from evalkit.data.sampling import ALL_DOCUMENTS, DocumentSelection
 from evalkit.errors import DataError, UsageError
-from evalkit.resources import resource
+from evalkit.paths import resource
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.lm_eval.catalogue import TaskSet

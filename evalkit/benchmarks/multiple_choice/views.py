@@ -12,18 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalkit.activity import doing
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.document_views import ChoiceText, ChoiceView, DocumentKey, Piece, choice_text, common_prefix
-from evalkit.benchmarks.lm_eval.samples import NO_SAMPLES, stored_texts
+from evalkit.benchmarks.lm_eval.views import NO_SAMPLES, stored_texts
 from evalkit.benchmarks.multiple_choice.suites import Suite, pinned_tasks, suite_of, with_fewshot
 from evalkit.benchmarks.multiple_choice.templates import Template, stored_template
 from evalkit.benchmarks.remembered import remembered
 from evalkit.data import Library
 from evalkit.data.sampling import selection_of
+from evalkit.display import Say, doing
 from evalkit.errors import DataError, EvalkitError
+from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run
-from evalkit.scores.results import available_rules
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +80,7 @@ class _QuestionTexts:
     """
 
     def __init__(self, run: Run, table: pd.DataFrame) -> None:
-        from evalkit.benchmarks.multiple_choice.rendering import Renderer
+        from evalkit.benchmarks.multiple_choice.templates import Renderer
 
         self.template: Template = stored_template(run.manifest["template"])
         loaded = run.manifest.get("loaded") or {}
@@ -146,7 +145,7 @@ class _Sources:
         return remembered("questions of views", key, lambda: self._load(task), most=1)
 
     def _load(self, task: str) -> list[Question]:
-        from evalkit.benchmarks.multiple_choice.stored_questions import pinned_questions
+        from evalkit.benchmarks.multiple_choice.stored import pinned_questions
 
         suite = with_fewshot(suite_of("documents", [task]), self._specification.get("num_fewshot", 0))
         library = self._library_with(suite, task)

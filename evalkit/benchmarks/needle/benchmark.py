@@ -15,13 +15,17 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.generated import GeneratedAnswer, GeneratedBenchmark, GenerationRequest
+from evalkit.benchmarks.generated_plan import about_run
 from evalkit.benchmarks.needle import NEEDLE
-from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
-from evalkit.benchmarks.task_tokens import spread
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric, run_content
+from evalkit.benchmarks.request import spread
+from evalkit.display import Say
 from evalkit.errors import RunError
 from evalkit.inputs.validated import Stored
+from evalkit.reporting.decimals import percent
+from evalkit.reporting.report import Report
+from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import Run
 from evalkit.runs.forms import StoredTask
 
@@ -29,11 +33,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.generating_facts import GeneratingFacts
     from evalkit.benchmarks.needle.plan import NeedlePlan, NeedleRequest
-    from evalkit.benchmarks.run_figures import RunFigure
+    from evalkit.generation.capacity import GeneratingFacts
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.writing import RunWriter
+
 
 NEEDLES = "needles.parquet"
 HEATMAPS = ("heatmap.png", "heatmap.pdf")
@@ -80,10 +85,8 @@ class Needle(GeneratedBenchmark):
         self, plan: NeedlePlan, task: str, facts: GeneratingFacts, tokenizer: Any
     ) -> list[GenerationRequest]:
         """Build and tokenise the prompts of all cases."""
-        from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS
-        from evalkit.benchmarks.needle.text import pattern_of
-        from evalkit.generation.prompts import Prompt, Stops
-        from evalkit.generation.tokens import as_message
+        from evalkit.benchmarks.needle.plan import MAX_NEW_TOKENS, pattern_of
+        from evalkit.generation.prompts import Prompt, Stops, as_message
 
         chat, ends = plan.request.chat, frozenset(facts.ends)
         size = cache(lambda text: len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids))
@@ -143,14 +146,12 @@ class Needle(GeneratedBenchmark):
 
     def report(self, run: Run, rule: str | None = None, detail: bool = False) -> Report:
         """Return the fraction of needles found, by depth and length."""
-        from evalkit.benchmarks.needle.results_report import needle_report
 
         return needle_report(run)
 
     def views(self, run: Run, tasks: Collection[str], say: Say) -> Iterator[TaskView]:
         """Yield the answers of all cases."""
-        from evalkit.benchmarks.answer_views import answered
-        from evalkit.benchmarks.document_views import AnswerView
+        from evalkit.benchmarks.document_views import AnswerView, answered
 
         if not tasks or NEEDLE in tasks:
             rows = case_table(run).to_dict("records")
@@ -162,7 +163,7 @@ class Needle(GeneratedBenchmark):
         import numpy as np
 
         from evalkit.benchmarks.longbench.plots import needle_heatmap
-        from evalkit.benchmarks.run_figures import RunFigure
+        from evalkit.reporting.figures import RunFigure
 
         return [
             RunFigure(
@@ -220,7 +221,7 @@ def _table(plan: NeedlePlan, answers: Sequence[GeneratedAnswer]) -> pd.DataFrame
     """Return the table, one row for each case."""
     import pandas as pd
 
-    from evalkit.benchmarks.needle.text import is_found
+    from evalkit.benchmarks.needle.plan import is_found
 
     rows = []
     for case, answer in zip(plan.cases, answers, strict=True):
@@ -228,3 +229,28 @@ def _table(plan: NeedlePlan, answers: Sequence[GeneratedAnswer]) -> pd.DataFrame
         kept = {"answer" if name == "text" else name: getattr(answer, name) for name in _ANSWER_COLUMNS}
         rows.append(about | {"tokens_sha256": answer.prompt_sha256} | kept | {"found": is_found(case, answer.text)})
     return pd.DataFrame(rows)
+
+
+def needle_report(run: Run) -> Report:
+    """Return the percentage of needles found; one row for each depth, one column for each length."""
+    stored = run.stored
+    lengths, depths, found = stored["lengths"], stored["depths"], stored["found"]
+    rows = [
+        [f"{depth:g} %", *(percent(share, 0) for share in shares)] for depth, shares in zip(depths, found, strict=True)
+    ]
+    rows.append(["all", *(percent(sum(column) / len(column), 0) for column in zip(*found, strict=True))])
+    [task] = stored["tasks"]
+    texts = stored["repeats"]
+    notes = (
+        f"needles found in %, by tokens of the prompt and depth in it; {task['found']} of {task['n']} in all, "
+        f"{texts} text{'s' if texts > 1 else ''} a cell",
+        f"text: {run.manifest['documents']['needle']['source']}",
+        *about_run(run),
+    )
+    table = simple_table("needle", ["depth", *(f"{length:,}" for length in lengths)], rows, ruled={len(depths)})
+    records = [
+        {"depth": depth, "length": length, "n": texts, "found": share}
+        for depth, shares in zip(depths, found, strict=True)
+        for length, share in zip(lengths, shares, strict=True)
+    ]
+    return Report((table,), notes=notes, content=run_content(run), records=records)

@@ -6,16 +6,193 @@ once.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evalkit.benchmarks.generated_plan import GeneratedPlan, context_of, generated_manifest
 from evalkit.benchmarks.needle import NEEDLE
-from evalkit.benchmarks.needle.text import Haystack, NeedleCase
 from evalkit.benchmarks.request import Request, numerics
+from evalkit.display import Say
 from evalkit.errors import UsageError
-from evalkit.models.locate import Checkpoint, Say
+from evalkit.inputs.reading import read_given_text
+from evalkit.models.locate import Checkpoint
+
+BUILT_IN = "built-in 1"
+"""Name and version of the generated text; increase the number when the text changes."""
+
+_TEMPLATES = (
+    "{who} {did} the {what} {where} {when}.",
+    "{when}, {who} {did} a {how} {what} {where}.",
+    "Nobody knew why {who} had left the {what} {where}.",
+    "The {what} {where} was more {how} than {who} remembered.",
+    "{who} said that the {how} {what} belonged {where}.",
+    "If {who} had come {when}, the {what} would still be {where}.",
+    "It rained {when}, so {who} {did} the {what} and went home.",
+    "Was it {who} or a neighbour who {did} the {what} {where}?",
+    "There is a {how} {what} {where}, and {who} is proud of it.",
+    "{who} looked for the {what} {where}, but found a {how} letter.",
+    "Most people {where} would have {did} the {what}; {who} did not.",
+    "{when} the {what} seemed {how}, at least to {who}.",
+)
+_WORDS: dict[str, tuple[str, ...]] = {
+    "who": ("the baker", "Anna", "an old sailor", "the teacher", "my uncle", "Mr. Holt", "the postman", "a young nurse",
+            "Tomas", "the gardener", "her sister", "the captain", "a stranger", "Ines", "the clockmaker", "our guide"),
+    "did": ("painted", "repaired", "sold", "carried", "borrowed", "described", "washed", "measured", "polished",
+            "bought", "cleaned", "praised"),
+    "what": ("boat", "kettle", "ladder", "piano", "map", "lantern", "garden wall", "bicycle", "wooden chair", "bell",
+             "basket of apples", "winter coat", "radio", "fence", "wagon", "mirror", "oven", "telescope"),
+    "where": ("by the river", "behind the church", "in the attic", "at the market", "on the hill", "near the harbour",
+              "under the bridge", "in the village square", "along the coast", "beside the mill", "in the valley",
+              "at the edge of the forest", "across the street", "in the old station"),
+    "when": ("in the morning", "last spring", "after the storm", "on a Sunday", "before dawn", "during the harvest",
+             "many years ago", "at noon", "late in the autumn", "when the snow melted", "the week before", "at dusk"),
+    "how": ("heavy", "beautiful", "crooked", "quiet", "useful", "strange", "colourful", "dusty", "familiar", "fragile",
+            "costly", "plain", "bright", "narrow"),
+}  # fmt: skip
+_CITIES = ("Lisbon", "Oslo", "Prague", "Vienna", "Dublin", "Athens", "Warsaw", "Helsinki", "Madrid", "Bern", "Riga",
+           "Cairo", "Lima", "Seoul", "Nairobi", "Quito")  # fmt: skip
+_INTRODUCTION = "A secret number is hidden in the following text. Read it carefully and remember the number.\n\n"
+_PIECE = re.compile(r".{1,400}?(?:[.!?。！？]+\s+|[。！？\n]\s*|\Z)|.{400}", re.DOTALL)
+"""A sentence with the white space after it; at most 400 characters of text without sentences."""
+
+Encode = Callable[[str], Sequence[int]]
+"""Text → token ids of its prompt, with special tokens and chat template."""
+
+
+@dataclass(frozen=True)
+class NeedleCase:
+    """A needle in a text, at one length and depth."""
+
+    length: int
+    """Maximum prompt length in tokens."""
+    depth: float
+    """Percentage of the text before the needle."""
+    repeat: int
+    """Number of the text, from 0."""
+
+    @property
+    def secret(self) -> str:
+        """The hidden number: seven digits, the same in every run."""
+        return str(1_000_000 + self._hash % 9_000_000)
+
+    @property
+    def city(self) -> str:
+        """The city that the secret belongs to."""
+        return _CITIES[self._hash // 9_000_000 % len(_CITIES)]
+
+    @property
+    def _hash(self) -> int:
+        return int.from_bytes(sha256(f"{self.length} {self.depth:g} {self.repeat}".encode()).digest()[:16], "big")
+
+
+class Haystack:
+    """The text that needles are hidden in.
+
+    Args:
+        file: the user's text file, in UTF-8; None: the built-in text.
+
+    Raises:
+        DataError: the file cannot be read, or has no text.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.source = BUILT_IN
+        """Printed source of the text: its file, or `BUILT_IN`."""
+        self.identity = BUILT_IN
+        """Identity of the text in a run's specification: the file's hash, or `BUILT_IN`."""
+        self._pieces: list[str] = []
+        if file is None:
+            return
+        content, text = read_given_text(file)
+        self._pieces = [piece for piece in _PIECE.findall(text.strip() + "\n") if piece.strip()]
+        self.source, self.identity = str(file), sha256(content).hexdigest()
+
+    def sentences(self, repeat: int) -> Iterator[str]:
+        """Yield the text's sentences for one repeat without end, each with the white space after it.
+
+        A user's text is repeated cyclically, with another start for each repeat.
+        """
+        if not self._pieces:
+            return (f"{_sentence(repeat, number)} " for number in count())
+        # Multiples of the golden ratio spread any number of starts evenly
+        start = int(repeat * 0.6180339887 % 1 * len(self._pieces))
+        return islice(cycle(self._pieces), start, None)
+
+    def prompt(self, case: NeedleCase, encode: Encode, size: Callable[[str], int], *, cue: bool) -> NDArray[np.int64]:
+        """Return the token ids of a case's prompt, with as many sentences as fit into its length.
+
+        Args:
+            case: the needle, its length and its depth.
+            encode: tokenises a prompt.
+            size: returns the number of tokens of a sentence inside a text.
+            cue: end with the beginning of the answer, for models that only continue a text.
+
+        Raises:
+            UsageError: the length is too short for a needle and a sentence.
+        """
+        source, sentences, ends = self.sentences(case.repeat), list[str](), [0]
+        best: Sequence[int] = ()
+        fit, number = 0, 0  # sentences known to fit, sentences tried
+        room = case.length - len(encode(_prompt(case, [], 0, cue)))
+        while True:
+            # A sentence has about as many tokens in a text as alone, so a few rounds are enough
+            while ends[number] < room:
+                number += 1
+                if number == len(ends):
+                    sentences.append(next(source))
+                    ends.append(ends[-1] + size(" " + sentences[-1].strip()))
+            tokens: Sequence[int] = ()
+            while number > fit:
+                place = min(range(number + 1), key=lambda n: abs(ends[n] - case.depth / 100 * ends[number]))
+                tokens = encode(_prompt(case, sentences[:number], place, cue))
+                if len(tokens) <= case.length:
+                    break
+                number -= 1
+            if number == fit:
+                break
+            best, fit, room = tokens, number, ends[number] + case.length - len(tokens)
+        if not fit:
+            raise UsageError(f"--lengths {case.length}: no room for a needle and a sentence; give longer ones")
+        return np.asarray(best, np.int64)
+
+
+def is_found(case: NeedleCase, answer: str) -> bool:
+    """Return whether an answer contains the case's secret as a number; commas between thousands are ignored."""
+    return case.secret in re.findall(r"\d+", re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", answer))
+
+
+def pattern_of(case: NeedleCase) -> str:
+    """Return a regular expression for the secret and the end of its number.
+
+    Generation can stop at a match: `is_found` is then true of any continuation. Commas between thousands are allowed.
+    """
+    first, second, third = case.secret[:-6], case.secret[-6:-3], case.secret[-3:]
+    written = "|".join((case.secret, f"{first}{second},{third}", f"{first},{second},{third}"))
+    return rf"(?<!\d)(?:{written})(?:[^\d,]|,\D|,\d{{1,2}}\D|,\d{{4}})"
+
+
+def _prompt(case: NeedleCase, sentences: Sequence[str], place: int, cue: bool) -> str:
+    needle = f"The secret number of {case.city} is {case.secret}. "
+    text = "".join((*sentences[:place], needle, *sentences[place:]))
+    question = f"Question: What is the secret number of {case.city}?"
+    answer = f"\nAnswer: The secret number of {case.city} is" if cue else " Answer with the number alone."
+    return f"{_INTRODUCTION}{text.rstrip()}\n\n{question}{answer}"
+
+
+def _sentence(repeat: int, number: int) -> str:
+    digest = sha256(f"{repeat} {number}".encode()).digest()
+    words = {name: words[digest[place] % len(words)] for place, (name, words) in enumerate(_WORDS.items(), start=1)}
+    text = _TEMPLATES[digest[0] % len(_TEMPLATES)].format(**words)
+    return text[0].upper() + text[1:]
+
 
 MAX_NEW_TOKENS = 32
 """Maximum length of an answer: a sentence with seven digits, each of which may be a token."""

@@ -6,20 +6,25 @@ itself. A document may thus be in several batches. The batches do not depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evalkit.benchmarks.base import Batch, Batches
-from evalkit.benchmarks.perplexity.texts import TextDocument
-from evalkit.benchmarks.perplexity.windows import TextWindow, WindowSettings, windows_of
+from evalkit.benchmarks.perplexity.plan import TextDocument
+from evalkit.benchmarks.perplexity.windows import PositionRow, TextWindow, WindowSettings, rows_of, windows_of
+from evalkit.display import Say
+from evalkit.errors import CheckpointError, UsageError
+from evalkit.runs.batch_devices import BatchDevice, place_of
 from evalkit.scoring.pack import SequenceSet, TreeBatch
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
+    from evalkit.models.load import LoadedModel
     from evalkit.runs.finished_rows import FinishedRows, Key
+
 
 LONG = 2048
 """Tokens from which a window is scored alone, by the model's own attention: a batch of several is not faster."""
@@ -127,3 +132,80 @@ def _item(index: int, window: TextWindow, task: str) -> SequenceSet:
     label = f"{task} document {window.document}, window {window.number}"
     is_scored = np.arange(len(window.tokens)) >= window.context
     return SequenceSet(index, label, task, (window.tokens,), (is_scored,))
+
+
+_BYTES_PER_TOKEN = 5
+"""Assumed bytes of a token; English text has 4 to 5."""
+CHECKED_CHARACTERS = 1000
+"""Characters of the first document on which the model is run at the start."""
+
+
+@dataclass(frozen=True)
+class PerplexitySetup:
+    """What scoring needs of a plan."""
+
+    first: TextDocument
+    """The beginning of the first document."""
+    window: int | None
+    """Requested tokens of a window; None: the model's."""
+    stride: int | None
+    is_long: bool
+    """Whether every document is likely to fill a window that is a batch by itself."""
+
+
+class WindowScoring:
+    """Computer of batches of windows."""
+
+    def __init__(self, setup: PerplexitySetup, loaded: LoadedModel, budget: int | None, say: Say) -> None:
+        from evalkit.scoring.architecture import auto_budget
+        from evalkit.scoring.engine import Engine
+
+        window = min(loaded.window, setup.window or loaded.window)
+        if setup.stride is not None and setup.stride > window:
+            raise UsageError(f"--stride {setup.stride}: more than the context window of {window:,} tokens; give fewer")
+        prefix = loaded.eos_id if loaded.bos_id is None else loaded.bos_id
+        if prefix is None:
+            raise CheckpointError(
+                f"{loaded.name}: its tokenizer has neither a BOS nor an EOS token, and a document needs one as prefix; "
+                "give another --tokenizer"
+            )
+        tokens = budget or auto_budget(loaded.model)
+        self._engine = engine = Engine(loaded.model, tokens, say, remembers=loaded.stock, files=loaded.files)
+        facts = PerplexityFacts(window, engine.budget, prefix, loaded.tokenizer.decode(prefix))
+        first = windows_of(setup.first, loaded.tokenizer, facts.settings(setup.stride))[:1]
+        items = content_of(setup.first.task, tuple(first)).batch.items
+        # The check of sharing takes as long as some windows, and is not needed where each is a batch by itself
+        engine.check(items, alone=setup.is_long and window >= longest_shared(tokens))
+        self.facts = PerplexityFacts(window, engine.budget, prefix, facts.prefix_text)
+        self.about: dict[str, Any] = {
+            "token_budget": engine.budget,
+            "sharing": engine.describe(),
+            "loaded": loaded.facts() | {"prefix_id": prefix, "adds_tokens": _adds_tokens(loaded.tokenizer)},
+        }
+        self._places = {
+            alone: place_of(loaded.device, "alone" if alone or not engine.shares else engine.kernel)
+            for alone in (True, False)
+        }
+
+    def place(self, batch: Batch | None = None) -> BatchDevice:
+        """Return the model's device, with the attention of the batch."""
+        return self._places[batch is None or batch.content.is_alone]
+
+    def compute(self, batch: Batch) -> list[PositionRow]:
+        """Score a batch."""
+        content = batch.content
+        return [
+            row
+            for item, [scores] in self._engine.score(content.batch, alone=content.is_alone)
+            for row in rows_of(content.windows[item.index], scores.logprobs)
+        ]
+
+
+def are_long(documents: Sequence[TextDocument]) -> bool:
+    """Return whether documents are likely to have no short windows. Where one does, it is scored alone too."""
+    return len(documents) == 1 or all(len(one.content) >= _BYTES_PER_TOKEN * LONG for one in documents)
+
+
+def _adds_tokens(tokenizer: Any) -> bool:
+    """Return whether the tokenizer adds tokens, such as BOS, to a text by itself."""
+    return bool(tokenizer("", verbose=False)["input_ids"])

@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Benchmark, Budget, Planned, Say
+from evalkit.benchmarks.base import Benchmark, Budget, Planned
 from evalkit.benchmarks.outcomes import GradedAnswers, Measure, Metric
 from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.perplexity.rows import KEY, WIDTH, PositionRow
-from evalkit.benchmarks.task_tokens import TaskTokens, spread
+from evalkit.benchmarks.perplexity.windows import KEY, WIDTH, PositionRow
+from evalkit.benchmarks.request import TaskTokens, spread
+from evalkit.display import Say
 from evalkit.errors import UnknownNameError
 from evalkit.inputs.validated import Stored
 from evalkit.runs.folder import Run
@@ -24,11 +25,10 @@ from evalkit.runs.forms import StoredTask
 if TYPE_CHECKING:
     import pandas as pd
 
-    from evalkit.benchmarks.perplexity.batches import PerplexityFacts
-    from evalkit.benchmarks.perplexity.computing import PerplexitySetup, WindowScoring
+    from evalkit.benchmarks.perplexity.batches import PerplexityFacts, PerplexitySetup, WindowScoring
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan, PerplexityRequest
-    from evalkit.benchmarks.run_figures import RunFigure
     from evalkit.models.load import LoadedModel
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
@@ -120,7 +120,7 @@ class Perplexity(Benchmark):
 
     def setup(self, plan: PerplexityPlan) -> PerplexitySetup:
         """Return the windows' settings and the beginning of a document."""
-        from evalkit.benchmarks.perplexity.computing import CHECKED_CHARACTERS, PerplexitySetup, are_long
+        from evalkit.benchmarks.perplexity.batches import CHECKED_CHARACTERS, PerplexitySetup, are_long
 
         documents = [one for members in plan.documents.values() for one in members]
         first = replace(documents[0], text=documents[0].text[:CHECKED_CHARACTERS])
@@ -128,7 +128,7 @@ class Perplexity(Benchmark):
 
     def computer(self, setup: PerplexitySetup, loaded: LoadedModel, budget: Budget, say: Say) -> WindowScoring:
         """Prepare a loaded model for scoring."""
-        from evalkit.benchmarks.perplexity.computing import WindowScoring
+        from evalkit.benchmarks.perplexity.batches import WindowScoring
 
         return WindowScoring(setup, loaded, budget.scored, say)
 
@@ -180,7 +180,7 @@ class Perplexity(Benchmark):
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
         """Return bits per byte by position, with all runs on the same documents in one picture."""
-        from evalkit.benchmarks.perplexity.figure import run_figures
+        from evalkit.benchmarks.perplexity.results_report import run_figures
 
         return run_figures(runs, names)
 

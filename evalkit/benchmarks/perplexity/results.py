@@ -9,20 +9,100 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from evalkit.benchmarks.perplexity.positions import BIN, by_position, ratio
-from evalkit.benchmarks.perplexity.texts import TextDocument
+from evalkit.benchmarks.perplexity.plan import TextDocument
+from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
-from evalkit.stats.estimates import Estimate, error_of_mean
+from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.perplexity.plan import PerplexityPlan
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
+
+
+BIN = ("task", "document", "position")
+MOST = 16
+"""Bins in reports."""
+
+
+class PositionBin(NamedTuple):
+    """All scored tokens in a bin of positions."""
+
+    first: int
+    last: int
+    """Positions of the bin, both included."""
+    documents: int
+    tokens: int
+    bytes: int
+    nats: float
+    bits_per_byte: float | None
+    """None if the tokens have no bytes."""
+    stderr: float | None
+    """None of one document."""
+    freedom: float | None
+    """Degrees of freedom of the standard error."""
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean negative log-likelihood of a token."""
+        return self.nats / self.tokens
+
+
+def by_position(positions: pd.DataFrame, width: int | None = None, most: int = MOST) -> list[PositionBin]:
+    """Return the bins of all documents.
+
+    Args:
+        positions: the table.
+        width: positions of a bin, a multiple of `WIDTH`; None: `width_of`.
+        most: maximum number of bins where no width is given.
+    """
+    width = width or width_of(positions, most)
+    groups = positions.assign(bin=(positions["position"] - 1) // width)
+    found = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
+    return [_bin(int(members["bin"].iloc[0]), width, members) for _, members in found.groupby("bin")]
+
+
+def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
+    """Return the positions of a bin for at most so many bins: `WIDTH` times a power of two."""
+    width = WIDTH
+    while positions["position"].max() > most * width:
+        width *= 2
+    return width
+
+
+def ratio(values: Floats, weights: Floats) -> Estimate:
+    """Estimate the ratio of two sums over documents.
+
+    Args:
+        values: [documents].
+        weights: [documents]; their sum is not 0.
+
+    Returns:
+        The ratio; its variance is NaN of one document.
+    """
+    total = float(weights.sum())
+    value = float(values.sum()) / total
+    residuals = mean((values - value * weights) * len(values) / total)
+    return Estimate(value, residuals.variance, residuals.freedom)
+
+
+def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
+    size, nats = int(members["bytes"].sum()), float(members["nats"].sum())
+    value = stderr = freedom = None
+    if size:
+        found = ratio(members["nats"].to_numpy(np.float64) / math.log(2), members["bytes"].to_numpy(np.float64))
+        value = found.value
+        if not math.isnan(found.variance):
+            stderr, freedom = found.stderr, found.freedom
+    first = number * width + 1
+    documents, tokens = len(members), int(members["tokens"].sum())
+    return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
+
 
 DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
 DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")

@@ -7,16 +7,105 @@ before the first; each later window repeats one token; and the last window is as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evalkit.benchmarks.perplexity.texts import TextDocument
-from evalkit.benchmarks.perplexity.token_bytes import encoding_bytes
+from evalkit.benchmarks.perplexity.plan import TextDocument
 from evalkit.errors import ScoringError
 from evalkit.scoring.tree import Ints
+
+Counts = NDArray[np.int64]
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_SPELLING = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
+"""Byte → its character in byte-level vocabularies, GPT-2's and all later ones."""
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token that stands for one byte, in tokenizers that fall back to bytes."""
+
+
+def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], pieces: Sequence[str]) -> Counts:
+    """Return the bytes of each token, [tokens]; their sum is the length of the text in UTF-8.
+
+    Args:
+        text: the text.
+        spans: [tokens, 2] first character of each token, and the end of the last.
+        added: [tokens] whether the tokenizer added it; it has no bytes unless no other token has.
+        pieces: [tokens] the tokens as the vocabulary spells them.
+    """
+    found = np.zeros(len(spans), np.int64)
+    own = np.flatnonzero(~(added & (spans[:, 0] == spans[:, 1])))
+    if not len(own):
+        found[:1] = len(text.encode())
+        return found
+    spelled = [pieces[token] for token in own.tolist()]
+    if "".join(spelled) == text.encode().decode("latin-1").translate(_SPELLING):
+        found[own] = [len(piece) for piece in spelled]
+        return found
+    offsets = _byte_offsets(text)
+    starts, stops = spans[own, 0], np.maximum.accumulate(spans[own, 1])
+    # A token that begins before the end of an earlier one shares a character with it; so does one without characters
+    fresh = np.ones(len(own), bool)
+    fresh[1:] = (starts[1:] >= stops[:-1]) & (spans[own[1:], 0] < spans[own[1:], 1])
+    firsts = np.flatnonzero(fresh)
+    ends = offsets[stops[np.append(firsts[1:], len(own)) - 1]]
+    ends[-1] = offsets[-1]
+    begins = np.concatenate(([0], ends[:-1]))
+    counts = np.diff(np.append(firsts, len(own)))
+    alone = counts == 1
+    found[own[firsts[alone]]] = (ends - begins)[alone]
+    for group in np.flatnonzero(~alone):
+        members = own[firsts[group] : firsts[group] + counts[group]]
+        total, gap = int(ends[group] - begins[group]), int(offsets[starts[firsts[group]]] - begins[group])
+        found[members] = _shared([pieces[member] for member in members], total, gap)
+    return found
+
+
+def encoding_bytes(text: str, encoding: Any, tokenizer: Any) -> Counts:
+    """Return the bytes of each token of a tokenizer's encoding; see `token_bytes`.
+
+    Args:
+        text: the text.
+        encoding: with offsets and the mask of special tokens.
+        tokenizer: the tokenizer.
+    """
+    spans = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
+    added = np.asarray(encoding["special_tokens_mask"], bool)
+    return token_bytes(text, spans, added, tokenizer.convert_ids_to_tokens(encoding["input_ids"]))
+
+
+def _byte_offsets(text: str) -> Counts:
+    """Return where each character begins in UTF-8, and the end of the last, [characters + 1]."""
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+
+def _shared(pieces: Sequence[str], total: int, gap: int) -> list[int]:
+    """Share bytes among tokens that have a character in common.
+
+    Args:
+        pieces: the tokens as the vocabulary spells them.
+        total: bytes of all of them.
+        gap: those before their first character, which only some vocabularies spell.
+    """
+    # Byte-level vocabularies spell each byte as one character; others spell characters, or single bytes
+    for sizes in ([len(piece) for piece in pieces], [_spelled(piece) for piece in pieces]):
+        if sum(sizes) == total:
+            return sizes
+        if sum(sizes) == total - gap:
+            return [sizes[0] + gap, *sizes[1:]]
+    cuts = [total * number // len(pieces) for number in range(len(pieces) + 1)]
+    return [stop - start for start, stop in pairwise(cuts)]
+
+
+def _spelled(piece: str) -> int:
+    return 1 if _BYTE.fullmatch(piece) else len(piece.replace("▁", " ").encode())
 
 
 class WindowSettings(NamedTuple):
@@ -105,3 +194,52 @@ def encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[I
     if not len(tokens):
         raise ScoringError(f"{document.place}: the tokenizer makes no token of this document; remove it")
     return tokens, encoding_bytes(document.text, encoding, tokenizer).astype(np.int32)
+
+
+WIDTH = 64
+"""Positions of a bin. Windows of usual models and their halves are multiples of it."""
+KEY = ("document", "window", "is_last")
+"""Columns that identify a window. With `is_last`, the windows in the journal show whether a document is finished."""
+
+
+class PositionRow(NamedTuple):
+    """Sums over the scored tokens of a window in one bin of positions.
+
+    A token's position is the number of tokens before it in its window, with the prefix.
+    """
+
+    document: int
+    window: int
+    is_last: bool
+    position: int
+    """First position of the bin: 1, 65, 129, …"""
+    tokens: int
+    bytes: int
+    nats: float
+    """Sum of -ln p, in float64."""
+
+
+def rows_of(window: TextWindow, logprobs: NDArray[np.float32]) -> list[PositionRow]:
+    """Return the rows of a window.
+
+    Args:
+        window: the window.
+        logprobs: [length] of its tokens; those of the context are not read.
+    """
+    bins = (np.arange(window.context, len(window.tokens)) - 1) // WIDTH
+    first = int(bins[0])
+    tokens = np.bincount(bins - first)
+    sizes = np.bincount(bins - first, window.bytes)
+    nats = np.bincount(bins - first, -logprobs[window.context :].astype(np.float64))
+    return [
+        PositionRow(
+            window.document,
+            window.number,
+            window.is_last,
+            (first + number) * WIDTH + 1,
+            int(tokens[number]),
+            int(sizes[number]),
+            float(nats[number]),
+        )
+        for number in range(len(tokens))
+    ]

@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from evalkit.benchmarks.base import Say
 from evalkit.benchmarks.multiple_choice.benchmark import MultipleChoice
 from evalkit.benchmarks.outcomes import Metric
 from evalkit.benchmarks.prompt_variants import PROMPT_VARIANTS, PROMPTS
 from evalkit.benchmarks.prompt_variants.outcomes import ComparablePrompts, stored_varied, varied_metrics
+from evalkit.display import Say
 from evalkit.inputs.validated import Stored
 from evalkit.reporting.decimals import percent
 from evalkit.runs.folder import SCORES, Run
@@ -28,8 +28,8 @@ from evalkit.runs.forms import StoredAverage, StoredTask
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.document_views import TaskView
-    from evalkit.benchmarks.run_figures import RunFigure
-    from evalkit.benchmarks.task_tokens import TaskTokens
+    from evalkit.benchmarks.request import TaskTokens
+    from evalkit.reporting.figures import RunFigure
     from evalkit.reporting.report import Report
     from evalkit.runs.finished_rows import FinishedRows
     from evalkit.runs.writing import RunWriter
@@ -83,7 +83,7 @@ class PromptVariants(MultipleChoice):
 
     def finish(self, plan: Any, finished: FinishedRows, writer: RunWriter) -> None:
         """Write the score tables and the results under every rule."""
-        from evalkit.benchmarks.multiple_choice.rows import part_table
+        from evalkit.benchmarks.multiple_choice.encoded import part_table
         from evalkit.benchmarks.prompt_variants.results import varied_results
         from evalkit.benchmarks.prompt_variants.tables import PROMPT, PromptTables, by_order, joined
 
@@ -146,19 +146,19 @@ class PromptVariants(MultipleChoice):
 
     def figures(self, runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
         """Return a figure for each run: the accuracies of each task by prompt."""
-        from evalkit.benchmarks.prompt_variants.figures import prompt_figures
+        from evalkit.benchmarks.prompt_variants.results_report import prompt_figures
 
         return prompt_figures(runs, names)
 
     def prompts(self, plan: Any, count: int, say: Say) -> Iterator[str]:
         """Yield the first questions of each task under each prompt, with their segments in colour."""
-        from evalkit.benchmarks.prompt_variants.prompt_text import varied_prompts
+        from evalkit.benchmarks.prompt_variants.plan import varied_prompts
 
         return varied_prompts(plan, count, say)
 
     def token_counts(self, plan: Any, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
         """Estimate the tokens of all prompts."""
-        from evalkit.benchmarks.prompt_variants.token_counts import estimated_prompts
+        from evalkit.benchmarks.prompt_variants.plan import estimated_prompts
 
         return estimated_prompts(plan, tokenizer, sample, say)
 

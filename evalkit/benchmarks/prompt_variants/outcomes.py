@@ -14,7 +14,7 @@ from evalkit.benchmarks.multiple_choice.outcomes import ComparableChoices, outco
 from evalkit.benchmarks.outcomes import Comparable, Measure, Metric
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.scores.outcomes import MARGIN, outcome_of
+from evalkit.runs.outcomes import MARGIN, outcome_of
 from evalkit.stats.estimates import Floats
 
 if TYPE_CHECKING:

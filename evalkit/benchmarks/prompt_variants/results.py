@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from evalkit.benchmarks.prompt_variants.tables import PromptTables
-from evalkit.brief import brief, with_error
+from evalkit.escape import brief, with_error
 from evalkit.stats.estimates import Floats, error_of_average, error_of_mean, error_of_share
 
 

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.orders import Order, order_name, places_of
 from evalkit.errors import RunError
-from evalkit.scores.outcome_values import document_outcomes
-from evalkit.scores.outcomes import outcome_of
-from evalkit.scores.results import available_rules
-from evalkit.scores.rules import decide, find_rule
-from evalkit.scores.table import CLUSTER, ScoreRow
+from evalkit.runs.accuracies import available_rules
+from evalkit.runs.outcomes import document_outcomes, outcome_of
+from evalkit.runs.rules import decide, find_rule
+from evalkit.runs.score_table import CLUSTER, ScoreRow
 
 if TYPE_CHECKING:
     from evalkit.runs.folder import Run

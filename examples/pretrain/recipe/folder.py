@@ -15,10 +15,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from evalkit.atomic import replace_file
 from evalkit.errors import UsageError
 from evalkit.inputs.reading import read_json
 from evalkit.models.zoo import named_model
+from evalkit.paths import replace_file
 from recipe.settings import Recipe
 
 LOG = "training.csv"

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from evalkit.atomic import replace_file
+from evalkit.paths import replace_file
 from recipe.folder import LOG
 
 _COLUMNS = {

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from evalkit.errors import EvalkitError, UsageError
-from evalkit.inputs.settings import FileSettings, Listed, NonEmpty, read_settings
+from evalkit.inputs.validated import FileSettings, Listed, NonEmpty, read_settings
 from evalkit.models.zoo import named_model
 
 Count = Annotated[int, Field(ge=1)]

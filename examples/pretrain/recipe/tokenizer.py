@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from evalkit.errors import UsageError
-from evalkit.models.folder import new_folder
+from evalkit.models.init import new_folder
 from evalkit.models.locate import tokenizer_folder
 from evalkit.models.tokenizer import load_tokenizer
 from evalkit.models.train_tokenizer import train_tokenizer

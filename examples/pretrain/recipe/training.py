@@ -18,10 +18,9 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments, set_seed
 
+from evalkit.compatibility.transformers import quiet
 from evalkit.errors import CheckpointError, EvalkitError, UsageError, first_line
-from evalkit.models.folder import new_folder
-from evalkit.models.init import write_random
-from evalkit.models.quiet import quiet
+from evalkit.models.init import new_folder, write_random
 from evalkit.models.registration import register_models
 from evalkit.models.zoo import named_model
 from recipe.checkpoints import WholeCheckpoints, settle

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from evalkit.analysis.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, measures_of
 from evalkit.benchmarks.attention import ATTENTION
+from evalkit.benchmarks.attention.groups import CATEGORIES, GROUPS, MASS, MEASURES, RANK, measures_of
 from evalkit.benchmarks.attention.results import results_of
 from evalkit.benchmarks.attention.rows import FINISHED, AttentionRow
 from evalkit.benchmarks.attention.tables import ALL, write_tables

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import evalkit
-from evalkit.analysis.groups import RANKED_LAYERS
-from evalkit.benchmarks.attention.costs import task_costs
+from evalkit.benchmarks.attention.documents import task_costs
+from evalkit.benchmarks.attention.groups import RANKED_LAYERS
 from evalkit.benchmarks.attention.plan import AttentionPlan, AttentionRequest, plan_attention
 from evalkit.benchmarks.request import request_of
+from evalkit.display import Progress
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import tokenizer_alone
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from evalkit.studies.costs import cost_of
 
@@ -62,7 +62,7 @@ def test_the_time_of_ranks_is_that_of_their_maps(
     checkpoint: Path, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a time that grows as the cube of the length: its sum over sequences, layers and heads."""
-    monkeypatch.setattr("evalkit.benchmarks.attention.costs._timed", lambda size: size**3 * 1e-9)
+    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda size: size**3 * 1e-9)
     run = run_of(checkpoint, tmp_path, measures="rank", **options)
     sequences = run.table("attention_documents.parquet").drop_duplicates(["task", "subtask", "doc_id", "choice"])
     heads = run.table("attention.parquet")["head"].nunique()
@@ -77,8 +77,8 @@ def test_the_time_of_ranks_is_that_of_their_maps(
 def test_longer_maps_than_those_timed_grow_by_the_cube(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.attention.costs._SIZES", (8, 16))
-    monkeypatch.setattr("evalkit.benchmarks.attention.costs._timed", lambda size: 1.0 if size == 16 else 0.5)
+    monkeypatch.setattr("evalkit.benchmarks.attention.documents._SIZES", (8, 16))
+    monkeypatch.setattr("evalkit.benchmarks.attention.documents._timed", lambda size: 1.0 if size == 16 else 0.5)
     (tmp_path / "book.txt").write_text("word and word " * 200, encoding="utf-8")
     [one] = costs_of(checkpoint, text=tmp_path / "book.txt", context=32, sample=2, layers="-1", measures="rank")
     [two] = costs_of(checkpoint, text=tmp_path / "book.txt", context=64, sample=2, layers="-1", measures="rank")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from evalkit.analysis.categories import CATEGORIES
-from evalkit.analysis.tagger import CachedTagger, Word
+from evalkit.benchmarks.attention.categories import CATEGORIES, CachedTagger, Word
 from evalkit.benchmarks.attention.documents import batches_of, sequences_of
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
@@ -213,7 +212,7 @@ def test_a_text_that_is_too_long_for_the_tokenizer(
     checkpoint: Path, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process would be aborted without a message."""
-    monkeypatch.setattr("evalkit.inputs.texts.LONGEST_TEXT", 20)
+    monkeypatch.setattr("evalkit.inputs.values.LONGEST_TEXT", 20)
     (tmp_path / "book.txt").write_text("word " * 5, encoding="utf-8")
     plan = plan_of(checkpoint, text=tmp_path / "book.txt")
     with pytest.raises(

@@ -12,18 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import evalkit
-from evalkit.analysis.groups import MEASURES
-from evalkit.analysis.maps import stream_attention_maps
 from evalkit.benchmarks.attention.documents import batches_of
+from evalkit.benchmarks.attention.groups import MEASURES
+from evalkit.benchmarks.attention.map_blocks import stream_attention_maps
 from evalkit.benchmarks.attention.plan import AttentionRequest, plan_attention
 from evalkit.benchmarks.attention.tables import ALL, DOCUMENTS, HEADS
 from evalkit.benchmarks.request import request_of
+from evalkit.display import Progress
 from evalkit.errors import OutOfMemoryError, ScoringError, UsageError
+from evalkit.models.memory import whole_batches
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
-from evalkit.scoring.memory import whole_batches
 from tests.analysis.test_maps import VARIANTS
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.cli import main
-from evalkit.progress import Progress
+from evalkit.display import Progress
 from tests.benchmarks.lm_eval.made import made_tasks
 
 Command = Callable[..., tuple[str, str]]

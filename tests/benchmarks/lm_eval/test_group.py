@@ -13,9 +13,9 @@ import pytest
 
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
-from evalkit.data.subjects import SUBJECTS
-from evalkit.progress import Progress
-from evalkit.resources import resource
+from evalkit.data.schema import SUBJECTS
+from evalkit.display import Progress
+from evalkit.paths import resource
 from evalkit.runs.folder import Run
 from tests.documents import TASKS
 

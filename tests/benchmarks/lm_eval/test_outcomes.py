@@ -16,8 +16,8 @@ from evalkit.comparison.comparison import compare
 from evalkit.comparison.pairing import Pairing, pair
 from evalkit.comparison.sides import Side
 from evalkit.data.sampling import DocumentSample
+from evalkit.display import Progress
 from evalkit.errors import UsageError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run
 from tests.benchmarks.lm_eval.made import CHOICE, made_tasks, write_task
 

@@ -19,8 +19,8 @@ import pytest
 
 from evalkit.benchmarks.lm_eval.requests import RequestRow
 from evalkit.benchmarks.run import evaluate
+from evalkit.display import Progress
 from evalkit.errors import ScoringError, UsageError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from tests.benchmarks.lm_eval.made import ALL, ANSWERS, CHOICE, TEXTS, made_tasks, same_metrics, write_task
@@ -321,7 +321,7 @@ def test_a_run_without_multiple_choice_has_nothing_to_rescore(run: Evaluate) -> 
 
 def test_a_name_that_no_sample_file_can_have(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reported before anything is scored."""
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", lambda *_: pytest.fail("a model was loaded"))
     path = write_task(tmp_path / "own", TEXTS, [{"text": "The river rose."}])
     long = "made_" + "x" * 230
     path.write_text(path.read_text(encoding="utf-8").replace("task: made_texts", f"task: {long}"), encoding="utf-8")
@@ -346,7 +346,7 @@ def test_an_empty_text_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert with_empty["bits_per_byte"] == pytest.approx(measured("The river rose.", "Rice")["bits_per_byte"])
     [results] = tmp_path.glob("3/*/results.json")
     results.unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
     assert measured("The river rose.", "", "Rice") == with_empty
 
 
@@ -354,7 +354,7 @@ def test_results_are_made_anew_from_the_journal(run: Evaluate, monkeypatch: pyte
     first = run(tasks=("made_choice", "made_texts", "made_answers"))
     before = (first.folder / "results.json").read_bytes()
     (first.folder / "results.json").unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
     assert (run(tasks=("made_choice", "made_texts", "made_answers")).folder / "results.json").read_bytes() == before
 
 

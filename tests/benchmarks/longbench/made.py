@@ -10,7 +10,7 @@ import pandas as pd
 
 from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
 from evalkit.benchmarks.session import run_plan
-from evalkit.progress import Progress
+from evalkit.display import Progress
 from evalkit.runs.folder import Run
 
 INPUTS = {

@@ -11,9 +11,8 @@ import huggingface_hub
 import pytest
 
 from evalkit.benchmarks.longbench import data, documents
-from evalkit.benchmarks.longbench.data import blob_hash, load_rows
-from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
-from evalkit.benchmarks.longbench.prompts import template
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS, blob_hash, load_rows
+from evalkit.benchmarks.longbench.documents import template
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.data import hub as hub_module
 from evalkit.data.hub import Hub

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from evalkit.benchmarks.longbench.pins import OFFICIAL_BLOBS
+from evalkit.benchmarks.longbench.data import OFFICIAL_BLOBS
 from evalkit.benchmarks.longbench.protocol import E_TASKS, GROUPS, TASKS, find_task, suite_tasks
 from evalkit.errors import UnknownNameError
 from tests.fixtures import facts

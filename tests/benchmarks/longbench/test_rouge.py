@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalkit.benchmarks.longbench.rouge import rouge_l
+from evalkit.benchmarks.longbench.metrics import rouge_l
 
 rouge = pytest.importorskip("rouge")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.longbench.lengths import scores_by_length
 from evalkit.benchmarks.longbench.official_format import read_predictions
+from evalkit.benchmarks.longbench.plots import scores_by_length
 from evalkit.benchmarks.longbench.protocol import E_TASKS, TASKS
 from evalkit.benchmarks.longbench.scores import BUCKETS, LongBenchResults, bucket, score_generations, score_rows
 from evalkit.errors import DataError, UnknownNameError

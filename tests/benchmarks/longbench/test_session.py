@@ -16,9 +16,9 @@ import torch
 
 from evalkit.benchmarks.generated_plan import about_run
 from evalkit.benchmarks.longbench.benchmark import GENERATIONS, load_generations, results_of
+from evalkit.benchmarks.longbench.documents import prompt
 from evalkit.benchmarks.longbench.metrics import score_prediction
 from evalkit.benchmarks.longbench.plan import LongBenchRequest, plan_longbench
-from evalkit.benchmarks.longbench.prompts import prompt
 from evalkit.benchmarks.longbench.protocol import TASKS
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.request import request_of
@@ -193,7 +193,7 @@ def test_another_device_is_reported(generated: Run, model: Path, rows: Path, tmp
 def test_a_finished_run_needs_no_model(
     generated: Run, model: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     asked = request(model, rows, generated.folder.parent)
     assert run_plan(plan_longbench(asked, silent), Lines()).folder == generated.folder
 
@@ -202,7 +202,7 @@ def test_a_finished_run_needs_no_model(
 def test_files_are_made_anew_from_the_journal(
     generated: Run, model: Path, rows: Path, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     folder = Path(shutil.copytree(generated.folder, tmp_path / generated.folder.name))
     (folder / lost).unlink()
     again = evaluate_longbench(request(model, rows, tmp_path), Lines())

@@ -15,7 +15,7 @@ from evalkit.benchmarks.needle.benchmark import load_needles
 from evalkit.benchmarks.needle.plan import NeedleRequest, plan_needle
 from evalkit.benchmarks.request import request_of
 from evalkit.benchmarks.session import run_plan
-from evalkit.models.quiet import quiet
+from evalkit.compatibility.transformers import quiet
 from tests.benchmarks.longbench.made import evaluate_longbench, record, write
 from tests.benchmarks.multiple_choice.test_evaluation import Lines
 from tests.generation.made import by_transformers

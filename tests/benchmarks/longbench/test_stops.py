@@ -17,10 +17,9 @@ from transformers import AutoTokenizer
 
 from evalkit.benchmarks.longbench.metrics import code_line, first_line, score_prediction
 from evalkit.benchmarks.longbench.protocol import TASKS
-from evalkit.benchmarks.longbench.stops import CODE_LINE, FIRST_LINE, stops_of
+from evalkit.benchmarks.longbench.tokens import CODE_LINE, FIRST_LINE, stops_of
 from evalkit.generation.generator import Generator
-from evalkit.generation.prompts import Prompt
-from evalkit.generation.tokens import end_tokens
+from evalkit.generation.prompts import Prompt, end_tokens
 from tests.generation.made import by_transformers, tokens
 from tests.models.variants.building import VANILLA, model_of
 from tests.tiny import tiny_tokenizer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from evalkit.benchmarks.multiple_choice.boundaries import pieces_of_tokens
+from evalkit.benchmarks.multiple_choice.prompts import pieces_of_tokens
 
 TEXT = [
     "Why does ice float on water? 夜里河水上涨，清晨时桥 he’d  rather\n\nrepair it: 12 — 7",

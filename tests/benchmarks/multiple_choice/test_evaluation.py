@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from evalkit.benchmarks.run import evaluate
+from evalkit.display import Progress
 from evalkit.errors import DataError, RunError, ScoringError, UnknownNameError, UsageError
-from evalkit.progress import Progress
 from evalkit.runs.folder import Run, load_run
 from evalkit.runs.journal import Journal
 from tests.documents import made_up, rewrite
@@ -207,7 +207,7 @@ def test_results_are_made_anew_from_the_journal(small: Evaluate, absent: str, mo
     first = small()
     before = (first.folder / absent).read_bytes()
     (first.folder / absent).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", None)  # nothing is left to score
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", None)  # nothing is left to score
     again = small()
     assert again.complete
     assert (again.folder / absent).read_bytes() == before

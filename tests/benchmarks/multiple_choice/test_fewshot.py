@@ -13,8 +13,8 @@ from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Documents, Library
 from evalkit.data.sampling import DocumentSample
+from evalkit.display import Progress
 from evalkit.errors import DataError
-from evalkit.progress import Progress
 from tests.benchmarks.multiple_choice.test_tasks import lm_eval_folder
 from tests.data.samples import sample, write
 from tests.documents import SUBJECTS

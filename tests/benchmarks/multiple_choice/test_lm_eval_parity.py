@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 import torch
 
+from evalkit.benchmarks.multiple_choice.encoded import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.rows import question_item, question_rows
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, load_suite
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.benchmarks.multiple_choice.templates import SEGMENTS, load_template
@@ -25,10 +25,10 @@ from evalkit.data.wheels import demo_checkpoint
 from evalkit.errors import EvalkitError
 from evalkit.models.load import LoadedModel, load
 from evalkit.models.locate import locate
-from evalkit.resources import resource
-from evalkit.scores.rules import decide, find_rule
-from evalkit.scores.table import ScoreRow
-from evalkit.scoring.budget import auto_budget
+from evalkit.paths import resource
+from evalkit.runs.rules import decide, find_rule
+from evalkit.runs.score_table import ScoreRow
+from evalkit.scoring.architecture import auto_budget
 from evalkit.scoring.engine import Engine
 from evalkit.scoring.pack import plan
 

@@ -11,10 +11,10 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence
 from transformers import PreTrainedTokenizerFast
 
-from evalkit.benchmarks.multiple_choice import stored_tokens
+from evalkit.benchmarks.multiple_choice import stored
 from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
 from evalkit.benchmarks.multiple_choice.prompts import Prompter
-from evalkit.benchmarks.multiple_choice.stored_tokens import encoded_questions
+from evalkit.benchmarks.multiple_choice.stored import encoded_questions
 from evalkit.benchmarks.multiple_choice.templates import load_template
 from tests.questions import question
 from tests.tiny import tiny_tokenizer
@@ -29,7 +29,7 @@ QUESTIONS = [
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(stored_tokens, "_LEAST", 0)
+    monkeypatch.setattr(stored, "_LEAST", 0)
     return tmp_path / "cache"
 
 
@@ -115,7 +115,7 @@ def test_other_libraries_and_other_code_encode_anew(
     tokenizer: Any, cache: Path, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded_questions(prompter(tokenizer), QUESTIONS, False)
-    monkeypatch.setattr(stored_tokens, part, lambda *_: "another")
+    monkeypatch.setattr(stored, part, lambda *_: "another")
     encoded_questions(prompter(tokenizer), QUESTIONS, False)
     assert files(cache) == 2
 
@@ -160,6 +160,6 @@ def test_tokenizers_with_code_of_their_own_are_not_stored(tokenizer: Any, cache:
 
 def test_few_tokens_are_not_stored(tokenizer: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = EncodedQuestions.of(QUESTIONS, prompter(tokenizer).encode(QUESTIONS))
-    monkeypatch.setattr(stored_tokens, "_LEAST", len(found.segments) + 1)
+    monkeypatch.setattr(stored, "_LEAST", len(found.segments) + 1)
     encoded_questions(prompter(tokenizer), QUESTIONS, False)
     assert not (cache / "tokens").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, choose_tasks, load_suite, suite_names, with_fewshot
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.resources import resource
+from evalkit.paths import resource
 
 
 def test_zeroshot8_is_the_papers() -> None:

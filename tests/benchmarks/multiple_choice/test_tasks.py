@@ -15,9 +15,9 @@ from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_ta
 from evalkit.benchmarks.multiple_choice.tasks import Question, load_questions
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
-from evalkit.data.subjects import SUBJECTS
+from evalkit.data.schema import SUBJECTS
 from evalkit.errors import DataError
-from evalkit.resources import resource
+from evalkit.paths import resource
 from tests.documents import COUNTS
 
 BUILT_IN = {

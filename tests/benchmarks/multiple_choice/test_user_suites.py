@@ -14,7 +14,7 @@ from evalkit.benchmarks.multiple_choice.suites import load_suite
 from evalkit.benchmarks.run import evaluate
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.runs.folder import Run
-from evalkit.scores.rules import RULES
+from evalkit.runs.rules import RULES
 from tests.benchmarks.lm_eval.made import made_tasks
 from tests.benchmarks.multiple_choice.test_evaluation import Lines
 from tests.documents import made_up

@@ -19,10 +19,10 @@ from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.run import evaluate
 from evalkit.data import Library
 from evalkit.data.sampling import FirstDocuments
+from evalkit.display import Progress
 from evalkit.models.locate import silent
-from evalkit.progress import Progress
+from evalkit.runs.accuracies import available_rules
 from evalkit.runs.folder import Run, load_run
-from evalkit.scores.results import available_rules
 from tests.benchmarks.multiple_choice.test_user_suites import files, write_suite
 from tests.documents import rewrite
 

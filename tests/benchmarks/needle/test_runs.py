@@ -170,7 +170,7 @@ def test_files_are_made_anew(needle: Command, lost: str, monkeypatch: pytest.Mon
     folder = Path(first.out.splitlines()[-1])
     kept = load_needles(load_run(folder))
     (folder / lost).unlink()
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     assert needle().out == first.out
     pd.testing.assert_frame_equal(load_needles(load_run(folder)), kept)
 
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_when_the_picture_is_drawn(needle: Command, monkeypa
         assert outcome.err.count("heatmap.png") == 1
     [folder] = Path("runs").iterdir()
     assert load_run(folder).complete
-    monkeypatch.setattr("evalkit.benchmarks.loading.load_checked", pytest.fail)
+    monkeypatch.setattr("evalkit.benchmarks.session.load_checked", pytest.fail)
     assert needle().code == 0
     assert (folder / "heatmap.png").is_file()
 

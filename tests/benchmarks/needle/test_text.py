@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from evalkit.benchmarks.needle.text import BUILT_IN, Haystack, NeedleCase, is_found, pattern_of
+from evalkit.benchmarks.needle.plan import BUILT_IN, Haystack, NeedleCase, is_found, pattern_of
 from evalkit.errors import DataError, UsageError
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 

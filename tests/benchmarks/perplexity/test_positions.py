@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from evalkit.benchmarks.perplexity.positions import by_position, ratio, width_of
-from evalkit.benchmarks.perplexity.rows import WIDTH, rows_of
-from evalkit.benchmarks.perplexity.windows import TextWindow
+from evalkit.benchmarks.perplexity.results import by_position, ratio, width_of
+from evalkit.benchmarks.perplexity.windows import WIDTH, TextWindow, rows_of
 
 
 def test_the_sums_of_a_window() -> None:

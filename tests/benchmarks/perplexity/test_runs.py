@@ -230,7 +230,7 @@ def test_long_windows_need_no_comparison_of_shared_prefixes(
 
 def test_from_python(model: Path, file: Path, perplexity: Command) -> None:
     from evalkit import evaluate
-    from evalkit.progress import Progress
+    from evalkit.display import Progress
 
     found = evaluate(model, suite="perplexity", settings={"text": [file], "stride": 100}, limit=3, device="cpu",
                      output="runs", progress=Progress(live=False))  # fmt: skip

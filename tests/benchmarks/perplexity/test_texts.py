@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalkit.benchmarks.perplexity.texts import read_texts, selected
+from evalkit.benchmarks.perplexity.plan import read_texts, selected
 from evalkit.data.sampling import FirstDocuments
 from evalkit.errors import DataError, ScoringError, UsageError
 

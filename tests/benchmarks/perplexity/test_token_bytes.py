@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from evalkit.benchmarks.perplexity.token_bytes import encoding_bytes, token_bytes
+from evalkit.benchmarks.perplexity.windows import encoding_bytes, token_bytes
 from tests.tiny import TRAINING_TEXT, tiny_tokenizer
 
 ODD = "Hé 👍🏽 夜里  x\n\n朝 क्षि\u200d👩\u200d👩\u200d👧 \ufeffend \t"

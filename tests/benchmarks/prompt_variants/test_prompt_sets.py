@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from evalkit.benchmarks.multiple_choice.rendering import Renderer
-from evalkit.benchmarks.multiple_choice.templates import Part, load_template, template_names
-from evalkit.benchmarks.prompt_variants.prompt_sets import load_prompts
+from evalkit.benchmarks.multiple_choice.templates import Part, Renderer, load_template, template_names
+from evalkit.benchmarks.prompt_variants.plan import load_prompts
 from evalkit.errors import EvalkitError, TemplateError, UnknownNameError, UsageError
 from tests.questions import question
 

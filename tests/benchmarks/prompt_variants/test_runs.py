@@ -21,15 +21,14 @@ from evalkit.benchmarks.prompt_variants.tables import prompt_tables
 from evalkit.benchmarks.registry import benchmark, benchmark_of
 from evalkit.benchmarks.run import planned
 from evalkit.cli import main
+from evalkit.display import Progress
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import tokenizer_alone
-from evalkit.progress import Progress
 from evalkit.runs.folder import SCORES, Run
+from evalkit.runs.outcomes import OUTCOMES, document_outcomes
+from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.traits import summary, traits
-from evalkit.scores.outcome_values import document_outcomes
-from evalkit.scores.outcomes import OUTCOMES
-from evalkit.scores.rules import decide, find_rule
 from tests.printed import printed
 
 Evaluate = Callable[..., Run]

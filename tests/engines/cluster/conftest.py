@@ -17,11 +17,11 @@ import torch
 
 from evalkit.benchmarks.run import planned
 from evalkit.benchmarks.session import run_plan
-from evalkit.engines.base import Job, Outcome
-from evalkit.engines.cluster.engine import ClusterRunner
-from evalkit.engines.cluster.ray_cluster import ClusterOptions
-from evalkit.progress import Progress
+from evalkit.display import Progress
 from evalkit.runs.folder import JOURNAL, Run, load_run
+from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.ray_cluster import ClusterOptions
+from evalkit.studies.engines import Job, Outcome
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 

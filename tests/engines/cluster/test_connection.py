@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from evalkit.engines.cluster.connection import connect
+from evalkit.studies.cluster.connection import connect
 from tests.engines.cluster.conftest import ROOT
 from tests.studies.tiny_studies import CHOICES, made_files, made_study
 

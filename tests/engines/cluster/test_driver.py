@@ -13,13 +13,13 @@ import psutil
 import pytest
 import torch
 
-from evalkit.engines.base import Job
-from evalkit.engines.cluster.engine import ClusterRunner
-from evalkit.engines.cluster.ray_cluster import ClusterOptions
 from evalkit.errors import EvalkitError, UsageError
 from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked
-from evalkit.scores.table import ScoreRow
+from evalkit.runs.score_table import ScoreRow
+from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.ray_cluster import ClusterOptions
+from evalkit.studies.engines import Job
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import made, plan, tables
 from tests.documents import made_up
@@ -144,7 +144,7 @@ def test_a_worker_that_stops_answering(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its batches are given to the other one; the run does not wait for it."""
-    monkeypatch.setattr("evalkit.engines.cluster.tracked_job._OVERDUE", 1.0)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 1.0)
     slow(two_nodes, 0.05)
     jobs, progress = jobs_of(files, tmp_path, models=3), Recorder().at(5, lambda: computing().suspend())
     assert states(run(two_nodes, jobs, progress)) == ["finished"] * 3
@@ -155,7 +155,7 @@ def test_a_worker_that_stops_answering(
 def test_a_worker_that_stops_for_a_while(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evalkit.engines.cluster.tracked_job._OVERDUE", 1.0)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 1.0)
     slow(two_nodes, 0.3)
 
     def stop() -> None:
@@ -191,9 +191,9 @@ def test_the_only_worker_is_frozen(
     moment: str, two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is said, and the worker is replaced."""
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._SIGN_OF_LIFE", 0.2)
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._SILENT", 4.0)
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._FROZEN", 6.0)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._SIGN_OF_LIFE", 0.2)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._SILENT", 4.0)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._FROZEN", 6.0)
     slow(two_nodes, 0.3)
 
     def freeze() -> None:
@@ -219,8 +219,8 @@ def test_a_batch_that_two_workers_compute(
     two_nodes: Nodes, files: Path, expected: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end an idle worker computes what the other one has too; the first delivery counts."""
-    monkeypatch.setattr("evalkit.engines.cluster.tracked_job._OVERDUE", 0.0)
-    monkeypatch.setattr("evalkit.engines.cluster.tracked_job._OVERDUE_SHARE", 0.0)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE", 0.0)
+    monkeypatch.setattr("evalkit.studies.cluster.tracked_job._OVERDUE_SHARE", 0.0)
     slow(two_nodes, 0.3)
     jobs, progress = jobs_of(files, tmp_path, models=1), Recorder()
     assert states(run(two_nodes, jobs, progress)) == ["finished"]

@@ -19,13 +19,16 @@ import pyarrow.compute as pc
 import pytest
 
 from evalkit.benchmarks.registry import benchmark
-from evalkit.engines.base import Job
-from evalkit.engines.cluster.driver import Driver
-from evalkit.engines.cluster.engine import ClusterRunner
-from evalkit.engines.cluster.job_queue import JobQueue
-from evalkit.engines.cluster.ray_cluster import ClusterOptions, WorkerLostError
-from evalkit.engines.cluster.tracked_job import Flight, TrackedJob
-from evalkit.engines.cluster.worker import (
+from evalkit.errors import UsageError
+from evalkit.runs.columns import from_bytes, record_batch, to_bytes
+from evalkit.runs.folder import load_run
+from evalkit.runs.score_table import ScoreRow
+from evalkit.studies.cluster.driver import Driver
+from evalkit.studies.cluster.engine import ClusterRunner
+from evalkit.studies.cluster.job_queue import JobQueue
+from evalkit.studies.cluster.ray_cluster import ClusterOptions, WorkerLostError
+from evalkit.studies.cluster.tracked_job import Flight, TrackedJob
+from evalkit.studies.cluster.worker import (
     BatchWorker,
     ComputedBatch,
     PreparedRun,
@@ -33,11 +36,8 @@ from evalkit.engines.cluster.worker import (
     WorkerFailure,
     versions,
 )
-from evalkit.engines.cluster.worker_pool import WorkerHandle, WorkerPool
-from evalkit.errors import UsageError
-from evalkit.runs.columns import from_bytes, record_batch, to_bytes
-from evalkit.runs.folder import load_run
-from evalkit.scores.table import ScoreRow
+from evalkit.studies.cluster.worker_pool import WorkerHandle, WorkerPool
+from evalkit.studies.engines import Job
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
 from tests.journals import entries_of
 
@@ -212,7 +212,7 @@ def test_a_worker_that_never_starts_is_not_waited_for(
     what: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its cores are another job's."""
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._STARTING", 0.5)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._STARTING", 0.5)
 
     def fault(worker: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if worker == 2:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from evalkit.engines.cluster.ray_cluster import ClusterOptions, RayCluster
-from evalkit.engines.cluster.resources import Needs
 from evalkit.errors import EvalkitError
+from evalkit.studies.cluster.connection import Needs
+from evalkit.studies.cluster.ray_cluster import ClusterOptions, RayCluster
 from tests.engines.cluster.conftest import jobs_of, states
 from tests.engines.cluster.test_loop import LATER, InProcessCluster, run
 
@@ -27,8 +27,8 @@ def test_a_driver_that_was_stopped_does_not_blame_the_head(files: Path, tmp_path
 
 
 def test_a_head_that_is_lost_ends_the_run(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._HEAD_SILENT", 0.2)
-    monkeypatch.setattr("evalkit.engines.cluster.worker_pool._HEAD_LOST", 0.5)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._HEAD_SILENT", 0.2)
+    monkeypatch.setattr("evalkit.studies.cluster.worker_pool._HEAD_LOST", 0.5)
     cluster = InProcessCluster(1, lambda _, method, __: LATER if method == "compute" else None)
     began = time.monotonic()
     cluster.silent_seconds = lambda: time.monotonic() - began  # type: ignore[method-assign]
@@ -46,7 +46,7 @@ def test_a_head_is_asked_again_after_a_failed_request(monkeypatch: pytest.Monkey
             raise ray.exceptions.RaySystemError("the head restarts")
         return [{"Alive": True, "Resources": {"CPU": float(len(requests))}}]
 
-    monkeypatch.setattr("evalkit.engines.cluster.ray_cluster._LOOK", 0.01)
+    monkeypatch.setattr("evalkit.studies.cluster.ray_cluster._LOOK", 0.01)
     monkeypatch.setattr(ray, "nodes", nodes)
     monkeypatch.setattr(ray, "is_initialized", lambda: len(requests) < 5)
     cluster = RayCluster(Needs(1, 0.0), ClusterOptions(), 1.0)

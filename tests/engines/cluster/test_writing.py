@@ -17,11 +17,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from evalkit.engines.cluster.ray_cluster import WorkerLostError
-from evalkit.engines.cluster.tracked_job import TrackedJob
-from evalkit.engines.cluster.worker import BatchWorker
 from evalkit.runs.folder import JOURNAL
 from evalkit.runs.lock import is_locked
+from evalkit.studies.cluster.ray_cluster import WorkerLostError
+from evalkit.studies.cluster.tracked_job import TrackedJob
+from evalkit.studies.cluster.worker import BatchWorker
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
 from tests.engines.cluster.test_loop import LATER, InProcessCluster, run
 from tests.tiny import tiny_checkpoint

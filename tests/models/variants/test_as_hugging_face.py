@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from evalkit.models.quiet import quiet
+from evalkit.compatibility.transformers import quiet
 from evalkit.models.variants.configuration import EvalkitLlamaConfig
 from evalkit.models.variants.modeling import EvalkitLlamaForCausalLM, EvalkitQwen2ForCausalLM
 from tests.models.variants.building import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from evalkit.analysis.groups import MEASURES, RANK
+from evalkit.benchmarks.attention.groups import MEASURES, RANK
 from evalkit.errors import UnknownNameError, UsageError
 
 Band = Literal["heads", "samples"]

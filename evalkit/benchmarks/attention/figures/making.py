@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from evalkit.analysis.groups import CATEGORIES, MEASURES
-from evalkit.atomic import replace_file
-from evalkit.benchmarks.attention.figures.kinds import Band, FigureRequest
+from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
 from evalkit.benchmarks.attention.figures.notes import (
     OVER,
     described,
@@ -24,13 +23,14 @@ from evalkit.benchmarks.attention.figures.notes import (
     line_words,
     unit_of,
 )
-from evalkit.benchmarks.attention.figures.numbers import of_groups, share_above
-from evalkit.benchmarks.attention.figures.runs import AnalysedRun, spread_of
+from evalkit.benchmarks.attention.figures.runs import AnalysedRun, of_groups, share_above, spread_of
+from evalkit.benchmarks.attention.groups import CATEGORIES, MEASURES
 from evalkit.errors import RunError, UsageError
+from evalkit.paths import replace_file
 from evalkit.reporting.data import records_csv
-from evalkit.reporting.figure_style import short_name
-from evalkit.reporting.figures import check_figure_path
+from evalkit.reporting.figures import RunFigure, check_figure_path, short_name
 from evalkit.reporting.panels import FigurePanel, draw_panels
+from evalkit.runs.folder import Run
 
 Runs = Sequence[AnalysedRun]
 _FOUR = {
@@ -278,3 +278,26 @@ _FIGURES: Mapping[str, Callable[[Runs, FigureRequest], Figure]] = {
     "heatmap": _heatmap,
     "summary": _summary,
 }
+
+
+def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
+    """Return the figures that all runs have the measures of.
+
+    Args:
+        runs: finished analyses; their order is that of colours and panels.
+        names: a unique name for each.
+
+    Raises:
+        RunError: a table is damaged.
+    """
+    analysed = [AnalysedRun(name, run) for name, run in zip(names, runs, strict=True)]
+    found = []
+    for name, kind in KINDS.items():
+        try:
+            figure = make(name, analysed, FigureRequest())
+        except UsageError:  # a run lacks its measure
+            continue
+        measure = f" ({FigureRequest().measure_of(name)})" if kind.measures else ""
+        words = f"{kind.words[:1].upper()}{kind.words[1:]}{measure}: {', '.join(names)}."
+        found.append(RunFigure(name, words, partial(draw, figure, analysed)))
+    return found

@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from evalkit.analysis.groups import MASS, MEASURES
 from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.attention.figures.kinds import Band
 from evalkit.benchmarks.attention.figures.runs import AnalysedRun
-from evalkit.reporting.escape import printable
-from evalkit.reporting.figure_style import short_name
+from evalkit.benchmarks.attention.groups import MASS, MEASURES
+from evalkit.escape import printable
+from evalkit.reporting.figures import short_name
 
 OVER = {"heads": "mean over heads of the mean over documents", "samples": "mean over documents of the mean over heads"}
 _UNITS = {"entropy": "nats", "entropy_shifted": "nats", "distance": "tokens", "similarity": "cosine"}

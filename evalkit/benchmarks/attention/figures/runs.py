@@ -6,15 +6,16 @@ their mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
-from evalkit.analysis.groups import MEASURES
-from evalkit.analysis.layer_numbers import layer_of
 from evalkit.benchmarks.attention import ATTENTION
 from evalkit.benchmarks.attention.figures.kinds import Band
+from evalkit.benchmarks.attention.groups import MEASURES, layer_of
 from evalkit.benchmarks.attention.results import attention_layers, with_values
 from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of
 from evalkit.errors import UnknownNameError, UsageError
@@ -157,3 +158,58 @@ def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def _position(by_position: bool) -> list[str]:
     return ["position"] if by_position else []
+
+
+def of_groups(
+    run: AnalysedRun, groups: Mapping[str, Sequence[str]], band: Band, layers: Sequence[int], softmax: bool
+) -> pd.DataFrame:
+    """Return the sums of groups of measures, of each head or of each document: layer, n, and a column for each group.
+
+    Args:
+        run: has all of these measures.
+        groups: title → names of measures.
+        band: whether heads or documents are the rows.
+        layers: see `AnalysedRun.layers`.
+        softmax: whether the sums of a row are replaced by their softmax.
+    """
+    key = ["layer", "head"] if band == "heads" else ["layer", *SAMPLE]
+    first = next(iter(groups.values()))[0]
+    chosen = run.layers(first, layers)
+    sums: dict[str, pd.Series] = {}
+    for title, measures in groups.items():
+        tables = [run.by_head(one) if band == "heads" else run.by_sample(one).assign(n=1) for one in measures]
+        rows = pd.concat(tables).groupby(key, observed=True)
+        sums[title] = rows["value"].sum()
+        count = rows["n"].max()
+    wide = pd.DataFrame(sums)
+    if softmax:
+        powers = wide.sub(wide.max(axis=1), axis=0).map(math.exp)
+        wide = powers.div(powers.sum(axis=1), axis=0)
+    if band == "samples":
+        count = count.groupby(level="layer").transform("size")
+    found = wide.assign(n=count).reset_index()
+    return found[found["layer"].isin(chosen)]
+
+
+def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Sequence[int]) -> pd.DataFrame:
+    """Return the share of documents with a larger value than in the first run, and its standard error, by layer.
+
+    Raises:
+        UsageError: the runs have other documents, of other lengths, or no layer in common.
+    """
+    if not first.has_samples_of(other):
+        raise UsageError(
+            f"runs {first.run.folder.name} and {other.run.folder.name} have other documents, or other "
+            "tokens, so their ranks cannot be paired; analyse the same sample with the same tokenizer"
+        )
+    pairs = first.by_sample(measure).merge(other.by_sample(measure), on=["layer", *SAMPLE], suffixes=("", "_other"))
+    chosen = {*first.layers(measure, layers)} & {*other.layers(measure, layers)}
+    pairs = pairs[pairs["layer"].isin(chosen)]
+    if pairs.empty:
+        raise UsageError(
+            f"runs {first.run.folder.name} and {other.run.folder.name} have {measure} of no layer in common; analyse "
+            "the same layers with evalkit attention … --layers"
+        )
+    above = pairs.assign(above=pairs["value_other"] > pairs["value"]).groupby("layer")["above"]
+    share, n = above.mean(), above.size()
+    return pd.DataFrame({"value": share, "spread": np.sqrt(share * (1 - share) / n), "n": n}).reset_index()

@@ -24,7 +24,7 @@ def text(name: str) -> str:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
-@wrapt.when_imported("evalkit.engines.cluster.worker")
+@wrapt.when_imported("evalkit.studies.cluster.worker")
 def _poison(module: ModuleType) -> None:
     compute = module.BatchWorker.compute
 

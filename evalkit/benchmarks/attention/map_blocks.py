@@ -1,0 +1,299 @@
+"""Effective attention maps of any length, in blocks of query rows.
+
+In: a model and one sequence. Out: the `MapBlocks` of each requested layer, passed to a callback while the model runs.
+The model attends by scaled_dot_product_attention; a block of the map is computed from the layer's queries and keys when
+the callback asks for it. So a pass costs about as much as a forward pass without maps, and memory grows with the
+length, not with its square (models with sliding windows need their mask, a byte for each query and key).
+
+Models whose attention does not use transformers' registry of attention functions run with `eager` attention; their
+whole maps are passed in the same blocks, a layer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from evalkit.benchmarks.attention.attention_calls import (
+    AttentionCall,
+    Recording,
+    Unrecorded,
+    attention_modules,
+    names_attention,
+    recording,
+    run_layers,
+)
+from evalkit.benchmarks.attention.blocks import ELEMENTS, CallMap, Combine, MapBlocks, WholeMap
+from evalkit.compatibility.transformers import attention_of
+from evalkit.errors import CheckpointError, UsageError
+from evalkit.scoring.probe import HALF, in_float32
+
+Read = Callable[[Callable[[int, MapBlocks], None]], None]
+"""Reads all layers' maps of the sequence, and passes each to its argument with its layer."""
+
+
+def largest_difference(model: Any, modules: Mapping[int, Any], ids: torch.Tensor, read: Read) -> tuple[int, float]:
+    """Return the layer whose map differs most from eager attention's, and the largest difference of its weights.
+
+    Models of half precision run in float32, since their own rounding is as large as the effect of an error.
+
+    Args:
+        model: a Hugging Face causal language model.
+        modules: its attention modules by layer.
+        ids: [1, tokens].
+        read: see `Read`; for the sequence `ids`.
+    """
+    half = any(parameter.dtype in HALF for parameter in model.parameters())
+    with in_float32(model) if half else nullcontext():
+        expected: dict[int, torch.Tensor] = {}
+        states: dict[int, torch.Tensor] = {}
+        with _inputs_through(modules, states.setdefault):
+            stream_attention_maps(model, ids, lambda layer, seen: expected.update({layer: _kept(seen[0])}))
+        gaps: dict[int, float] = {}
+
+        def compare(layer: int, found: MapBlocks) -> None:
+            whole = _kept(found.whole())
+            same = whole.shape == expected[layer].shape
+            gaps[layer] = float((whole - expected.pop(layer)).abs().max()) if same else torch.inf
+
+        with _inputs_through(modules, lambda layer, given: states.get(layer, given)):
+            read(compare)
+    # NaN is the largest difference
+    worst = max(gaps, key=lambda layer: (gaps[layer] != gaps[layer], gaps[layer]))
+    return worst, gaps[worst]
+
+
+@contextmanager
+def _inputs_through(modules: Mapping[int, Any], change: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Pass the hidden states that enter attention modules through a function of layer and states."""
+
+    def hook_of(layer: int) -> Callable[..., Any]:
+        def hook(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+            if args:
+                return (change(layer, args[0]), *args[1:]), given
+            return args, given | {"hidden_states": change(layer, given["hidden_states"])}
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(hook_of(layer), with_kwargs=True) for layer, module in modules.items()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _kept(seen: torch.Tensor) -> torch.Tensor:
+    return seen.float().cpu()
+
+
+UseMap = Callable[[int, torch.Tensor], None]
+"""Callback with a layer's number, from 0, and its map, [batch, heads, query, key]."""
+
+
+def stream_attention_maps(
+    model: Any,
+    input_ids: torch.Tensor,
+    use: UseMap,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    layers: Collection[int] | None = None,
+) -> None:
+    """Run a model once and pass its attention maps to a callback.
+
+    Layers after the last requested one are not run. The maps are in the model's dtype: analyse in float32. During the
+    call the model uses `eager` attention, the only implementation that returns maps.
+
+    Args:
+        model: a Hugging Face causal language model.
+        input_ids: [batch, tokens].
+        use: called with (layer, map) in the layers' order; a map is [batch, heads, query, key], and [batch, pairs of
+            heads, query, key] of differential attention.
+        attention_mask: [batch, tokens], 0 where padded; maps of padded queries are undefined.
+        layers: numbers from 0; None: all.
+
+    Raises:
+        UsageError: there is no such layer.
+        CheckpointError: the model's attention layers do not return maps, or not the effective ones.
+    """
+    modules = requested_modules(attention_modules(model), layers)
+    if not modules:
+        return
+    tokens = input_ids.shape[1]
+
+    def after(layer: int, module: Any, output: Any) -> None:
+        seen = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if seen is None or seen.dim() != 4 or seen.shape[2:] != (tokens, tokens):
+            raise CheckpointError(f"{type(module).__name__} returns no attention map")
+        use(layer, seen)
+
+    with _eager(model):
+        run_layers(model, modules, input_ids, after, attention_mask=attention_mask, maps=not names_attention(model))
+
+
+def attention_map(
+    model: Any, input_ids: torch.Tensor, layer: int, *, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the effective map of one layer, [batch, heads, query, key]; otherwise as `stream_attention_maps`."""
+    found: list[torch.Tensor] = []
+    stream_attention_maps(
+        model, input_ids, lambda _, seen: found.append(seen), attention_mask=attention_mask, layers=[layer]
+    )
+    return found[0]
+
+
+def requested_modules(modules: Mapping[int, Any], layers: Collection[int] | None) -> dict[int, Any]:
+    """Select the modules of some layers, in order; None: of all.
+
+    Raises:
+        UsageError: there is no such layer.
+    """
+    requested = set(modules if layers is None else layers)
+    if unknown := sorted(requested - set(modules)):
+        raise UsageError(f"no attention layer {unknown[0]}; the model's are {min(modules)} to {max(modules)}")
+    return {layer: modules[layer] for layer in sorted(requested)}
+
+
+@contextmanager
+def _eager(model: Any) -> Iterator[None]:
+    before = attention_of(model.config)
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+Use = Callable[[int, MapBlocks], None]
+"""Callback with a layer's number, from 0, and its map."""
+
+TOLERANCE = 1e-5
+"""Largest allowed difference of a weight from eager attention's in `MapReader.check`, in float32."""
+LONGEST = 64
+"""Maximum tokens that `MapReader.check` compares."""
+_PROBE = 4
+"""Tokens of the sequence that determines the heads of each layer."""
+
+
+class MapReader:
+    """Reads the attention maps of a model.
+
+    Runs the model once over four tokens to find its layers, their heads, and whether their maps can be computed from
+    queries and keys.
+
+    Args:
+        model: a Hugging Face causal language model.
+        say: called with a line if the model must be read with eager attention.
+        elements: maximum elements of a block.
+
+    Raises:
+        CheckpointError: the model has no attention maps, or hides them.
+    """
+
+    def __init__(self, model: Any, say: Callable[[str], None], *, elements: int = ELEMENTS) -> None:
+        self._model, self._say, self._elements = model, say, elements
+        self._modules = attention_modules(model)
+        self._eager = False
+        self.heads: dict[int, int] = {}
+        """Heads of each layer; pairs of heads of differential attention."""
+        probe = np.arange(_PROBE) % model.get_input_embeddings().num_embeddings
+        try:
+            # Code of such models may fail under an unknown name of attention (MPT)
+            if not (model.is_backend_compatible() or names_attention(model)):
+                raise Unrecorded("its attention does not use transformers' registry of attention functions")
+            self.read(probe, self.layers, self._count)
+        except Unrecorded as reason:
+            self._read_eagerly(str(reason))
+            self.read(probe, self.layers, self._count)
+
+    @property
+    def kind(self) -> str:
+        """How maps are read: "blocks", or "eager" for whole maps."""
+        return "eager" if self._eager else "blocks"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers with attention, from 0, ascending."""
+        return tuple(self._modules)
+
+    def read(self, tokens: NDArray[np.integer[Any]], layers: Collection[int], use: Use) -> None:
+        """Run the model once over a sequence and pass the maps of some layers to a callback.
+
+        Layers after the last requested one are not run.
+
+        Args:
+            tokens: [tokens] ids.
+            layers: numbers from 0.
+            use: called with (layer, map) in the layers' order; the map may be read until it returns.
+
+        Raises:
+            UsageError: there is no such layer.
+            CheckpointError: a layer returns no map.
+        """
+        modules = requested_modules(self._modules, layers)
+        if not modules:
+            return
+        ids = self._ids(tokens)
+        if self._eager:
+            stream_attention_maps(self._model, ids, partial(self._pass_whole, use), layers=modules)
+            return
+        active = Recording(modules.values(), self._attend)
+        with recording(self._model, active):
+            run_layers(self._model, modules, ids, lambda layer, module, _: use(layer, self._map(active, module)))
+
+    def check(self, tokens: NDArray[np.integer[Any]]) -> None:
+        """Compare all maps of a short sequence with eager attention's, and read with the latter if they differ.
+
+        Models of half precision are compared in float32 (`map_check.py`).
+
+        Args:
+            tokens: [tokens] ids; the first 64 are compared.
+        """
+        if self._eager:
+            return
+        shown = np.asarray(tokens)[:LONGEST]
+        try:
+            layer, gap = largest_difference(
+                self._model, self._modules, self._ids(shown), partial(self.read, shown, self.layers)
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, KeyError) as error:
+            return self._read_eagerly(f"they could not be compared ({type(error).__name__})")
+        # NaN differs
+        if not gap <= TOLERANCE:
+            self._read_eagerly(f"a weight of layer {layer} differs by {gap:.1g}")
+
+    def _ids(self, tokens: NDArray[np.integer[Any]]) -> torch.Tensor:
+        """Return [1, tokens] on the device of the model's embedding."""
+        ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
+        return ids.to(self._model.get_input_embeddings().weight.device)
+
+    def _map(self, active: Recording, module: Any) -> MapBlocks:
+        call = active.take(module)
+        combine: Combine | None = None
+        if hasattr(module, "effective_map"):
+            combine = partial(module.effective_map, dtype=call.query.dtype)
+        return CallMap(call, combine, self._elements)
+
+    def _attend(self, call: AttentionCall, value: torch.Tensor) -> torch.Tensor:
+        return CallMap(call, None, self._elements).attend(value)
+
+    def _pass_whole(self, use: Use, layer: int, seen: torch.Tensor) -> None:
+        use(layer, WholeMap(seen[0], self._elements))
+
+    def _count(self, layer: int, found: MapBlocks) -> None:
+        self.heads[layer] = found.heads
+
+    def _read_eagerly(self, reason: str) -> None:
+        self._eager = True
+        self._say(
+            f"attention maps of {type(self._model).__name__} are read whole, with eager attention: {reason}; "
+            "long sequences need memory for a layer's map"
+        )

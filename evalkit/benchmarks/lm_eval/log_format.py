@@ -1,0 +1,106 @@
+"""Export to lm-eval's format: `results_<time>.json` and, on request, `samples_<task>_<time>.jsonl`.
+
+In: evaluation results, in the entries that lm-eval's `evaluate` returns. Out: files with the keys that lm-eval 0.4.13
+writes, so that tools for its output can read them, and an entry "evalkit". A task's alias, which lm-eval's tables
+print, says if its documents are not the official ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from evalkit.compatibility.lm_eval import json_value
+from evalkit.runs.forms import json_bytes
+from evalkit.runs.traits import caveats, unofficial
+
+if TYPE_CHECKING:
+    from evalkit.runs.writing import RunWriter
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Evaluation results in lm-eval's form."""
+
+    entries: Mapping[str, Any]
+    """Of `evaluate`: results, groups, group_subtasks, configs, versions, n-shot, higher_is_better, n-samples."""
+    settings: Mapping[str, Any]
+    """Further keys of the entry "config", beside the model's."""
+    seconds: float
+    samples: Mapping[str, Iterable[Mapping[str, Any]]] = field(default_factory=dict)
+    """Task → its documents in the form of lm-eval's sample files; empty where they are not requested."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """Task → name of its documents in the manifest, where it is not the task's."""
+    hashes: Mapping[str, str] | None = None
+    """Task → lm-eval's hash of its requests, where lm-eval itself evaluated."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of the entry "evalkit"."""
+
+
+def write_lm_eval(writer: RunWriter, evaluated: Evaluated) -> None:
+    """Write the files into the run folder's `lm_eval/`, named after the time the run was created.
+
+    Raises:
+        RunError: a file could not be written.
+    """
+    stamp = datetime.fromisoformat(writer.manifest["created"]).strftime("%Y-%m-%dT%H-%M-%S.%f")
+    # lm-eval's own conversion of values that JSON does not support
+    as_lm_eval = partial(json_bytes, default=json_value)
+    content = _results(evaluated, writer.manifest)
+    writer.save_bytes(f"lm_eval/results_{stamp}.json", as_lm_eval(content, indent=2) + b"\n")
+    for task, lines in evaluated.samples.items():
+        writer.save_bytes(f"lm_eval/samples_{task}_{stamp}.jsonl", b"".join(as_lm_eval(line) + b"\n" for line in lines))
+
+
+def _results(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    loaded, by_lm_eval = manifest.get("loaded", {}), evaluated.hashes is not None
+    return {
+        **_with_caveats(evaluated, manifest),
+        "config": {
+            "model": "evalkit",
+            "model_args": {"pretrained": manifest["model"], "dtype": loaded.get("dtype")},
+            "model_num_parameters": loaded.get("parameters"),
+            "model_dtype": loaded.get("dtype"),
+            **evaluated.settings,
+        },
+        **({"task_hashes": evaluated.hashes} if by_lm_eval else {}),
+        "max_length": loaded.get("window"),
+        "date": datetime.fromisoformat(manifest["created"]).timestamp(),
+        "transformers_version": manifest["versions"]["transformers"],
+        "lm_eval_version": manifest["versions"]["lm-eval"],
+        **({"model_source": "evalkit"} if by_lm_eval else {}),
+        "model_name": manifest["model"],
+        "total_evaluation_time_seconds": f"{evaluated.seconds:.3f}",
+        # What lm-eval's format does not include
+        "evalkit": {
+            "run": manifest["id"],
+            "unofficial": unofficial(manifest),
+            "context_extension": manifest["specification"]["context_extension"],
+            # lm-eval has no random samples
+            **{key: value for key, value in manifest["specification"].items() if key in ("sample", "seed")},
+            **evaluated.about,
+        },
+    }
+
+
+def _with_caveats(evaluated: Evaluated, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries, with the caveats of a task, or of a group's tasks, in its alias."""
+    found = dict(evaluated.entries)
+    for kind in found.keys() & {"results", "groups"}:
+        found[kind] = dict(found[kind])
+        for name, entry in found[kind].items():
+            leaves = (evaluated.documents.get(leaf, leaf) for leaf in _leaves(name, found["group_subtasks"]))
+            if notes := dict.fromkeys(caveat for leaf in leaves for caveat in caveats(manifest, leaf)):
+                found[kind][name] = entry | {"alias": f"{entry['alias']} ({'; '.join(notes)})"}
+    return found
+
+
+def _leaves(name: str, groups: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the tasks of a group and of its subgroups; for a task, itself."""
+    if not groups.get(name):
+        yield name
+    for member in groups.get(name, ()):
+        yield from _leaves(member, groups)

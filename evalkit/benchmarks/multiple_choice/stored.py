@@ -1,0 +1,250 @@
+"""Tables in evalkit's cache that take long to compute: questions of tasks, and their tokens.
+
+In: a kind, and a key of everything that a table depends on. Out: the table, computed once and then read from
+`cache_dir()/KIND/` (`resources.read_cached_bytes`). Best effort: a file that is missing, damaged or cannot be written
+only costs time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalkit.benchmarks.multiple_choice.encoded import EncodedQuestion, EncodedQuestions
+from evalkit.benchmarks.multiple_choice.prompts import Prompter
+from evalkit.benchmarks.multiple_choice.suites import TASK_DIR, Suite, choose_tasks
+from evalkit.benchmarks.multiple_choice.tasks import LeafTask, Question, load_questions
+from evalkit.models.fingerprint import hash_file
+from evalkit.paths import cached_file, folder_digest, read_cached_bytes, resource, source_digest, write_cached_bytes
+from evalkit.scoring.sequences import SequenceArrays
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from evalkit.data import Library
+    from evalkit.data.sampling import DocumentSelection
+
+
+_MOST_BYTES = 2**29
+"""Bytes of one kind on disk; beyond it, the tables that were not used for longest are deleted."""
+
+
+def read_table(kind: str, key: str) -> pa.Table | None:
+    """Return a stored table; None if there is none, or it is damaged."""
+    import pyarrow as pa
+
+    if (content := read_cached_bytes(kind, key)) is None:
+        return None
+    with suppress(OSError):
+        os.utime(cached_file(kind, key))  # the time of its last use
+    try:
+        # Unlike Arrow's default one, the system's pool gives unpacked data back
+        return pa.ipc.open_file(pa.py_buffer(content), memory_pool=pa.system_memory_pool()).read_all()
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def write_table(kind: str, key: str, table: pa.Table) -> None:
+    """Store a table."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    write_cached_bytes(kind, key, memoryview(sink.getvalue()))
+    with suppress(OSError):
+        _delete_oldest(cached_file(kind, key).parent)
+
+
+def _delete_oldest(folder: Path) -> None:
+    states = sorted(((path.stat(), path) for path in folder.glob("[!.]*")), key=lambda one: -one[0].st_mtime)
+    total = 0
+    for state, path in states:
+        total += state.st_size
+        if total > _MOST_BYTES:
+            path.unlink(missing_ok=True)
+
+
+_KIND = "questions"
+
+_PART = 256
+"""Questions read at a time."""
+
+
+def pinned_questions(suite: Suite, library: Library, selection: DocumentSelection) -> dict[str, list[Question]]:
+    """Return task → its questions, in the suite's order.
+
+    Args:
+        suite: all its tasks are pinned.
+        library, selection: as of `load_questions`.
+
+    Raises:
+        DataError: documents or examples are missing or malformed.
+    """
+    keys = {task: _key(suite, library, task, selection) for task in suite.tasks}
+    found = {task: _stored(task, key) for task, key in keys.items()}
+    if missing := tuple(task for task, questions in found.items() if questions is None):
+        built = load_questions(choose_tasks(suite, missing), library, selection)
+        for task, questions in built.items():
+            if (table := _table(questions)) is not None:
+                write_table(_KIND, keys[task], table)
+        found |= built
+    return {task: questions for task, questions in found.items() if questions is not None}
+
+
+def _key(suite: Suite, library: Library, task: str, selection: DocumentSelection) -> str:
+    sets = [suite.documents.get(task, task)] + ([suite.fewshot[task].documents] if suite.num_fewshot else [])
+    content = {
+        "task": task,
+        "documents": [_identity(library, name) for name in sets],
+        "num_fewshot": suite.num_fewshot,
+        **selection.specification,
+        "versions": {name: version(name) for name in ("lm-eval", "datasets")},
+        "code": _code(),
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+def _identity(library: Library, name: str) -> list[str]:
+    """Return what identifies documents, with the fields that their content hash does not cover."""
+    loaded, place = library.load(name), library.where(name)
+    if place.source == "data-dir" and place.path is not None:
+        return [loaded.content_hash, hash_file(place.path)]
+    return [loaded.content_hash, loaded.source]
+
+
+@cache
+def _code() -> list[str]:
+    return [source_digest(), folder_digest(resource(*TASK_DIR))]
+
+
+def _table(questions: Sequence[Question]) -> pa.Table | None:
+    """Return questions as a table; None if they are not made of plain JSON values, or do not survive the way there."""
+    import pyarrow as pa
+
+    try:
+        leaves = json.dumps({one.subtask: asdict(one.leaf) for one in questions})
+        rows = [_row(one) for one in questions]
+        table = pa.Table.from_pylist(rows).replace_schema_metadata({"task": questions[0].task, "leaves": leaves})
+    except (TypeError, ValueError, pa.ArrowException):
+        return None
+    return table if _questions(table) == list(questions) else None
+
+
+def _row(question: Question) -> dict[str, Any]:
+    same = len(set(question.contexts)) == 1
+    return {
+        "subtask": question.subtask,
+        "doc_id": question.doc_id,
+        "contexts": question.contexts[:1] if same else question.contexts,
+        "continuations": question.continuations,
+        "delimiter": question.delimiter,
+        "gaps": question.gaps,
+        "choices": None if question.choices == question.continuations else question.choices,
+        "gold": question.gold,
+        "cluster": question.cluster,
+        "doc": json.dumps(question.doc, ensure_ascii=False),
+    }
+
+
+def _stored(task: str, key: str) -> list[Question] | None:
+    """Return the stored questions of a task; None if there are none."""
+    table = read_table(_KIND, key)
+    if table is None or (table.schema.metadata or {}).get(b"task") != task.encode():
+        return None
+    return _questions(table)
+
+
+def _questions(table: pa.Table) -> list[Question]:
+    metadata = table.schema.metadata
+    task, leaves = metadata[b"task"].decode(), json.loads(metadata[b"leaves"])
+    about = {subtask: LeafTask(**leaf) for subtask, leaf in leaves.items()}
+    # In parts, so that few values are in memory twice
+    parts = table.to_batches(max_chunksize=_PART)
+    return [_question(task, about, row) for part in parts for row in part.to_pylist()]
+
+
+def _question(task: str, about: dict[str, LeafTask], row: dict[str, Any]) -> Question:
+    contexts, continuations = tuple(row["contexts"]), tuple(row["continuations"])
+    return Question(
+        task=task,
+        subtask=row["subtask"],
+        doc_id=row["doc_id"],
+        contexts=contexts if len(contexts) > 1 else contexts * len(continuations),
+        continuations=continuations,
+        delimiter=row["delimiter"],
+        gaps=tuple(row["gaps"]),
+        choices=continuations if row["choices"] is None else tuple(row["choices"]),
+        gold=row["gold"],
+        cluster=row["cluster"],
+        doc=json.loads(row["doc"]),
+        leaf=about[row["subtask"]],
+    )
+
+
+_stored_tokens_KIND = "tokens"
+_LEAST = 2**14
+"""Tokens of a task from which they are stored; fewer take about 30 ms."""
+_ARRAYS = ("tokens", "starts", "first", "segments", "cuts")
+
+
+def encoded_questions(
+    prompter: Prompter,
+    questions: Sequence[Question],
+    unconditional: bool,
+    pace: Callable[[Iterable[EncodedQuestion]], Iterable[EncodedQuestion]] = iter,
+) -> EncodedQuestions:
+    """Encode the questions of a task.
+
+    Args:
+        prompter: renders and tokenises.
+        questions: of one task.
+        unconditional: whether choices are encoded without their context too.
+        pace: passes the encoded questions on, as slowly as it likes.
+
+    Raises:
+        ScoringError: as `Prompter.encode`.
+    """
+    key = _stored_tokens_key(prompter, questions, unconditional)
+    if key is not None and (table := read_table(_stored_tokens_KIND, key)) is not None:
+        return _from_table(questions, table)
+    found = EncodedQuestions.of(questions, pace(prompter.encode(questions, unconditional)))
+    if key is not None and len(found.segments) >= _LEAST:
+        write_table(_stored_tokens_KIND, key, _stored_tokens_table(found))
+    return found
+
+
+def _stored_tokens_key(prompter: Prompter, questions: Sequence[Question], unconditional: bool) -> str | None:
+    """Return what the tokens depend on; None if that is not known."""
+    identity = prompter.identity
+    if identity is None:
+        return None
+    texts = hashlib.sha256()
+    for one in questions:
+        parts = (one.contexts, one.continuations, one.delimiter, one.gaps)
+        texts.update(repr(parts).encode("utf-8", "surrogatepass"))
+    versions = {name: version(name) for name in ("tokenizers", "transformers")}
+    return json.dumps([identity, texts.hexdigest(), unconditional, versions, source_digest()], sort_keys=True)
+
+
+def _stored_tokens_table(found: EncodedQuestions) -> pa.Table:
+    """Return a table with one row, whose columns are arrays."""
+    import pyarrow as pa
+
+    arrays = found.arrays
+    columns = (arrays.tokens, arrays.starts, arrays.first, found.segments, found.cuts.ravel())
+    whole = (pa.LargeListArray.from_arrays([0, len(column)], pa.array(column)) for column in columns)
+    return pa.table(dict(zip(_ARRAYS, whole, strict=True)))
+
+
+def _from_table(questions: Sequence[Question], table: pa.Table) -> EncodedQuestions:
+    tokens, starts, first, segments, cuts = (table[name].chunk(0).values.to_numpy() for name in _ARRAYS)
+    return EncodedQuestions(questions, SequenceArrays(tokens, starts, first), segments, cuts.reshape(-1, 2))

@@ -1,1 +1,0 @@
-"""Engines: who computes the batches of several runs. `here.py`: this process; `cluster/`: workers on a Ray cluster."""

@@ -1,0 +1,138 @@
+"""Accuracies with standard errors.
+
+In: a score table and a run's manifest. Out: `Results` under a rule. Every accuracy has its n and standard error. Does
+not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from evalkit.escape import brief, counted, with_error
+from evalkit.runs.rules import all_rules, decide, find_rule, why_unusable
+from evalkit.stats.estimates import error_of_average, error_of_share
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task, or one subject of it, under one rule. Accuracies are fractions."""
+
+    task: str
+    n: int
+    accuracy: float
+    stderr: float | None
+    """Standard error of the mean over documents (sample variance, as lm-eval's); None for a single document."""
+    chance: float
+    """Expected accuracy of a uniform guess: the mean of 1 / choices."""
+    ties: int
+    """Documents with several choices of the highest score; the first is the prediction, as in lm-eval."""
+    truncated: int | None
+    """Documents whose context was truncated to fit the context window; None if unknown, as of an imported log."""
+
+    def __repr__(self) -> str:
+        return brief(
+            self, self.task, with_error(self.accuracy, self.stderr), f"chance {self.chance:.3f}", f"n={self.n}"
+        )
+
+
+@dataclass(frozen=True)
+class Average:
+    """Unweighted mean over tasks; its error treats the tasks as fixed."""
+
+    name: str
+    """Name of the group; with "2 of 3" where tasks are missing, since it is then not the suite's average."""
+    accuracy: float
+    stderr: float | None
+
+    def __repr__(self) -> str:
+        return brief(self, self.name, with_error(self.accuracy, self.stderr))
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a run under one rule."""
+
+    rule: str
+    tasks: tuple[TaskResult, ...]
+    averages: tuple[Average, ...]
+    """The suite's groups, then "Average" over all tasks."""
+    subtasks: dict[str, tuple[TaskResult, ...]]
+    """Task → its subjects, for tasks that have any."""
+
+    def __repr__(self) -> str:
+        average = with_error(self.average.accuracy, self.average.stderr)
+        return brief(self, self.rule, counted(len(self.tasks), "task"), f"average {average}")
+
+    @property
+    def average(self) -> Average:
+        """The mean over all tasks."""
+        return self.averages[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, for results.json."""
+        return asdict(self)
+
+
+def summarise(scores: pd.DataFrame, manifest: Mapping[str, Any], rule: str) -> Results:
+    """Apply a rule to a score table.
+
+    Args:
+        scores: the score table.
+        manifest: the run's; its "groups" name the averages.
+        rule: a rule's name.
+
+    Raises:
+        UsageError: there is no such rule, or the run did not score what it needs.
+    """
+    decisions = decide(scores, find_rule(rule))
+    groups: dict[str, list[str]] = manifest["groups"]
+    order = [task for tasks in groups.values() for task in tasks]
+    by_task = {str(task): rows for task, rows in decisions.groupby("task", sort=False)}
+    tasks = {task: _result(task, by_task[task]) for task in order}
+    sizes: dict[str, int] = manifest["group_sizes"]
+    averages = [_average(name, [tasks[t] for t in members], sizes[name]) for name, members in groups.items()]
+    if len(groups) > 1:
+        averages.append(_average("Average", list(tasks.values()), sum(sizes.values())))
+    subtasks = {
+        task: tuple(_result(str(name), part) for name, part in rows.groupby("subtask", sort=False))
+        for task, rows in by_task.items()
+        if (rows["subtask"] != task).any()
+    }
+    return Results(rule, tuple(tasks.values()), tuple(averages), subtasks)
+
+
+def summarise_all(scores: pd.DataFrame, manifest: Mapping[str, Any]) -> dict[str, Results]:
+    """Return results under every rule that the score table supports, by the rule's name."""
+    return {rule: summarise(scores, manifest, rule) for rule in available_rules(scores)}
+
+
+def available_rules(scores: pd.DataFrame) -> list[str]:
+    """Return the names of the rules that can be applied to a score table."""
+    return [rule.name for rule in all_rules() if why_unusable(rule, scores) is None]
+
+
+def _result(name: str, decisions: pd.DataFrame) -> TaskResult:
+    n = len(decisions)
+    accuracy = float(decisions["correct"].mean())
+    return TaskResult(
+        task=name,
+        n=n,
+        accuracy=accuracy,
+        stderr=error_of_share(accuracy, n),
+        chance=float((1 / decisions["choices"]).mean()),
+        ties=int(decisions["tie"].sum()),
+        truncated=None if decisions["truncated"].isna().any() else int((decisions["truncated"] > 0).sum()),
+    )
+
+
+def _average(name: str, tasks: Sequence[TaskResult], size: int) -> Average:
+    count = len(tasks)
+    return Average(
+        name=name if count == size else f"{name} ({count} of {size})",
+        accuracy=sum(task.accuracy for task in tasks) / count,
+        stderr=error_of_average([task.stderr for task in tasks]),
+    )

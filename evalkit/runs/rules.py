@@ -1,0 +1,332 @@
+"""Scoring rules: from the score table to predictions.
+
+In: a score table and a `Rule`. Out: a prediction for each document. A rule assigns every row a score, higher is better.
+The prediction is the argmax over a document's choices, the first one in a tie, as in lm-eval. Rules are pure functions
+of a stored table: no model, no torch.
+
+Another package adds a rule by an entry point of the group `evalkit.rules`: its name is the rule's, its object a `Rule`.
+
+Notation: L(s) is the log-likelihood and n(s) the token count of segment s; the continuation is c, the end token e.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalkit.errors import RunError, UsageError
+from evalkit.plugins import added, call_added, load_added
+from evalkit.runs.score_table import SEGMENTS, why_unsized
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Floats = NDArray[np.float64]
+
+
+class RuleChoices(NamedTuple):
+    """Predictions of a rule, one entry per document."""
+
+    starts: NDArray[np.int64]
+    """First row of the document in the table."""
+    prediction: NDArray[np.int64]
+    """Index of the predicted choice."""
+    tie: NDArray[np.bool_]
+    """Whether several choices have the highest score."""
+
+
+def best_choices(scores: Floats, choice: NDArray[np.int64]) -> RuleChoices:
+    """Return the choice with the highest score of each document, the first one in a tie.
+
+    Args:
+        scores: [rows] scores under a rule.
+        choice: [rows] index of each row's choice; 0 begins a document.
+    """
+    starts = np.flatnonzero(choice == 0)
+    if not len(starts):
+        return RuleChoices(starts, np.empty(0, np.int64), np.empty(0, bool))
+    at_best = scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(np.append(starts, len(scores))))
+    # The first row at the maximum, for each document
+    position = np.where(at_best, choice, np.iinfo(np.int64).max)
+    return RuleChoices(starts, np.minimum.reduceat(position, starts), np.add.reduceat(at_best.astype(int), starts) > 1)
+
+
+GROUP = "evalkit.rules"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A scoring rule."""
+
+    name: str
+    description: str
+    formula: str
+    score: Callable[[pd.DataFrame], Floats]
+    """Score table → [rows] scores, higher is better."""
+    segments: tuple[str, ...] = ("continuation",)
+    """Required log-likelihoods: segments, or "unconditional"."""
+    per_token: bool = False
+    """Whether it reads token counts, which imported logs do not have."""
+    per_length: bool = False
+    """Whether it reads the lengths of the answer options, which some imported logs do not say."""
+
+
+def _ll(table: pd.DataFrame, *segments: str) -> Floats:
+    return sum((table[f"ll_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
+
+
+def _n(table: pd.DataFrame, *segments: str) -> Floats:
+    return sum((table[f"n_{s}"].to_numpy(float) for s in segments), np.zeros(len(table)))
+
+
+def _per(total: Floats, count: Floats) -> Floats:
+    """Divide log-likelihoods by counts; -inf where the count is 0, so that such a choice never wins."""
+    quotient: Floats = np.divide(total, count, out=np.full(len(total), -np.inf), where=count > 0)
+    return quotient
+
+
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            "ppl",
+            "lowest perplexity of the whole sequence, every token after BOS (the paper's rule)",
+            "exp(-sum_s L(s) / sum_s n(s)), lowest",
+            lambda t: _per(_ll(t, *SEGMENTS), _n(t, *SEGMENTS)),
+            SEGMENTS,
+            per_token=True,
+        ),
+        Rule(
+            "ppl_continuation",
+            "lowest perplexity of the continuation",
+            "exp(-L(c) / n(c)), lowest",
+            lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
+        ),
+        Rule(
+            "ppl_continuation_end",
+            "lowest perplexity of the continuation and the end token",
+            "exp(-(L(c) + L(e)) / (n(c) + n(e))), lowest",
+            lambda t: _per(_ll(t, "continuation", "end"), _n(t, "continuation", "end")),
+            ("continuation", "end"),
+            per_token=True,
+        ),
+        Rule(
+            "acc",
+            "highest summed log-likelihood of the continuation (lm-eval's acc)",
+            "L(c), highest",
+            lambda t: _ll(t, "continuation"),
+        ),
+        Rule(
+            "acc_norm",
+            "highest log-likelihood of the continuation per character (lm-eval's acc_norm)",
+            "L(c) / characters, highest",
+            lambda t: _per(_ll(t, "continuation"), t["chars"].to_numpy(float)),
+            per_length=True,
+        ),
+        Rule(
+            "acc_bytes",
+            "highest log-likelihood of the continuation per UTF-8 byte (lm-eval's acc_bytes)",
+            "L(c) / bytes, highest",
+            lambda t: _per(_ll(t, "continuation"), t["bytes"].to_numpy(float)),
+            per_length=True,
+        ),
+        Rule(
+            "acc_token",
+            "highest log-likelihood of the continuation per token; chooses as ppl_continuation does",
+            "L(c) / n(c), highest",
+            lambda t: _per(_ll(t, "continuation"), _n(t, "continuation")),
+            per_token=True,
+        ),
+        Rule(
+            "pmi",
+            "log-likelihood gained by the context (pointwise mutual information; needs an unconditional pass)",
+            "L(c | context) - L(c), highest",
+            lambda t: _ll(t, "continuation") - _ll(t, "unconditional"),
+            ("continuation", "unconditional"),
+        ),
+    )
+}
+
+
+@cache
+def find_rule(name: str) -> Rule:
+    """Return a rule by name, evalkit's own or another package's.
+
+    Raises:
+        UnknownNameError: there is no such rule.
+        UsageError: the rule's package cannot be imported, or its entry point is not that rule.
+    """
+    if name in RULES:
+        return RULES[name]
+    found = load_added(GROUP, name, "rule", tuple(RULES))
+    if not isinstance(found, Rule):
+        raise UsageError(f"entry point '{name}' of {GROUP} is a {type(found).__name__}; it must be a Rule")
+    if found.name != name:
+        raise UsageError(f"entry point '{name}' of {GROUP} is a rule named '{found.name}'; give both the same name")
+    if unknown := [segment for segment in found.segments if segment not in (*SEGMENTS, "unconditional")]:
+        known = ", ".join((*SEGMENTS, "unconditional"))
+        raise UsageError(f"rule {name} needs the segment '{unknown[0]}', which does not exist; known: {known}")
+    return found
+
+
+def all_rules() -> Iterator[Rule]:
+    """Yield evalkit's own rules, then those of other packages that can be loaded, sorted by name."""
+    yield from RULES.values()
+    for name in _added_names():
+        with suppress(UsageError):
+            yield find_rule(name)
+
+
+def invalid_rules() -> Iterator[str]:
+    """Yield the reason for each rule of another package that cannot be loaded."""
+    for name in _added_names():
+        try:
+            find_rule(name)
+        except UsageError as error:
+            yield str(error)
+
+
+def why_unusable(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule cannot be applied to a score table; None if it can.
+
+    A rule of another package is tried, so that its errors affect no other rule.
+    """
+    try:
+        if rule.name not in RULES:
+            choose(table, rule)
+        elif message := _why_unmeasured(rule, table):
+            return message
+        elif missing := missing_segments(rule, table):
+            return _missing_message(rule, missing, table)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def _added_names() -> list[str]:
+    return sorted(added(GROUP).keys() - RULES.keys())
+
+
+def missing_segments(rule: Rule, table: pd.DataFrame) -> list[str]:
+    """Return the segments that a rule needs and the table's template did not score.
+
+    Raises:
+        RunError: a segment is scored in some rows and not in others.
+    """
+    missing = []
+    for segment in rule.segments:
+        absent = table[f"ll_{segment}"].isna()
+        if absent.all() and _needed(segment, table):
+            missing.append(segment)
+        elif absent.any() and not absent.all():
+            raise RunError(f"the score table is damaged: {int(absent.sum())} of its rows have no ll_{segment}")
+    return missing
+
+
+def _needed(segment: str, table: pd.DataFrame) -> bool:
+    """Return whether a segment occurs in any sequence; one that does not (such as no end token) is not missing."""
+    # A count that is not known may be any number
+    return segment == "unconditional" or not bool((table[f"n_{segment}"] <= 0).all())
+
+
+def _are_counted(table: pd.DataFrame) -> bool:
+    return not bool(table["n_continuation"].isna().any())
+
+
+def _why_unmeasured(rule: Rule, table: pd.DataFrame) -> str | None:
+    """Return why a rule that reads token counts or lengths cannot be applied to an imported log; None if it can."""
+    unsized = why_unsized(table)
+    if rule.per_token and not _are_counted(table):
+        others = "acc" if unsized else "acc, acc_norm or acc_bytes"
+        return f"rule {rule.name} needs token counts, which the imported log does not have; use {others}"
+    return f"rule {rule.name} needs {unsized}, or use acc" if rule.per_length and unsized else None
+
+
+def choose(table: pd.DataFrame, rule: Rule) -> RuleChoices:
+    """Apply a rule. Arguments and errors: see `row_scores`."""
+    return best_choices(row_scores(table, rule), table["choice"].to_numpy())
+
+
+def row_scores(table: pd.DataFrame, rule: Rule) -> Floats:
+    """Return the score of each row under a rule, higher is better.
+
+    Args:
+        table: a score table; the rows of a document are adjacent, its choices in order.
+        rule: see `find_rule`.
+
+    Raises:
+        UsageError: the table lacks a segment that the rule needs, or the rule returns no number for a row.
+    """
+    if message := _why_unmeasured(rule, table):
+        raise UsageError(message)
+    if missing := missing_segments(rule, table):
+        raise UsageError(_missing_message(rule, missing, table))
+    scores = _scores(rule, table.fillna({f"ll_{s}": 0.0 for s in SEGMENTS}))
+    if np.shape(scores) != (len(table),) or np.isnan(scores).any():
+        raise UsageError(
+            f"rule {rule.name} returns no number for some rows; it must return one for each of {len(table):,}"
+        )
+    return scores
+
+
+def _scores(rule: Rule, table: pd.DataFrame) -> Floats:
+    if rule.name in RULES:
+        return rule.score(table)
+    return call_added(f"rule {rule.name}", lambda: np.asarray(rule.score(table), float))
+
+
+def decide(table: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """Apply a rule and return its decisions with the documents they are about.
+
+    Args:
+        table: as `choose` takes it.
+        rule: see `find_rule`.
+
+    Returns:
+        One row per document, in the table's order: task, subtask, doc_id, choices, gold, prediction (index of the
+        choice), correct (0 or 1), tie (whether several choices have the highest score), truncated.
+
+    Raises:
+        UsageError: as `choose`.
+    """
+    import pandas as pd
+
+    starts, prediction, tie = choose(table, rule)
+    documents = table.iloc[starts]
+    return pd.DataFrame(
+        {
+            "task": documents["task"].to_numpy(),
+            "subtask": documents["subtask"].to_numpy(),
+            "doc_id": documents["doc_id"].to_numpy(),
+            "choices": documents["choices"].to_numpy(),
+            "gold": documents["gold"].to_numpy(),
+            "prediction": prediction,
+            "correct": (prediction == documents["gold"].to_numpy()).astype(int),
+            "tie": tie,
+            "truncated": np.maximum.reduceat(table["truncated"].to_numpy(), starts) if len(starts) else [],
+        }
+    )
+
+
+def _missing_message(rule: Rule, missing: list[str], table: pd.DataFrame) -> str:
+    if not _are_counted(table):
+        return (
+            f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the imported log does not have"
+        )
+    if "unconditional" in missing:
+        return (
+            f"rule {rule.name} needs the unconditional pass, which this run did not make; repeat the run's command "
+            f"with --rule {rule.name}"
+        )
+    return (
+        f"rule {rule.name} needs the log-likelihood of {', '.join(missing)}, which the run's template does not score; "
+        "run with --template inst"
+    )

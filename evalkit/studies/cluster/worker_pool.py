@@ -1,0 +1,271 @@
+"""The workers of a driver: started while the cluster has room, refused or removed when they cannot be used.
+
+In: a cluster. Out: `WorkerHandle`s, and the answers to their calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalkit.errors import EvalkitError
+from evalkit.studies.cluster.ray_cluster import Call, RayCluster, WorkerLostError
+from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
+from evalkit.studies.cluster.worker import WorkerDescription, versions
+
+_GROWTH = 5.0
+"""Seconds between two looks at the cluster's size."""
+_PATIENCE = 600.0
+"""Seconds without any worker after which the driver gives up."""
+_STARTING = 60.0
+"""Seconds for which a worker that was asked for is expected; it may wait for cores of another job for ever."""
+_SIGN_OF_LIFE = 5.0
+"""Seconds between two signs of life that a worker with work is asked for."""
+_SILENT, _FROZEN = 30.0, 120.0
+"""Seconds without a sign of life until that is said, and until the worker is replaced: loading a library can take all
+of an interpreter's time."""
+_HEAD_SILENT, _HEAD_LOST = 15.0, 50.0
+"""Seconds without an answer of the cluster's head until that is said, and until the run ends: after 60, Ray ends the
+process."""
+
+
+@dataclass
+class WorkerHandle:
+    """A worker as the driver knows it."""
+
+    number: int
+    actor: Any
+    description: WorkerDescription | None = None
+    parked: bool = False
+    """Whether it is refused; it keeps its place in the cluster, so that no other worker starts there."""
+    model: str | None = None
+    """Checkpoint that it has loaded or is loading."""
+    prepared: set[int] = field(default_factory=set)
+    """Numbers of the jobs that it can compute."""
+    preparing: TrackedJob | None = None
+    flights: list[tuple[TrackedJob, Flight]] = field(default_factory=list)
+    """Batches in its hands, in the order in which it computes them."""
+    sent: int = 0
+    """Number of batches that it was sent."""
+    asked: float = 0.0
+    """When it was asked for a sign of life last; seconds of a monotonic clock."""
+    silent: float | None = None
+    """Seconds that it has not given the sign of life that it is asked for; None: it gave it."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether it has started and is not refused."""
+        return self.description is not None and not self.parked
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it can be given work."""
+        return self.is_usable and self.preparing is None
+
+    @property
+    def host(self) -> str:
+        """Return its machine; empty before it has started."""
+        return self.description.host if self.description else ""
+
+    def __str__(self) -> str:
+        where = f" on {self.description.host} (process {self.description.process})" if self.description else ""
+        return f"worker {self.number}{where}"
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """The answer to a call, or the loss of its worker."""
+
+    worker: WorkerHandle
+    job: TrackedJob
+    content: Any
+    flight: Flight | None = None
+    """The batch that was to be computed; None: the job was to be prepared."""
+    lost: str = ""
+    """Why the worker is gone."""
+
+
+class WorkerPool:
+    """The workers.
+
+    Args:
+        cluster: the connected cluster.
+        say: called with messages for the user.
+    """
+
+    def __init__(self, cluster: RayCluster, say: Callable[[str], None]) -> None:
+        self.workers: list[WorkerHandle] = []
+        self._cluster = cluster
+        self._say = say
+        self._count = 0
+        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None, Flight | None]] = {}
+        self._signs: dict[Call, WorkerHandle] = {}
+        """Calls for a sign of life."""
+        self._watched = time.monotonic()
+        self._head_silent = 0.0
+        """Seconds without an answer of the cluster's head."""
+        self._looked = 0.0
+        self._alive = self._asked = time.monotonic()
+        self._lost_at_start = 0
+        """Workers in succession that were lost before they had started."""
+        self._why = ""
+        """Why the last one was lost."""
+        self._announced = self._head_announced = False
+
+    @property
+    def holding(self) -> Counter[str | None]:
+        """Return checkpoint → number of workers that have it loaded or are loading it."""
+        return Counter(worker.model for worker in self.workers)
+
+    @property
+    def usable(self) -> list[WorkerHandle]:
+        """Return the workers that have started and are not refused."""
+        return [worker for worker in self.workers if worker.is_usable]
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether a worker that was asked for lately may still start."""
+        starting = any(worker.description is None for worker in self.workers)
+        return starting and time.monotonic() - self._asked < _STARTING
+
+    def keep(self) -> None:
+        """Start workers while there is room for them.
+
+        Raises:
+            EvalkitError: no worker can be had.
+        """
+        now = time.monotonic()
+        # Not the time in which this process itself was stopped
+        passed, self._watched = min(now - self._watched, 1.0), now
+        self._check_head(passed)
+        self._watch(now, passed)
+        why = f"; the last one was lost: {self._why}" if self._why else ""
+        if self.usable:
+            self._alive, self._announced = now, False
+        elif self._cluster.is_local and not self._cluster.capacity():
+            raise EvalkitError(
+                f"no worker is left and none can start, since Ray's raylet has ended{why}; finished batches are saved: "
+                "run the same command again"
+            )
+        elif now - self._alive > _PATIENCE or self._lost_at_start >= MOST_DEATHS:
+            raise EvalkitError(f"no worker could be started: {self._resources()}{why}")
+        elif now - self._alive > _STARTING and not self._announced:
+            self._announced = True
+            self._say(f"no worker has started yet: {self._resources()}; waiting {_PATIENCE / 60:.0f} minutes for one")
+        # A machine on which no worker starts is tried less and less often
+        if now - self._looked < _GROWTH * 2 ** min(self._lost_at_start, 6):
+            return
+        self._looked = now
+        for _ in range(self._cluster.capacity() - len(self.workers)):
+            self._count += 1
+            self._asked = now
+            worker = WorkerHandle(self._count, self._cluster.start_worker())
+            self.workers.append(worker)
+            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
+
+    def _check_head(self, passed: float) -> None:
+        """Say that the head of the cluster does not answer; end the run if that lasts."""
+        silent = self._head_silent = min(self._cluster.silent_seconds(), self._head_silent + passed)
+        if silent > _HEAD_LOST:
+            start = "" if self._cluster.is_local else "start the cluster, and "
+            raise EvalkitError(
+                f"the head of the Ray cluster has not answered for {silent:.0f} s; finished batches are saved: "
+                f"{start}run the same command again"
+            )
+        if silent > _HEAD_SILENT and not self._head_announced:
+            self._say(f"the head of the Ray cluster has not answered for {silent:.0f} s")
+        self._head_announced = silent > _HEAD_SILENT
+
+    def _watch(self, now: float, passed: float) -> None:
+        """Ask workers with work for a sign of life."""
+        for worker in self.usable:
+            if worker.silent is not None:
+                before, worker.silent = worker.silent, worker.silent + passed
+                if before <= _SILENT < worker.silent:
+                    rest = _FROZEN - _SILENT
+                    self._say(f"{worker} has not answered for {_SILENT:.0f} s; it is replaced after {rest:.0f} s more")
+            elif (worker.preparing or worker.flights) and now - worker.asked > _SIGN_OF_LIFE:
+                worker.asked, worker.silent = now, 0.0
+                self._signs[self._cluster.call(worker.actor, "sign_of_life")] = worker
+
+    def call(self, worker: WorkerHandle, job: TrackedJob, flight: Flight | None, method: str, *arguments: Any) -> None:
+        """Call a worker about a job; the answer comes from `answers`."""
+        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job, flight
+
+    def put(self, value: Any) -> Any:
+        """Store a large argument in the cluster."""
+        return self._cluster.put(value)
+
+    def answers(self, seconds: float) -> Iterator[WorkerAnswer]:
+        """Yield the answers to calls and the losses of workers; wait for the first one, up to some seconds."""
+        for call in self._cluster.answered([*self._calls, *self._signs], seconds):
+            if call in self._signs:
+                self._signs.pop(call).silent = None  # a loss is the answer to its other calls too
+                continue
+            if call not in self._calls:
+                continue  # of a worker that was lost meanwhile
+            worker, job, flight = self._calls.pop(call)
+            try:
+                content = self._cluster.answer(call)
+            except WorkerLostError as error:
+                yield from self.remove(worker, str(error))
+                continue
+            if job is None:
+                self._welcome(worker, content)
+            else:
+                yield WorkerAnswer(worker, job, content, flight)
+        for worker in [one for one in self.workers if one.silent is not None and one.silent > _FROZEN]:
+            yield from self.remove(worker, f"it has not answered for {worker.silent:.0f} s")
+
+    def remove(self, worker: WorkerHandle, why: str) -> Iterator[WorkerAnswer]:
+        """Give up a worker; yield its loss if it had something to do."""
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
+        self._signs = {call: one for call, one in self._signs.items() if one is not worker}
+        self._cluster.stop_worker(worker.actor)
+        self._why = why
+        if worker.description is None:
+            self._lost_at_start += 1
+        else:
+            self._looked = 0.0  # so that another one starts at once
+        job = worker.preparing or (worker.flights[0][0] if worker.flights else None)
+        if job is not None:
+            yield WorkerAnswer(worker, job, None, lost=why)
+            return
+        self._say(f"{worker} was lost ({why})")
+        self.show_log(worker)
+
+    def show_log(self, worker: WorkerHandle) -> None:
+        """Print the end of a worker's log."""
+        if worker.description is not None:
+            for line in self._cluster.log_of(worker.description.actor, worker.description.log):
+                self._say(f"  its log: {line}")
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            self._cluster.stop_worker(worker.actor)
+
+    def _welcome(self, worker: WorkerHandle, description: WorkerDescription) -> None:
+        """Accept a worker, or refuse it if its versions differ."""
+        worker.description = description
+        self._lost_at_start = 0
+        own, theirs = versions(), description.versions
+        if not (differing := [name for name in own if theirs.get(name) != own[name]]):
+            return
+        worker.parked = True
+        what = ", ".join(f"{name} is {theirs.get(name)} there, {own[name]} here" for name in differing)
+        self._say(f"{worker} is refused: {what}")
+        if all(one.parked for one in self.workers) and len(self.workers) >= self._cluster.capacity():
+            raise EvalkitError(f"every worker is refused; {worker}: {what}; install the same versions everywhere")
+
+    def _resources(self) -> str:
+        return (
+            f"each needs {self._cluster.needs}, the cluster has {self._cluster.describe()}, and "
+            f"{self._cluster.describe_free()} of them are free"
+        )

@@ -1,0 +1,315 @@
+"""Evaluation during training with transformers' Trainer.
+
+In: a trainer, and the arguments of `evalkit.evaluate`. Out: every n steps an ordinary run folder of the live model,
+named by step, and its metrics wherever the trainer logs. The training itself is not changed: see `models/live.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import transformers
+from torch import distributed
+
+from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.run import given_options, planned
+from evalkit.benchmarks.session import run_plan
+from evalkit.display import Progress
+from evalkit.errors import EvalkitError, UsageError, first_line
+from evalkit.inputs import values
+from evalkit.models.live import live_model
+from evalkit.models.locate import silent
+from evalkit.models.spec import ModelSpec
+from evalkit.paths import RUNS
+from evalkit.runs.folder import Run
+
+
+def logged_metrics(run: Run, rule: str) -> dict[str, float]:
+    """Return the metrics of a finished run, named `evalkit/<suite>/<task>` and `evalkit/<suite>/<average>`.
+
+    A task's main metric has the task's name; its further ones have their own name after it. The error of the last
+    average is `…_stderr`. Values have the benchmark's own unit (accuracies are fractions). Numbers that are not finite
+    are left out: a file of logged numbers must be valid JSON.
+
+    Args:
+        run: the run.
+        rule: of the plan: a finished run may have been started under another one.
+    """
+    found = _numbers(run, run.other_rule(rule))
+    return {f"evalkit/{run.suite}/{name}": value for name, value in found if math.isfinite(value)}
+
+
+def _numbers(run: Run, rule: str | None) -> Iterator[tuple[str, float]]:
+    seen: set[str] = set()
+    for metric in benchmark_of(run).metrics(run, rule):
+        if metric.layer is not None:
+            continue
+        name = metric.task if metric.task not in seen else f"{metric.task}/{metric.name}"
+        seen.add(metric.task)
+        if metric.value is not None:
+            yield name, float(metric.value)
+    averages = benchmark_of(run).stored_averages(run, rule)
+    for average in averages:
+        yield average["name"], float(average["accuracy"])
+    if averages and averages[-1]["stderr"] is not None:
+        yield f"{averages[-1]['name']}_stderr", float(averages[-1]["stderr"])
+
+
+Result = TypeVar("Result")
+
+_TIMEOUT = timedelta(days=7)
+
+
+class Processes:
+    """All processes of this training; created by all of them at the same time. A single process needs no group."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            self._group = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this is the process that computes."""
+        return self._group is None or distributed.get_rank() == 0
+
+    def from_main(self, compute: Callable[[], Result]) -> Result:
+        """Compute in the main process and return the result, which is pickled, in all.
+
+        An exception in the main process leaves the others waiting until that process ends.
+        """
+        found: list[Any] = [compute() if self.is_main else None]
+        if self._group is not None:
+            distributed.broadcast_object_list(found, src=0, group=self._group, device=torch.device("cpu"))
+        result: Result = found[0]
+        return result
+
+    def close(self) -> None:
+        """Free the group; called by all processes."""
+        if self._group is not None and distributed.is_initialized():
+            distributed.destroy_process_group(self._group)
+        self._group = None
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of an evaluation; the same in all processes."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    """Why it failed; empty: it did not."""
+
+
+class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Evaluate the model of a `transformers.Trainer` every n steps; weights, optimizer and random numbers stay equal.
+
+        trainer.add_callback(evalkit.TrainerCallback(trainer, every=1000, suite="zeroshot8", sample=100))
+
+    Each evaluation is logged with `trainer.log` (`evalkit/<suite>/<task>`), so that it reaches what the trainer logs
+    to, and leaves a run folder named "<name> step <step>" in `output`. Several callbacks evaluate several suites.
+    Training does not begin if the options are invalid or the documents are missing.
+
+    In distributed training (DDP) the main process evaluates while the others wait. Ctrl-C ends the training, as always.
+
+    Args:
+        trainer: the trainer that the callback is added to.
+        every: steps (updates of the weights) between two evaluations; None: only at the end.
+        at_end: whether to evaluate after the last step, too.
+        on_error: what a failed evaluation does: "warn" logs a warning and the training goes on; "raise" ends it.
+        name: name of the training in its runs and in tables; None: the trainer's `run_name`, or the name of its output
+            folder.
+        tokenizer: the model's tokenizer; None: the trainer's `processing_class`.
+        suite: see `evalkit.evaluate`, as all other arguments.
+        tasks: see `evalkit.evaluate`.
+        include_path: see `evalkit.evaluate`.
+        template: see `evalkit.evaluate`.
+        rule: see `evalkit.evaluate`.
+        limit: see `evalkit.evaluate`.
+        sample: see `evalkit.evaluate`.
+        seed: see `evalkit.evaluate`.
+        num_fewshot: see `evalkit.evaluate`.
+        vary: see `evalkit.evaluate`.
+        data_dir: see `evalkit.evaluate`.
+        log_samples: see `evalkit.evaluate`.
+        allow_unofficial_data: see `evalkit.evaluate`.
+        settings: see `evalkit.evaluate`.
+        output: see `evalkit.evaluate`.
+        token_budget: see `evalkit.evaluate`.
+        attention: see `evalkit.evaluate`.
+        progress: receives messages and progress; None: lines on standard error.
+
+    Raises:
+        UsageError: an argument is invalid, or the trainer shards the model over processes.
+    """
+
+    def __init__(
+        self,
+        trainer: transformers.Trainer,
+        *,
+        every: int | None = None,
+        at_end: bool = True,
+        on_error: Literal["warn", "raise"] = "warn",
+        name: str | None = None,
+        tokenizer: transformers.PreTrainedTokenizerBase | None = None,
+        suite: str | Path | None = None,
+        tasks: str | Sequence[str] = (),
+        include_path: str | Path | None = None,
+        template: str | Path | None = None,
+        rule: str | None = None,
+        limit: int | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
+        num_fewshot: int | None = None,
+        vary: str | Path | Sequence[str] = (),
+        data_dir: str | Path | None = None,
+        log_samples: bool = False,
+        allow_unofficial_data: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        output: str | Path = RUNS,
+        token_budget: int | Literal["auto"] | None = None,
+        attention: str = "auto",
+        progress: Progress | None = None,
+    ) -> None:
+        self._every = None if every is None else values.whole("every", every, 1)
+        self._at_end = values.switch("at_end", at_end)
+        if self._every is None and not self._at_end:
+            raise UsageError("every and at_end: nothing is evaluated; pass every=1000, for example")
+        if on_error not in ("warn", "raise"):
+            raise UsageError(f"on_error is {on_error!r}; it must be 'warn' or 'raise'")
+        _check_trainer(trainer)
+        self._trainer = trainer
+        self._raises = on_error == "raise"
+        own_name = trainer.args.run_name or Path(trainer.args.output_dir).resolve().name or "training"
+        self._name = own_name if name is None else values.text("name", name)
+        self._tokenizer = trainer.processing_class if tokenizer is None else tokenizer
+        if self._tokenizer is None:
+            raise UsageError("the trainer has no processing_class; pass tokenizer=…, the tokenizer of the model")
+        arguments = {
+            "suite": suite,
+            "tasks": tasks,
+            "include_path": include_path,
+            "template": template,
+            "rule": rule,
+            "limit": limit,
+            "sample": sample,
+            "seed": seed,
+            "num_fewshot": num_fewshot,
+            "vary": str(vary) if isinstance(vary, Path) else vary,
+            "data_dir": data_dir,
+            "log_samples": log_samples,
+            "allow_unofficial_data": allow_unofficial_data,
+            "output": output,
+            "token_budget": token_budget,
+        }
+        self._options = given_options(arguments, settings or {})
+        defaults = {one.name: one.default for one in ModelSpec.__dataclass_fields__.values() if one.name != "model"}
+        self._loading: dict[str, Any] = {**defaults, "tokenizer": self._tokenizer, "attention": attention}
+        self._progress = progress or Progress(live=False)
+        self._processes: Processes | None = None
+        self._evaluated: int | None = None
+        """The step that was evaluated last."""
+        self._error: Exception | None = None
+        """The error of the last evaluation, in the process that evaluates."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Plan an evaluation before the first step, so that invalid options and missing documents are found."""
+        self._evaluated, self._processes = None, Processes()
+        outcome = self._processes.from_main(lambda: self._attempt(self._plan))
+        if outcome.error:
+            self._fail(outcome)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Evaluate the model if it is time for it; gradients of the step are already applied and removed."""
+        due = self._every is not None and state.global_step % self._every == 0
+        if due or (self._at_end and control.should_training_stop):
+            self._evaluate(state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Evaluate the model at the end of a training that another callback stopped."""
+        if self._at_end and control.should_training_stop:
+            self._evaluate(state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Evaluate the last step if it is not evaluated yet."""
+        if self._at_end and self._evaluated != state.global_step:
+            if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+                # The weights are those of another step by now
+                if state.is_world_process_zero:
+                    _log.warning(
+                        "step %s, the last one, is not evaluated: the trainer has loaded %s",
+                        f"{state.global_step:,}",
+                        state.best_model_checkpoint,
+                    )
+            else:
+                self._evaluate(state, control)
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+
+    def _evaluate(self, state: Any, control: Any) -> None:
+        """Evaluate the model in the main process; log its metrics in all."""
+        step = state.global_step
+        if self._processes is None or self._evaluated == step:
+            return
+        self._evaluated = step
+        outcome = self._processes.from_main(lambda: self._attempt(lambda: self._run(step)))
+        if outcome.metrics:
+            # Logging tells the trainer that its own numbers of this step are logged, too, which they are not
+            should_log = control.should_log
+            self._trainer.log(dict(outcome.metrics))
+            control.should_log = should_log
+        if outcome.error and self._raises:
+            self._fail(outcome)
+        if outcome.error and state.is_world_process_zero:
+            unexpected = None if isinstance(self._error, EvalkitError) else self._error
+            message = "the evaluation of step %s failed and is left out; the training goes on: %s"
+            _log.warning(message, f"{step:,}", outcome.error, exc_info=unexpected)
+        self._error = None
+
+    def _fail(self, outcome: _Outcome) -> None:
+        """Raise the error of the main process, in all processes."""
+        error, self._error = self._error, None
+        raise error or EvalkitError(outcome.error)
+
+    def _attempt(self, work: Any) -> _Outcome:
+        """Return the outcome of some work; interrupts are raised."""
+        try:
+            return _Outcome(metrics=work())
+        except Exception as error:  # whatever fails, the training is not to be lost
+            self._error = error
+            named = isinstance(error, EvalkitError)
+            return _Outcome(error=str(error) if named else f"{type(error).__name__}: {first_line(error)}")
+
+    def _run(self, step: int) -> dict[str, float]:
+        name = f"{self._name} step {step}"
+        with self._progress as shown, live_model(self._trainer.model, name, **self._loading) as spec:
+            plan = planned(spec, self._options, shown.say)
+            return logged_metrics(run_plan(plan, shown), plan.manifest["rule"])
+
+    def _plan(self) -> dict[str, float]:
+        with live_model(self._trainer.model, self._name, **self._loading) as spec:
+            planned(spec, self._options, silent)
+        return {}
+
+
+def _check_trainer(trainer: Any) -> None:
+    """Raise `UsageError` if a trainer shards its model: no process then has all weights."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    sharding = "FSDP" if trainer.is_fsdp_enabled else ""
+    if plugin is not None and getattr(plugin, "zero_stage", None) == 3:
+        sharding = "DeepSpeed ZeRO-3"
+    if sharding:
+        raise UsageError(
+            f"the trainer shards the model over processes ({sharding}); evaluate its checkpoints as they are saved: "
+            f"evalkit run --watch {trainer.args.output_dir}"
+        )
