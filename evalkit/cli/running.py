@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evalkit.display import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.engines import JobRunner, Outcome
+    from evalkit.studies.jobs import JobRunner, Outcome
 
 
 WORKERS = option_group(
@@ -52,10 +52,10 @@ def runner_of(options: dict[str, Any]) -> JobRunner:
         for name in _NAMES:
             if options[name]:
                 raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
-        from evalkit.studies.engines import run_here
+        from evalkit.studies.jobs import run_here
 
         return run_here
-    from evalkit.studies.cluster.engine import ClusterRunner
+    from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
 
     cpus, gpus = options["worker_cpus"], options["worker_gpus"]
@@ -172,7 +172,7 @@ def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Ru
     """Have a run computed; raise a `RunError` if it is not finished."""
     from evalkit.errors import RunError
     from evalkit.runs.folder import load_run
-    from evalkit.studies.engines import Job
+    from evalkit.studies.jobs import Job
 
     [outcome] = runner([Job(model, plan)], progress)
     if outcome.state != "finished":

@@ -20,7 +20,7 @@ from evalkit.escape import counted
 from evalkit.models.files import safetensors_header
 from evalkit.models.shapes import parameter_count
 from evalkit.runs.folder import Run
-from evalkit.studies.engines import Job
+from evalkit.studies.jobs import Job
 from evalkit.studies.records import finished_run_of, record_of, save_record
 from evalkit.studies.study import Study, StudyRun
 

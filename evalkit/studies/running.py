@@ -19,7 +19,7 @@ from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.engines import Job, JobRunner, Outcome
+from evalkit.studies.jobs import Job, JobRunner, Outcome
 from evalkit.studies.planning import KeptRun, plan_study
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.study import Study, StudyRun

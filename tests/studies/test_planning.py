@@ -13,7 +13,7 @@ from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
-from evalkit.studies.engines import Outcome, run_here
+from evalkit.studies.jobs import Outcome, run_here
 from evalkit.studies.planning import plan_checkpoints, plan_study
 from evalkit.studies.records import record_of, recorded_checkpoints, save_record
 from evalkit.studies.running import outcomes_report, run_study

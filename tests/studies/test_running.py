@@ -19,7 +19,7 @@ from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS, load_run
 from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module
-from evalkit.studies.engines import Job, Outcome, run_here
+from evalkit.studies.jobs import Job, Outcome, run_here
 from evalkit.studies.planning import plan_study
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import outcomes_report, run_study

@@ -15,7 +15,7 @@ import pytest
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS
 from evalkit.runs.lock import Owner, locked
-from evalkit.studies.engines import run_here
+from evalkit.studies.jobs import run_here
 from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import run_study
 from evalkit.studies.status import RunState, states_of, status_report

@@ -16,7 +16,7 @@ from evalkit.display import Progress
 from evalkit.models.locate import silent
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.runs.folder import Run
-from evalkit.studies.costs import cost_of
+from evalkit.studies.dry_run import cost_of
 
 MEASURES = "bos,entropy,negative,sink,distance,similarity,rank"
 
