@@ -114,8 +114,7 @@ def _sides_of_study(
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
     """Return sides, notes, and the key of the outcome, under the benchmark's rule by default."""
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_sides
+    from evalkit.studies.results import read_results, study_sides
 
     results = read_results(path)
     chosen = results.study.benchmark(benchmark)
@@ -135,8 +134,7 @@ def _curves_of_study(
 ) -> tuple[list[Curve], tuple[str, ...]]:
     from evalkit.comparison.curves import curve
     from evalkit.runs.outcomes import with_default_rule
-    from evalkit.studies.results import read_results
-    from evalkit.studies.sides import study_trainings
+    from evalkit.studies.results import read_results, study_trainings
 
     results = read_results(path)
     chosen = results.study.benchmark(benchmark)

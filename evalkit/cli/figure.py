@@ -140,8 +140,7 @@ def _analysed(
         found, notes = [named_run(one) for one in given], []
         known = names_of(found)
     else:
-        from evalkit.studies.results import read_results
-        from evalkit.studies.sides import study_analyses
+        from evalkit.studies.results import read_results, study_analyses
 
         analyses = study_analyses(read_results(study), given, benchmark)
         found, known, notes = analyses.runs, analyses.names, [*analyses.notes]

@@ -87,11 +87,10 @@ def _of_study(ctx: click.Context, parameter: str) -> Iterable[str] | None:
     """Return the names that the study of the command has for a parameter; None where they are not a study's."""
     if ctx.params.get("study") is None or parameter not in ("runs", "--benchmark"):
         return () if parameter == "--benchmark" else None
-    from evalkit.studies.records import recorded_checkpoints
     from evalkit.studies.study_file import read_study
 
     try:
-        study = read_study(ctx.params["study"], recorded_checkpoints)
+        study = read_study(ctx.params["study"])
     except EvalkitError:
         return ()
     return study.names if parameter == "runs" else (one.name for one in study.benchmarks)

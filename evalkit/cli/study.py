@@ -100,7 +100,6 @@ def status(ctx: click.Context, file: Path, form: Format, standalone: bool) -> No
 
 
 def _read(file: Path) -> Study:
-    from evalkit.studies.records import recorded_checkpoints
     from evalkit.studies.study_file import read_study
 
-    return read_study(file, recorded_checkpoints)
+    return read_study(file)

@@ -15,8 +15,7 @@ from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.runs.folder import Run
 from evalkit.runs.outcomes import with_default_rule
-from evalkit.studies.results import StudyResults
-from evalkit.studies.sides import StudyTraining
+from evalkit.studies.results import StudyResults, StudyTraining
 from evalkit.studies.study import Selected, StudyBenchmark, select, trainings
 
 

@@ -189,7 +189,7 @@ def dry_run_report(study: Study, say: Say) -> Report:
     Raises:
         EvalkitError: the study cannot be planned.
     """
-    plans = [(planned.run.benchmark.name, planned.plan) for planned in plan_runs(study, study.runs, say).runs]
+    plans = [(planned.run.benchmark.name, planned.plan) for planned in plan_runs(study, say).runs]
     estimates, notes = _estimates(plans, "this study", say)
     groups: dict[tuple[str, int | None], list[_Estimate]] = {}
     for one in estimates:

@@ -28,8 +28,7 @@ from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
 from evalkit.studies.planning import GONE, plan_of
-from evalkit.studies.records import record_of
-from evalkit.studies.study import Study, StudyRun
+from evalkit.studies.study import Study, StudyRun, record_of
 
 State = Literal["finished", "running", "interrupted", "missing", "failed", "not planned"]
 STATES: tuple[State, ...] = ("finished", "running", "interrupted", "missing", "failed", "not planned")
@@ -215,12 +214,7 @@ def _row(one: RunState) -> list[str]:
 
 
 def _record(one: RunState) -> dict[str, Any]:
-    return {
-        "run": one.run.label,
-        "checkpoint": one.run.checkpoint.name,
-        "seed": one.run.checkpoint.seed,
-        "step": one.run.checkpoint.step,
-        "benchmark": one.run.benchmark.name,
+    return one.run.columns | {
         "id": one.id,
         "folder": None if one.folder is None else str(one.folder),
         "state": one.state,

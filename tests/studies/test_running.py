@@ -21,9 +21,9 @@ from evalkit.runs.lock import locked, read_owner
 from evalkit.studies import running as module
 from evalkit.studies.jobs import Job, Outcome, run_here
 from evalkit.studies.planning import plan_study
-from evalkit.studies.records import record_of, save_record
 from evalkit.studies.running import outcomes_report, run_study
 from evalkit.studies.status import states_of
+from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from tests.printed import printed
 from tests.studies.tiny_studies import CHOICES, NEEDLE, Told, made_files, made_study, same_tables, tables_of
