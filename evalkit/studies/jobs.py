@@ -79,33 +79,20 @@ def run_here(
     """
     outcomes: dict[int, Outcome] = {}
     holder = ModelHolder()
-
-    def complete(place: int) -> None:
-        outcomes[place] = outcome = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
-        if outcome.state != "in use":
-            done(outcome)
-
-    with remembering():
-        for place in _by_model(jobs):
-            complete(place)
-        for place in [place for place, outcome in outcomes.items() if outcome.state == "in use"]:
-            complete(place)
-            if outcomes[place].state == "in use":
-                done(outcomes[place])
-    return [outcomes[place] for place in range(len(jobs))]
-
-
-def _by_model(jobs: Sequence[Job]) -> list[int]:
-    """Return the numbers of the jobs in order, those with the same loaded model together."""
+    # Those with the same loaded model together
     groups: dict[LoadingKey, list[int]] = {}
     for place, job in enumerate(jobs):
-        groups.setdefault(_model_of(job.plan), []).append(place)
-    return [place for group in groups.values() for place in group]
-
-
-def _model_of(plan: Plan) -> LoadingKey:
-    """Return what determines the loaded model."""
-    return loading_key(plan.request.model, plan.manifest["specification"])
+        groups.setdefault(loading_key(job.plan.request.model, job.plan.manifest["specification"]), []).append(place)
+    with remembering():
+        for places in groups.values():
+            for place in places:
+                outcome = outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
+                if outcome.state != "in use":
+                    done(outcome)
+        for place in [place for place, outcome in outcomes.items() if outcome.state == "in use"]:
+            outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
+            done(outcomes[place])
+    return [outcomes[place] for place in range(len(jobs))]
 
 
 def _outcome(job: Job, number: str, progress: Progress, holder: ModelHolder) -> Outcome:

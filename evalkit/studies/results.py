@@ -1,8 +1,8 @@
 """Results of a study: its finished runs, and what is compared, by the names of its models.
 
-In: a study file, and names as on the command line. Out: a `StudyResults`; `Side`s of finished runs, trainings of a curve
-and analyses, with notes about them. Runs are found by their records, so that neither checkpoints nor torch are needed.
-Where the checkpoint is on this machine, a run of other files than it has now is reported.
+In: a study file, and names as on the command line. Out: a `StudyResults`; the sides of a comparison, trainings of a
+curve and analyses, with notes about them. Runs are found by their records, so that neither checkpoints nor torch are
+needed. Where the checkpoint is on this machine, a run of other files than it has now is reported.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def test_seeds_without_a_common_step(study: Path) -> None:
     shutil.rmtree(study.parent / "train/diff-seed2/checkpoint-5")
     shutil.rmtree(study.parent / "train/diff-seed2/checkpoint-10")
     shutil.copytree(study.parent / "checkpoints/vanilla", study.parent / "train/diff-seed2/checkpoint-7")
+    shutil.rmtree(study.parent / "runs/.studies")
     with pytest.raises(UsageError, match="the seeds of diff have no training step in common"):
         select(read_study(study), "diff")
 

@@ -67,9 +67,8 @@ class JobQueue:
         self._planning: dict[Future[Any], TrackedJob] = {}
         """What the planner does for a job; its phase says what that is."""
         self._writing: deque[tuple[TrackedJob, Flight, float, Future[None]]] = deque()
-        self._uncosted = list(self.jobs)
-        self._to_cost: deque[tuple[TrackedJob, Any]] = deque()
-        """Jobs with their tokenizers, which a worker has returned for one of them."""
+        self._tokenizers: dict[str, Any] = {}
+        """Digest → tokenizer, which a worker has returned for one of the jobs."""
         self._costing: Future[None] | None = None
         self._estimator = Estimator()
         self._workers: tuple[int, Collection[str | None], Sequence[float]] = 0, (), ()
@@ -110,9 +109,7 @@ class JobQueue:
         """Plan the batches of a job, once: the first worker that has prepared it determines the facts."""
         if job.phase != "unprepared":
             return
-        tokenizer = answer.prepared.tokenizer
-        self._to_cost += [(other, tokenizer) for other in self._uncosted if _digest_of(other) == _digest_of(job)]
-        self._uncosted = [other for other in self._uncosted if _digest_of(other) != _digest_of(job)]
+        self._tokenizers[_digest_of(job)] = answer.prepared.tokenizer
         job.phase = "planning"
         self._plan(job, _start, job, answer)
 
@@ -173,9 +170,13 @@ class JobQueue:
             elif job.is_computed:
                 job.phase = "finishing"
                 self._plan(job, _finish, job)
-        if self._to_cost and not self._planning and (self._costing is None or self._costing.done()):
-            # Only then, so that no worker waits for it
-            self._costing = self._planner.submit(_set_cost, *self._to_cost.popleft(), self._speed)
+        # Costs only then, so that no worker waits for them
+        if not self._planning and (self._costing is None or self._costing.done()):
+            for job in self.jobs:
+                if job.cost is None and (tokenizer := self._tokenizers.get(_digest_of(job))) is not None:
+                    job.cost = 0.0
+                    self._costing = self._planner.submit(_set_cost, job, tokenizer, self._speed)
+                    break
 
     def end(
         self,
@@ -281,7 +282,7 @@ def _set_cost(job: TrackedJob, tokenizer: Any, speed: Speed) -> None:
     """Store the benchmark's own estimate of a whole run in seconds, if it has one."""
     with suppress(Exception):  # the run itself reports what is wrong
         # Without a device, since the driver does not import torch
-        job.cost = cost_of(job.job.plan, None, silent, tokenizer).seconds(speed)
+        job.cost = cost_of(job.job.plan, None, silent, tokenizer).seconds(speed) or 0.0
 
 
 def _digest_of(job: TrackedJob) -> str:

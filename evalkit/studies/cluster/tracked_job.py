@@ -59,7 +59,7 @@ class TrackedJob:
     begun: float = 0.0
     """Finished share, as an earlier session has recorded it; used until the run is planned."""
     cost: float | None = None
-    """The benchmark's own estimate in seconds; None: not known, or not yet."""
+    """The benchmark's own estimate in seconds; 0: not known; None: not yet."""
     phase: Literal["waiting", "opening", "unprepared", "planning", "computing", "finishing", "ended"] = "waiting"
     outcome: Outcome | None = None
     stack: ExitStack = field(default_factory=ExitStack)
