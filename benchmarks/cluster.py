@@ -71,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> float:
     from evalkit.benchmarks.run import planned
     from evalkit.benchmarks.session import run_plan
     from evalkit.display import Progress
-    from evalkit.studies.jobs import Job
+    from evalkit.studies.planning import Job
 
     options: dict[str, Any] = {
         "output": arguments.output,

@@ -105,7 +105,7 @@ def drive(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.display import Progress
     from evalkit.studies.cluster.driver import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
-    from evalkit.studies.jobs import Job
+    from evalkit.studies.planning import Job
 
     progress = Progress(live=False)
     with remembering():

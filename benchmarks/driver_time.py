@@ -88,7 +88,7 @@ def measure(root: Path, arguments: argparse.Namespace) -> None:
     from evalkit.models.spec import model_spec
     from evalkit.studies.cluster import job_queue, ray_cluster
     from evalkit.studies.cluster.driver import Driver
-    from evalkit.studies.jobs import Job
+    from evalkit.studies.planning import Job
 
     spent: dict[str, float] = defaultdict(float)
     for name in ("_start", "_next_batches", "_finish"):

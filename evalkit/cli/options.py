@@ -187,7 +187,7 @@ DRY_RUN = typed_option(
     "--dry-run",
     "without_computing",
     is_flag=True,
-    help="Compute nothing; print documents, tokens, time, memory and disk.",
+    help="Compute nothing; print documents, tokens, time and memory.",
 )
 TOKEN_BUDGET = option(
     "--token-budget", metavar="TOKENS|auto", help="Maximum tokens of a batch, limited by memory.  [default: auto]"

@@ -40,7 +40,7 @@ from evalkit.escape import printable
 if TYPE_CHECKING:
     from evalkit.reporting.markup import Format
     from evalkit.runs.folder import Run
-    from evalkit.studies.jobs import JobRunner
+    from evalkit.studies.running import JobRunner
 
 
 @click.command()
@@ -138,7 +138,7 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.runs.folder import load_run
-    from evalkit.studies.jobs import Job
+    from evalkit.studies.planning import Job
 
     with Progress() as progress:
         with doing("planning the runs"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evalkit.display import Progress
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.jobs import JobRunner, Outcome
+    from evalkit.studies.running import JobRunner, Outcome
 
 
 WORKERS = option_group(
@@ -52,7 +52,7 @@ def runner_of(options: dict[str, Any]) -> JobRunner:
         for name in _NAMES:
             if options[name]:
                 raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
-        from evalkit.studies.jobs import run_here
+        from evalkit.studies.running import run_here
 
         return run_here
     from evalkit.studies.cluster.driver import ClusterRunner
@@ -149,7 +149,7 @@ def run_and_print(
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens, time, memory and disk. Nothing is computed.
+    """Return what runs will take: documents, tokens, time and memory. Nothing is computed.
 
     Args:
         models: see `evalkit.evaluate`.
@@ -172,7 +172,7 @@ def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Ru
     """Have a run computed; raise a `RunError` if it is not finished."""
     from evalkit.errors import RunError
     from evalkit.runs.folder import load_run
-    from evalkit.studies.jobs import Job
+    from evalkit.studies.planning import Job
 
     [outcome] = runner([Job(model, plan)], progress)
     if outcome.state != "finished":

@@ -108,7 +108,7 @@ def _evaluate(
     from evalkit.display import Progress
     from evalkit.errors import RunInUseError, TemplateError
     from evalkit.models.files import why_incomplete
-    from evalkit.studies.jobs import FAILURES, why_failed
+    from evalkit.studies.running import FAILURES, why_failed
 
     name = one.folder.name
     try:

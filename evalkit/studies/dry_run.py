@@ -91,7 +91,6 @@ class RunCost:
 
     tasks: tuple[TaskTokens, ...]
     parameters: int | None
-    dtype: str
     operations: float | None
     """Floating-point operations of all distinct input tokens; None without parameters."""
     weight_bytes: int | None
@@ -139,7 +138,7 @@ def cost_of(plan: Plan, device: str | None, say: Say, tokenizer: Any = None) -> 
     weights = None if count is None else count * BYTES[dtype]
     batch = None if device is None else _batch_bytes(plan, config, shape, dtype, device, tasks)
     memory = None if weights is None or batch is None else weights + batch
-    return RunCost(tuple(tasks), count, dtype, _operations(tasks, shape, count), weights, memory)
+    return RunCost(tuple(tasks), count, _operations(tasks, shape, count), weights, memory)
 
 
 def _operations(tasks: list[TaskTokens], shape: ModelShape | None, count: int | None) -> float | None:
@@ -239,7 +238,7 @@ def _estimates(plans: Sequence[tuple[str, Plan]], where: str, say: Say) -> tuple
     with doing("timing a matrix product"):
         for place, one in enumerate(estimates):
             if one.cost is not None and one.device:
-                key = one.device, one.cost.dtype
+                key = one.device, str(one.plan.manifest["specification"]["dtype"])
                 speed = speeds[key] = speeds.get(key) or _measured_speed(*key)
                 estimates[place] = replace(one, expected=one.cost.seconds(speed))
     factors = _factors(estimates)

@@ -20,10 +20,18 @@ from evalkit.escape import counted
 from evalkit.models.files import safetensors_header
 from evalkit.models.shapes import parameter_count
 from evalkit.runs.folder import Run
-from evalkit.studies.jobs import Job
 from evalkit.studies.study import Study, StudyRun, finished_run_of, record_of, save_record
 
 GONE = "its checkpoint was deleted before this run was finished"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be completed."""
+
+    label: str
+    """Its name in messages."""
+    plan: Plan
 
 
 @dataclass(frozen=True)

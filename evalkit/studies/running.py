@@ -1,7 +1,7 @@
-"""Running a study: plan, compute what nobody else computes, record what became of each run.
+"""Running jobs in this process, and the runs of a study: plan, compute what nobody else computes, record the outcomes.
 
-In: a `Study` and a `JobRunner`. Out: the outcome of each run. Several processes may do this at once: each takes the
-runs that no other process holds.
+In: planned runs, or a `Study` and a `JobRunner`: this process, or the workers of a cluster. Out: what became of each
+run. Several processes may do this at once: each takes the runs that no other process holds.
 """
 
 from __future__ import annotations
@@ -10,21 +10,108 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from evalkit.benchmarks.registry import benchmark_of
+from evalkit.benchmarks.remembered import remembering
+from evalkit.benchmarks.session import LoadingKey, ModelHolder, finished, loading_key, run_plan
 from evalkit.display import Progress
+from evalkit.errors import EvalkitError, RunInUseError, first_line
 from evalkit.escape import counted
+from evalkit.models.locate import silent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked, read_owner
-from evalkit.studies.jobs import Job, JobRunner, Outcome
-from evalkit.studies.planning import plan_study
+from evalkit.studies.planning import Job, plan_study
 from evalkit.studies.study import Study, StudyRun, record_of, save_record
 
 _POLL = 5.0
 """Seconds between two looks at the runs of other processes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    job: Job
+    state: Literal["finished", "failed", "in use"]
+    """"in use": another process computes it."""
+    message: str = ""
+    """Why it failed, or who computes it; one line."""
+
+
+FAILURES = (EvalkitError, MemoryError, OSError)
+"""Errors of one job, after which the others go on."""
+
+
+def why_failed(error: BaseException) -> str:
+    """Return an error of a job as a line for the user."""
+    if isinstance(error, MemoryError):
+        return "out of memory; close other programs, or give a smaller --token-budget"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FAILURES):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {first_line(error)}"
+
+
+class JobRunner(Protocol):
+    """Completes jobs; the others go on where one fails."""
+
+    def __call__(
+        self, jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
+    ) -> list[Outcome]:
+        """Compute what is missing of each job and write its results.
+
+        Args:
+            jobs: the runs, in order of preference; one or more.
+            progress: receives messages and progress.
+            done: called with each outcome as soon as it is known.
+
+        Returns:
+            One outcome for each job, in their order.
+
+        Raises:
+            EvalkitError: nothing can be computed at all.
+        """
+
+
+def run_here(
+    jobs: Sequence[Job], progress: Progress, done: Callable[[Outcome], None] = lambda _: None
+) -> list[Outcome]:
+    """Complete jobs in this process; see `JobRunner`.
+
+    A job whose folder another process holds is left, and tried once more at the end.
+    """
+    outcomes: dict[int, Outcome] = {}
+    holder = ModelHolder()
+    # Those with the same loaded model together
+    groups: dict[LoadingKey, list[int]] = {}
+    for place, job in enumerate(jobs):
+        groups.setdefault(loading_key(job.plan.request.model, job.plan.manifest["specification"]), []).append(place)
+    with remembering():
+        for places in groups.values():
+            for place in places:
+                outcome = outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
+                if outcome.state != "in use":
+                    done(outcome)
+        for place in [place for place, outcome in outcomes.items() if outcome.state == "in use"]:
+            outcomes[place] = _outcome(jobs[place], f"{place + 1} of {len(jobs)}", progress, holder)
+            done(outcomes[place])
+    return [outcomes[place] for place in range(len(jobs))]
+
+
+def _outcome(job: Job, number: str, progress: Progress, holder: ModelHolder) -> Outcome:
+    try:
+        if finished(job.plan, silent) is None:
+            progress.say(f"{number}: {job.label}")
+        run_plan(job.plan, progress, holder)
+    except RunInUseError as error:
+        return Outcome(job, "in use", str(error))
+    except FAILURES as error:
+        return Outcome(job, "failed", why_failed(error))
+    return Outcome(job, "finished")
 
 
 @dataclass(frozen=True)
@@ -79,7 +166,7 @@ def run_study(study: Study, progress: Progress, runner: JobRunner, wait: bool) -
     outcomes = runner(jobs, progress, record) if jobs else []
     if wait:
         outcomes = _waited(outcomes, progress, runner, record, failed_elsewhere)
-    of_run = {outcome.job.label: _outcome(outcome) for outcome in outcomes}
+    of_run = {outcome.job.label: _of_study(outcome) for outcome in outcomes}
     for one in plan.kept:
         manifest, rule = one.finished.manifest, one.run.benchmark.rule
         left_out = tuple(manifest.get("left_out", ()))
@@ -123,7 +210,7 @@ def _waited(
     return found
 
 
-def _outcome(outcome: Outcome) -> RunOutcome:
+def _of_study(outcome: Outcome) -> RunOutcome:
     """Return what became of a planned run; of one in use, with its process."""
     plan, message = outcome.job.plan, outcome.message
     if outcome.state == "in use" and (owner := read_owner(plan.folder)):
@@ -151,8 +238,8 @@ def outcomes_report(found: Sequence[tuple[StudyRun, RunOutcome]]) -> Report:
 def _record(run: StudyRun, outcome: RunOutcome) -> dict[str, Any]:
     score, result = None, ""
     if outcome.state == "finished":
-        finished = load_run(outcome.folder)
-        score, result = benchmark_of(finished).headline(finished, finished.other_rule(outcome.rule))
+        found = load_run(outcome.folder)
+        score, result = benchmark_of(found).headline(found, found.other_rule(outcome.rule))
     return run.columns | {
         "id": outcome.id,
         "folder": str(outcome.folder),

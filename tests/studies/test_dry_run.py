@@ -19,8 +19,7 @@ from evalkit.models.shapes import parameter_count
 from evalkit.models.tokenizer_alone import tokenizer_alone
 from evalkit.runs.folder import Run, load_run
 from evalkit.studies.dry_run import dry_run_report, plans_report
-from evalkit.studies.jobs import run_here
-from evalkit.studies.running import run_study
+from evalkit.studies.running import run_here, run_study
 from evalkit.studies.study import record_of
 from evalkit.studies.study_file import read_study
 from tests.benchmarks.conftest import plugin  # noqa: F401

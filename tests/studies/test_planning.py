@@ -13,9 +13,8 @@ from evalkit.benchmarks.run import planned
 from evalkit.data.library import Library
 from evalkit.errors import SeveralErrors
 from evalkit.models.locate import silent
-from evalkit.studies.jobs import Outcome, run_here
 from evalkit.studies.planning import plan_checkpoints, plan_study
-from evalkit.studies.running import outcomes_report, run_study
+from evalkit.studies.running import Outcome, outcomes_report, run_here, run_study
 from evalkit.studies.study import record_of, save_record
 from evalkit.studies.study_file import read_study
 from tests.printed import printed

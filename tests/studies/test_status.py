@@ -15,8 +15,7 @@ import pytest
 from evalkit.models.locate import silent
 from evalkit.runs.folder import JOURNAL, RESULTS
 from evalkit.runs.lock import Owner, locked
-from evalkit.studies.jobs import run_here
-from evalkit.studies.running import run_study
+from evalkit.studies.running import run_here, run_study
 from evalkit.studies.status import RunState, states_of, status_report
 from evalkit.studies.study import Study, record_of, save_record
 from evalkit.studies.study_file import read_study

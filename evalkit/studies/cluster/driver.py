@@ -27,7 +27,8 @@ from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
 from evalkit.studies.cluster.worker_pool import WorkerAnswer, WorkerHandle, WorkerPool
-from evalkit.studies.jobs import Job, Outcome, why_failed
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome, why_failed
 
 _TICK, _PLANNING_TICK = 0.5, 0.02
 """Seconds that the loop waits for an answer at most; the second while something is planned."""
@@ -330,7 +331,7 @@ class Driver:
         """Report the batches that have reached the disk."""
         for job, flight in self.queue.written():
             holding = self.pool.holding
-            self.queue.estimate(len(self.pool.usable), holding, self._loading)
+            self.queue.estimate(len(self.pool.usable))
             self._progress.advance(0.0, flight.batch.documents)
             left, hands = job.seconds_left, max(1, holding[job.model])
             if job.run is not None:

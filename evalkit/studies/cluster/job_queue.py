@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from itertools import islice
@@ -25,7 +25,8 @@ from evalkit.models.locate import silent
 from evalkit.studies.cluster.tracked_job import Estimator, Flight, TrackedJob, weigh
 from evalkit.studies.cluster.worker import PreparedRun, Recipe, packed, portable
 from evalkit.studies.dry_run import Speed, cost_of
-from evalkit.studies.jobs import Job, Outcome, why_failed
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome, why_failed
 from evalkit.studies.status import progress_of
 
 _AHEAD = 4
@@ -71,8 +72,8 @@ class JobQueue:
         """Digest → tokenizer, which a worker has returned for one of the jobs."""
         self._costing: Future[None] | None = None
         self._estimator = Estimator()
-        self._workers: tuple[int, Collection[str | None], Sequence[float]] = 0, (), ()
-        """Arguments of the last estimate."""
+        self._workers = 0
+        """Number of workers at the last estimate."""
         self._estimated = 0.0
         """When the time left was estimated last; seconds of a monotonic clock."""
         progress.start(sum(job.weight for job in self.jobs), 0.0)
@@ -136,9 +137,9 @@ class JobQueue:
                 job.count(flight, seconds)
                 yield job, flight
 
-    def estimate(self, workers: int, held: Collection[str | None], loading: Sequence[float]) -> None:
-        """Report the time left, now and then; arguments as those of `Estimator.estimate`."""
-        self._workers = workers, held, loading
+    def estimate(self, workers: int) -> None:
+        """Report the time left, now and then."""
+        self._workers = workers
         if time.monotonic() - self._estimated >= _ESTIMATE_EVERY:
             self._report()
 
@@ -230,7 +231,7 @@ class JobQueue:
     def _report(self) -> None:
         self._estimated = time.monotonic()
         weigh(self.jobs)
-        self._progress.expect(*self._estimator.estimate(self.jobs, *self._workers))
+        self._progress.expect(*self._estimator.estimate(self.jobs, self._workers))
 
     def _open(self, job: TrackedJob) -> bool:
         """Open a job's folder, and write its results if nothing is missing; return whether it is finished."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
 from evalkit.benchmarks.base import Batch, BatchKey
 from evalkit.benchmarks.session import OpenRun, loading_key
 from evalkit.escape import counted
 from evalkit.studies.cluster.worker import Recipe
-from evalkit.studies.jobs import Job, Outcome
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome
 
 _SAME_TIME = 10.0
 """Seconds within which workers of a machine are lost for one reason."""
@@ -199,31 +199,18 @@ def weigh(jobs: Sequence[TrackedJob]) -> None:
 
 
 class Estimator:
-    """Estimates the time left, and measures which share of the workers' time their batches are."""
+    """Estimates the time left, from the costs of jobs and the speed of all workers together."""
 
     def __init__(self) -> None:
-        self._looked: float | None = None
-        """When the workers were counted last; seconds of a monotonic clock."""
-        self._available = self._before = 0.0
-        """Seconds of all workers since the first delivery, and seconds of the batches delivered until then."""
-        self._loaded = 0.0
-        """Seconds of loading until the first delivery."""
+        self._first: tuple[float, float] | None = None
+        """Seconds of a monotonic clock, and of the batches delivered until then, at the first estimate."""
 
-    def estimate(
-        self, jobs: Sequence[TrackedJob], workers: int, held: Collection[str | None], loading: Sequence[float]
-    ) -> tuple[float, float, float | None]:
+    def estimate(self, jobs: Sequence[TrackedJob], workers: int) -> tuple[float, float, float | None]:
         """Return the finished work, all work and the seconds that are left; None before a batch is measured.
 
         The work is in seconds of one worker, or in the unit of weights before a batch is measured. That of a job is
         estimated by its own batches, else by those of its benchmark, else by all.
-
-        Args:
-            jobs: all jobs.
-            workers: number of workers, which share the work; 0 counts as 1, since another one starts.
-            held: checkpoints that workers have loaded or are loading.
-            loading: seconds of each time that a worker has loaded one.
         """
-        workers = max(workers, 1)
         measured = [job for job in jobs if job.measured_work]
         rates = _ratios(
             (job.kind, job.measured_seconds, job.weight * job.measured_work / job.total) for job in measured
@@ -236,24 +223,15 @@ class Estimator:
             share = 0.0 if job.phase == "ended" else job.left
             left += rate * share
             done += rate * (job.weight - share)
-        if not measured:
-            return done, done + left, None
-        waiting = {job.model for job in jobs if job.phase != "ended"}.difference(held)
-        seconds = left / self._busy(workers, measured, sum(loading)) + fmean(loading or [0.0]) * len(waiting)
-        return done, done + left, seconds / workers
+        return done, done + left, left / self._speed(measured, workers) if measured else None
 
-    def _busy(self, workers: int, measured: Sequence[TrackedJob], loaded: float) -> float:
-        """Return the share of the workers' time, without loading, in which they compute batches."""
+    def _speed(self, measured: Sequence[TrackedJob], workers: int) -> float:
+        """Return the seconds of batches that the workers compute in a second, loading included."""
         now, spent = time.monotonic(), sum(job.measured_seconds for job in measured)
-        if self._looked is None:
-            self._before, self._loaded = spent, loaded
-        else:
-            self._available += workers * (now - self._looked)
-        self._looked = now
-        # The first few batches say little: as if each worker had been busy with two
-        known = 2 * workers * spent / sum(job.measured_batches for job in measured)
-        available = max(self._available - (loaded - self._loaded), 0.0)
-        return min(1.0, (spent - self._before + known) / max(available + known, 1e-9))
+        start, before = self._first = self._first or (now, spent)
+        # The first few batches say little: as if each worker had been busy with two; 0 workers: another one starts
+        known = 2 * spent / sum(job.measured_batches for job in measured)
+        return (spent - before + max(workers, 1) * known) / max(now - start + known, 1e-9)
 
 
 def _ratios(parts: Iterable[tuple[str, float, float]]) -> dict[str, float]:

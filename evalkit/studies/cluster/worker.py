@@ -32,7 +32,7 @@ from evalkit.models.locate import Checkpoint
 from evalkit.models.spec import ModelSpec
 from evalkit.paths import temporary_folder
 from evalkit.runs.batch_devices import BatchDevice
-from evalkit.studies.jobs import why_failed
+from evalkit.studies.running import why_failed
 
 LIBRARIES = ("lm-eval", "torch", "transformers", "tokenizers")
 """Libraries whose version must be the driver's, beside evalkit's own."""

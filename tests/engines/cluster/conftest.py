@@ -21,7 +21,8 @@ from evalkit.display import Progress
 from evalkit.runs.folder import JOURNAL, Run, load_run
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.jobs import Job, Outcome
+from evalkit.studies.planning import Job
+from evalkit.studies.running import Outcome
 from tests.documents import made_up
 from tests.tiny import tiny_checkpoint
 

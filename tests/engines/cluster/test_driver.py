@@ -18,7 +18,7 @@ from evalkit.runs.folder import load_run
 from evalkit.runs.lock import is_locked
 from evalkit.studies.cluster.driver import ClusterRunner
 from evalkit.studies.cluster.ray_cluster import ClusterOptions
-from evalkit.studies.jobs import Job
+from evalkit.studies.planning import Job
 from tests.benchmarks.longbench.made import record, write
 from tests.benchmarks.test_every_benchmark import made, plan, tables
 from tests.documents import made_up

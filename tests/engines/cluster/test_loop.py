@@ -35,7 +35,7 @@ from evalkit.studies.cluster.worker import (
     versions,
 )
 from evalkit.studies.cluster.worker_pool import WorkerHandle
-from evalkit.studies.jobs import Job
+from evalkit.studies.planning import Job
 from tests.engines.cluster.conftest import Recorder, jobs_of, same, states
 from tests.journals import entries_of
 
