@@ -18,7 +18,7 @@ from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.remembered import remembering
 from evalkit.benchmarks.session import finished
 from evalkit.display import Progress
-from evalkit.errors import UsageError
+from evalkit.errors import EvalkitError, UsageError
 from evalkit.escape import counted
 from evalkit.runs.columns import from_bytes
 from evalkit.studies.cluster.job_queue import JobQueue
@@ -117,7 +117,7 @@ class Driver:
 
     def run(self) -> list[Outcome]:
         """Complete the jobs; see `JobRunner`."""
-        error: BaseException | None = None
+        error: BaseException = EvalkitError("the run was ended")
         try:
             while not self.queue.is_empty:
                 self.queue.open(len(self.pool.workers))

@@ -200,15 +200,15 @@ class JobQueue:
         job.recipe = job.shipped = job.run = job.batches = None
         self._done(job.outcome)
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException) -> None:
         """Write the batches that have come, and close the folders of all unfinished jobs."""
         self._writer.shutdown(wait=True)
-        for future in self._planning:
+        for future in (*self._planning, *([] if self._costing is None else [self._costing])):
             future.cancel()
         for job in self.jobs:
             if job.phase != "ended":
                 job.stop()
-                self._planner.submit(_abandon, job, error or EvalkitError("the run was ended"))
+                self._planner.submit(_abandon, job, error)
         self._planner.shutdown(wait=True)
 
     def _plan(self, job: TrackedJob, work: Callable[..., Any], *arguments: Any) -> None:

@@ -23,8 +23,8 @@ _SAME_TIME = 10.0
 """Seconds within which workers of a machine are lost for one reason."""
 _DEADLINE, _DEADLINE_SHARE = 600.0, 20.0
 """A worker is replaced if a batch takes more than this many seconds, and this many times what it should take."""
-_FIRST_DEADLINE = 3600.0
-"""The same in seconds before a batch of the job is measured."""
+_FIRST_DEADLINE = 14_400.0
+"""The same in seconds before a batch of the job is measured: a CPU can need an hour for a large model's."""
 MOST_DEATHS = 3
 """Number of workers that a batch, or the preparation of a run, may cost before the run fails."""
 
@@ -231,7 +231,7 @@ class Estimator:
         start, before = self._first = self._first or (now, spent)
         # The first few batches say little: as if each worker had been busy with two; 0 workers: another one starts
         known = 2 * spent / sum(job.measured_batches for job in measured)
-        return (spent - before + max(workers, 1) * known) / max(now - start + known, 1e-9)
+        return max(spent - before + max(workers, 1) * known, 1e-9) / max(now - start + known, 1e-9)
 
 
 def _ratios(parts: Iterable[tuple[str, float, float]]) -> dict[str, float]:
