@@ -26,7 +26,7 @@ from evalkit.studies.cluster.ray_cluster import IN_HANDS, ClusterOptions, RayClu
 from evalkit.studies.cluster.scheduling import CheckpointLoad, choose_checkpoint
 from evalkit.studies.cluster.tracked_job import MOST_DEATHS, Flight, TrackedJob
 from evalkit.studies.cluster.worker import ComputedBatch, PreparedRun, WorkerFailure
-from evalkit.studies.cluster.worker_pool import WorkerAnswer, WorkerHandle, WorkerPool
+from evalkit.studies.cluster.worker_pool import WorkerCall, WorkerHandle, WorkerPool
 from evalkit.studies.planning import Job
 from evalkit.studies.running import Outcome, why_failed
 
@@ -126,8 +126,8 @@ class Driver:
                     self._lose(worker, why)
                 self._check_able()
                 self._give_work()
-                for answer in self.pool.answers(_PLANNING_TICK if self.queue.is_busy else _TICK):
-                    self._take(answer)
+                for call, answer in self.pool.answers(_PLANNING_TICK if self.queue.is_busy else _TICK):
+                    self._take(call, answer)
                 self._report_written()
                 self.queue.advance(self.pool.holding)
         except BaseException as caught:
@@ -174,14 +174,15 @@ class Driver:
                 worker.prepared.clear()
                 worker.model = job.model
             worker.preparing = job
-            self.pool.call(worker, job, None, "prepare", job.name, job.recipe, job.shipped)
+            self.pool.call(WorkerCall(worker, job, None), "prepare", job.name, job.recipe, job.shipped)
             return True
         for flight in job.ready:
             if flight.fits(worker.number) and not (flight.deaths and worker.flights):
                 job.ready.remove(flight)
                 job.in_hands.add(flight.batch.key)
                 worker.flights.append((job, flight))
-                self.pool.call(worker, job, flight, "compute", job.name, worker.sent, flight.batch, flight.split)
+                arguments = job.name, worker.sent, flight.batch, flight.split
+                self.pool.call(WorkerCall(worker, job, flight), "compute", *arguments)
                 worker.sent += 1
                 return True
         return False
@@ -222,24 +223,24 @@ class Driver:
         whole = sum(known) if len(known) == len(seconds) else None
         return CheckpointLoad(sum(job.left for job in jobs), others, whole)
 
-    def _take(self, answer: WorkerAnswer) -> None:
-        worker, job, content = answer.worker, answer.job, answer.content
-        if isinstance(content, WorkerLostError):
-            self._lose(worker, str(content))
+    def _take(self, call: WorkerCall, answer: PreparedRun | ComputedBatch | WorkerFailure | WorkerLostError) -> None:
+        worker, job, flight = call
+        if isinstance(answer, WorkerLostError):
+            self._lose(worker, str(answer))
             return
-        assert job is not None
-        for line in content.said:
+        for line in answer.said:
             self._say_once(line)
-        if isinstance(content, WorkerFailure):
-            for line in content.trace.rstrip().splitlines()[-_TRACE_LINES:]:
+        if isinstance(answer, WorkerFailure):
+            for line in answer.trace.rstrip().splitlines()[-_TRACE_LINES:]:
                 self._progress.say(f"  {line}")
-            if content.reason == "crashed":
-                self._lose(worker, content.message)
+            if answer.reason == "crashed":
+                self._lose(worker, answer.message)
                 return
-        if answer.flight is None:
-            self._take_prepared(worker, job, content)
-        else:
-            self._take_batch(worker, job, answer.flight, content)
+        assert job is not None
+        if flight is None and not isinstance(answer, ComputedBatch):
+            self._take_prepared(worker, job, answer)
+        elif flight is not None and not isinstance(answer, PreparedRun):
+            self._take_batch(worker, job, flight, answer)
 
     def _lose(self, worker: WorkerHandle, why: str) -> None:
         """Give up a worker, and give its work to others."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalkit.errors import EvalkitError
 from evalkit.studies.cluster.ray_cluster import Call, RayCluster, WorkerLostError
@@ -72,16 +72,14 @@ class WorkerHandle:
         return f"worker {self.number}{where}"
 
 
-@dataclass(frozen=True)
-class WorkerAnswer:
-    """The answer to a call about a job."""
+class WorkerCall(NamedTuple):
+    """What a worker was asked."""
 
     worker: WorkerHandle
     job: TrackedJob | None
+    """None: to describe itself."""
     flight: Flight | None
-    """The batch that was to be computed; None: the job was to be prepared."""
-    content: Any
-    """What the worker returned; a `WorkerLostError` if it is gone."""
+    """The batch to compute; None: the job is to be prepared."""
 
 
 class WorkerPool:
@@ -97,8 +95,7 @@ class WorkerPool:
         self._cluster = cluster
         self._say = say
         self._count = 0
-        self._calls: dict[Call, tuple[WorkerHandle, TrackedJob | None, Flight | None]] = {}
-        """Calls about jobs; without one, of the worker's description."""
+        self._calls: dict[Call, WorkerCall] = {}
         self._head_silent = 0.0
         """Seconds without an answer of the cluster's head."""
         self._looked = 0.0
@@ -158,7 +155,7 @@ class WorkerPool:
             self._asked = now
             worker = WorkerHandle(self._count, self._cluster.start_worker())
             self.workers.append(worker)
-            self._calls[self._cluster.call(worker.actor, "describe")] = worker, None, None
+            self.call(WorkerCall(worker, None, None), "describe")
 
     def _check_head(self, passed: float) -> None:
         """Say that the head of the cluster does not answer; end the run if that lasts."""
@@ -195,12 +192,12 @@ class WorkerPool:
             elif worker.flights and worker.busy > (deadline := worker.flights[0][0].deadline(worker.flights[0][1])):
                 yield worker, f"the batch was not computed within {deadline:.0f} s"
 
-    def call(self, worker: WorkerHandle, job: TrackedJob, flight: Flight | None, method: str, *arguments: Any) -> None:
-        """Call a worker about a job; the answer comes from `answers`."""
-        self._calls[self._cluster.call(worker.actor, method, *arguments)] = worker, job, flight
+    def call(self, about: WorkerCall, method: str, *arguments: Any) -> None:
+        """Call a method of a worker; the answer comes from `answers`."""
+        self._calls[self._cluster.call(about.worker.actor, method, *arguments)] = about
 
-    def answers(self, seconds: float) -> Iterator[WorkerAnswer]:
-        """Yield the answers to calls, and the losses of workers; wait for the first one, up to some seconds."""
+    def answers(self, seconds: float) -> Iterator[tuple[WorkerCall, Any]]:
+        """Yield the answers to calls, or `WorkerLostError`s; wait for the first one, up to some seconds."""
         signs = {worker.sign: worker for worker in self.workers if worker.sign is not None}
         for call in self._cluster.answered([*self._calls, *signs], seconds):
             if call in signs:  # a loss is the answer to its other calls too
@@ -208,20 +205,20 @@ class WorkerPool:
                 continue
             if call not in self._calls:
                 continue  # of a worker that was lost meanwhile
-            worker, job, flight = self._calls.pop(call)
+            about = self._calls.pop(call)
             try:
-                content = self._cluster.answer(call)
+                answer = self._cluster.answer(call)
             except WorkerLostError as error:
-                content = error
-            if job is None and not isinstance(content, WorkerLostError):
-                self._welcome(worker, content)
+                answer = error
+            if isinstance(answer, WorkerDescription):
+                self._welcome(about.worker, answer)
             else:
-                yield WorkerAnswer(worker, job, flight, content)
+                yield about, answer
 
     def remove(self, worker: WorkerHandle, why: str) -> None:
         """Give up a worker; its calls are forgotten, so that late answers are dropped."""
         self.workers.remove(worker)
-        self._calls = {call: about for call, about in self._calls.items() if about[0] is not worker}
+        self._calls = {call: about for call, about in self._calls.items() if about.worker is not worker}
         self._cluster.stop_worker(worker.actor)
         self._why = why
         if worker.description is None:
