@@ -34,7 +34,7 @@ from evalkit.models.tokenizer_alone import tokenizer_alone, window_of
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.batch_devices import place_of, places
-from evalkit.runs.folder import Run, load_run
+from evalkit.runs.folder import load_run
 from evalkit.studies.planning import plan_runs
 from evalkit.studies.status import RunProgress, progress_of, run_seconds
 from evalkit.studies.study import Study
@@ -62,26 +62,22 @@ class Speed:
 def _measured_speed(device: str, dtype: str) -> Speed:
     import torch
 
-    size = _ROWS[device.partition(":")[0]] if device.startswith("cuda") else _ROWS["cpu"]
+    size = _ROWS["cuda" if device.startswith("cuda") else "cpu"]
     matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
     large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
 
-    def timed(product: Callable[[], Any]) -> float:
-        started = time.perf_counter()
-        product()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-
-    def mean(product: Callable[[], Any]) -> float:
+    def mean_time(product: Callable[[], Any]) -> float:
         """Return the mean time of a product, which includes what other processes take of the device."""
-        timed(product)
-        times = [timed(product)]
-        while sum(times) < _LONGEST:
-            times.append(timed(product))
-        return max(fmean(times), 1e-9)
+        times = list[float]()
+        while len(times) < 2 or sum(times[1:]) < _LONGEST:  # the first one prepares the device
+            started = time.perf_counter()
+            product()
+            if device.startswith("cuda"):
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - started)
+        return max(fmean(times[1:]), 1e-9)
 
-    seconds, reading = mean(lambda: matrix @ matrix), mean(lambda: large @ large[0])
+    seconds, reading = mean_time(lambda: matrix @ matrix), mean_time(lambda: large @ large[0])
     return Speed(2 * size**3 / seconds, large.numel() * large.element_size() / reading)
 
 
@@ -259,30 +255,22 @@ def _estimates(plans: Sequence[tuple[str, Plan]], where: str, say: Say) -> tuple
 
 
 def _factors(estimates: Sequence[_Estimate]) -> dict[str, list[float]]:
-    """Return benchmark → measured over estimated times of finished runs on this machine's hardware, "" for all."""
+    """Return benchmark → measured over estimated times of runs finished on this hardware, "" for all."""
     ratios: dict[str, list[float]] = {}
     for one in estimates:
-        if one.progress.finished and one.expected:
-            run = load_run(one.plan.folder)
-            if (taken := run_seconds(run)) and _same_hardware(run, one.device):
-                for name in (one.name, ""):
-                    ratios.setdefault(name, []).append(taken / one.expected)
+        if not one.progress.finished or not one.expected:
+            continue
+        run, here = load_run(one.plan.folder), place_of(one.device, "")
+        devices = {(place.kind, place.host, place.threads) for place in places(run.manifest)}
+        if (taken := run_seconds(run)) and devices == {(here.kind, here.host, here.threads)}:
+            for name in (one.name, ""):
+                ratios.setdefault(name, []).append(taken / one.expected)
     return ratios
 
 
-def _same_hardware(run: Run, device: str) -> bool:
-    """Return whether all batches of a run were computed on this machine, on hardware like this device."""
-    known, here = places(run.manifest), place_of(device, "")
-    return bool(known) and all(
-        (place.kind, place.host, place.threads) == (here.kind, here.host, here.threads) for place in known
-    )
-
-
 def _with_seconds(one: _Estimate, factors: Mapping[str, list[float]]) -> _Estimate:
-    if one.progress.finished:
-        return replace(one, seconds=0.0)
-    if one.expected is None:
-        return one
+    if one.progress.finished or one.expected is None:
+        return replace(one, seconds=0.0 if one.progress.finished else None)
     factor = median(factors.get(one.name) or factors.get("") or [1.0])
     return replace(one, seconds=one.expected * factor * (1 - one.progress.share))
 
@@ -334,13 +322,11 @@ def _shown(record: Mapping[str, Any], key: str) -> str:
 def _report(
     what: str, records: list[dict[str, Any]], total: dict[str, Any], notes: list[str], about: dict[str, Any]
 ) -> Report:
-    rows = [
-        [record[what], *(_shown(record, key) for key in _COLUMNS)] for record in (*records, {what: "total"} | total)
-    ]
-    headers = [what, *(heading for heading, _ in _COLUMNS.values())]
-    kept = [place for place in range(len(headers)) if any(row[place] for row in rows)]
-    cells = [[row[place] for place in kept] for row in rows]
-    table = simple_table("dry_run", [headers[place] for place in kept], cells, ruled=(len(rows) - 1,))
+    lines = [*records, {what: "total"} | total]
+    columns = [key for key in _COLUMNS if any(_shown(record, key) for record in lines)]
+    rows = [[record[what], *(_shown(record, key) for key in columns)] for record in lines]
+    headers = [what, *(_COLUMNS[key][0] for key in columns)]
+    table = simple_table("dry_run", headers, rows, ruled=(len(rows) - 1,))
     content = about | {"notes": notes, "groups": records, "total": total}
     return Report((table,), (_summary(total | about),), notes=tuple(notes), records=records, content=content)
 

@@ -7,6 +7,7 @@ the same benchmark, in proportion to the models' parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -16,15 +17,13 @@ from evalkit.benchmarks.base import Plan
 from evalkit.benchmarks.registry import benchmark_of
 from evalkit.benchmarks.remembered import remembering
 from evalkit.display import Say, clock
-from evalkit.errors import EvalkitError
+from evalkit.errors import EvalkitError, RunError
 from evalkit.escape import counted
-from evalkit.inputs.validated import misfit
 from evalkit.models.shapes import parameter_count
 from evalkit.reporting.decimals import percent
 from evalkit.reporting.report import Report
 from evalkit.reporting.table import simple_table
 from evalkit.runs.folder import JOURNAL, Run, load_run
-from evalkit.runs.forms import TimedResults
 from evalkit.runs.journal import seconds_in
 from evalkit.runs.lock import is_locked, read_owner
 from evalkit.studies.planning import GONE, plan_of
@@ -87,7 +86,7 @@ def _finished_in(folder: Path, identity: str) -> Run | None:
 
 def run_seconds(run: Run) -> float | None:
     """Return the seconds that a finished run's batches took; None if they are stored nowhere."""
-    if misfit(run.stored, TimedResults) is None:
+    with suppress(RunError):
         return sum(run.seconds.values())
     return seconds_in(run.folder / JOURNAL) or None
 
