@@ -41,8 +41,6 @@ from evalkit.studies.study import Study
 
 _EFFICIENCY = 0.5
 """Share of the matrix product's speed that scoring is assumed to reach."""
-_ROWS = {"cpu": 1024, "cuda": 8192}
-"""Rows of the square matrices: as large as a batch's, and timed in milliseconds."""
 _LONGEST = 0.3
 """Seconds of timing for each of the two products."""
 _SAMPLE = 80
@@ -62,7 +60,8 @@ class Speed:
 def _measured_speed(device: str, dtype: str) -> Speed:
     import torch
 
-    size = _ROWS["cuda" if device.startswith("cuda") else "cpu"]
+    # As large as a batch's, and timed in milliseconds
+    size = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(size, size, device=device, dtype=getattr(torch, dtype))
     large = torch.ones(4 * size, 4 * size, device=device, dtype=matrix.dtype)
 
@@ -191,8 +190,8 @@ def dry_run_report(study: Study, say: Say) -> Report:
         count = one.cost.parameters if one.cost else parameter_count(one.plan.checkpoint)
         groups.setdefault((one.name, count), []).append(one)
     records = [{"benchmark": name} | _record(members, count) for (name, count), members in groups.items()]
-    about = {"study": str(study.path), "output": str(study.output)}
-    return _report("benchmark", records, _record(estimates), notes, about)
+    where = {"study": str(study.path), "output": str(study.output)}
+    return _report("benchmark", records, _record(estimates), notes, where)
 
 
 def plans_report(plans: Sequence[tuple[str, Plan]], say: Say) -> Report:
