@@ -273,19 +273,20 @@ def save_record(
     """
     path = root / _RECORDS / f"{run.key}.json"
     known = record_of(root, run)
-    same = known if known and known.id == identity else None
+    if parameters is None and known and known.id == identity:
+        parameters = known.parameters
     record = Record(
         label=run.label,
-        checkpoint=run.checkpoint.given,
-        place=run.checkpoint.place,
         folder=folder.name,
         id=identity,
+        checkpoint=run.checkpoint.given,
+        place=run.checkpoint.place,
         error=error,
-        parameters=same.parameters if same and parameters is None else parameters,
+        parameters=parameters,
         written=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     # A failure is written again: waiting processes see by its time that it is a new one
-    if known and not error and known.model_copy(update={"written": ""}) == record.model_copy(update={"written": ""}):
+    if known and not error and record.model_copy(update={"written": known.written}) == known:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
