@@ -151,7 +151,8 @@ def named(process: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            found += [one] * (name in Path(one.cmdline()[0]).name)
+            # A process that ends has no command line
+            found += [one] * (name in Path((one.cmdline() or [""])[0]).name)
     return found
 
 
