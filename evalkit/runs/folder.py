@@ -76,15 +76,6 @@ def folder_name(model: str, suite: str, template: str, dtype: str, identity: str
     return f"{safe}-{identity}"
 
 
-def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of a run's benchmark; manifests of the first version have no key for it."""
-    if "kind" in manifest:
-        return str(manifest["kind"])
-    if manifest["rule"] in (LONGBENCH, "needle"):
-        return str(manifest["rule"])
-    return LM_EVAL if manifest["specification"]["suite"] == LM_EVAL else "multiple_choice"
-
-
 @dataclass(frozen=True)
 class Run:
     """A run folder, opened for reading."""
@@ -106,7 +97,7 @@ class Run:
     @property
     def kind(self) -> str:
         """Name of the run's benchmark."""
-        return kind_of(self.manifest)
+        return str(self.manifest["kind"])
 
     @property
     def rule(self) -> str | None:
