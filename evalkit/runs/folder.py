@@ -285,11 +285,7 @@ def _remedy(folder: Path, from_journal: str) -> str:
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    """Return the content of a JSON file with an object.
-
-    Raises:
-        RunError: the file cannot be read, or is not a JSON object; the message ends with the advice.
-    """
+    """Return the content of a JSON file with an object."""
     try:
         content = parse_json(read_bytes(path, MOST_BYTES))
     except OSError as error:

@@ -45,16 +45,7 @@ class Pace:
     def __call__(
         self, items: Iterable[Item], count: int, is_awaited: Callable[[], bool] = lambda: False
     ) -> Iterator[Item]:
-        """Yield items, with a rest where making them has taken some time.
-
-        Args:
-            items: the current task's.
-            count: how many they are.
-            is_awaited: whether somebody else waits for the task.
-
-        Raises:
-            Stopped: the plans are not needed any more.
-        """
+        """Yield items, with a rest where making them has taken some time."""
         started = time.perf_counter()
         for number, item in enumerate(items, start=1):
             yield item
