@@ -223,6 +223,6 @@ class Journal:
         if line.columns != schema_digest(self.row):
             raise ValueError(f"its rows have other columns; expected {', '.join(self.row._fields)}")  # type: ignore[attr-defined]
         # A run has many entries but few tasks and devices: each text is in memory once
-        place = BatchDevice(*(sys.intern(part) if isinstance(part, str) else part for part in line.place))
+        place = BatchDevice._make(sys.intern(part) if isinstance(part, str) else part for part in line.place)
         entry = Entry(sys.intern(line.task), line.batch, line.seconds, place, offset)
         return entry, from_bytes(base64.b64decode(packed, validate=True), self.row)
