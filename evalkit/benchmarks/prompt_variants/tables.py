@@ -20,7 +20,8 @@ from evalkit.benchmarks.prompt_variants import PROMPTS
 from evalkit.benchmarks.prompt_variants.orders import Order, order_name, places_of
 from evalkit.errors import RunError
 from evalkit.runs.accuracies import available_rules
-from evalkit.runs.outcomes import document_outcomes, outcome_of
+from evalkit.runs.outcome_values import document_outcomes
+from evalkit.runs.outcomes import outcome_of
 from evalkit.runs.rules import decide, find_rule
 from evalkit.runs.score_table import CLUSTER, ScoreRow
 
