@@ -11,7 +11,7 @@ In: a run folder. Out: a `Run`, with its tables and results.
 
 A run is identified by its specification: the folder's id is a hash of everything that determines the numbers, so the
 same command finds the same folder and two specifications never share a row. A folder is complete when results.json
-exists, which is written last. Every file that is read back is bound to the run by a digest (`seal.py`) and is read by
+exists, which is written last. Every file that is read back is bound to the run by a digest (`forms.py`) and is read by
 this module only; a file that is not the one that was written is rejected. A finished run can be kept without its
 journal, but its tables cannot be rebuilt.
 """

@@ -2,7 +2,7 @@
 
 In: a loaded model, a kernel, and the lengths of batches and sequences. Out: the reason why prefixes cannot be shared,
 or an empty string. The check compares the hidden states of every token of a row that is as long as the batches will be
-(`probe.py`), in float32 whatever the dtype of the weights (`precision.py`), with and without a trunk. A check that
+(`probe.py`), in float32 whatever the dtype of the weights (`probe.py`), with and without a trunk. A check that
 could not have detected the smallest error, one masked token, is inconclusive and does not pass.
 """
 
