@@ -97,11 +97,7 @@ class PromptTables:
     def _graded(self, rule: str) -> dict[str, Floats]:
         """Return prompt → [documents] 1 where the rule predicts the gold choice, else 0; NaN without that prompt.
 
-        Of a continuous outcome (`scores.outcomes.outcome_of`), its values.
-
-        Raises:
-            UsageError: there is no such rule, or a prompt has no scores for it.
-        """
+        Of a continuous outcome (`scores.outcomes.outcome_of`), its values."""
         found = {}
         for name, rows in self.by_prompt.items():
             values = np.full(len(self.documents), np.nan)
