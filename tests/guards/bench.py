@@ -104,7 +104,8 @@ def shared(place: Path) -> Shared:
     """Make the checkpoints, documents and finished runs that all guards share."""
     documents = place / "documents"
     documents.mkdir()
-    words = ["the", "river", "rose", "in", "the", "night", "and", "in", "the", "morning", "the", "bridge", "was", "gone", "so", "she", "took", "the", "boat"]
+    text = "the river rose in the night and in the morning the bridge was gone so she took the boat"
+    words = text.split()
     piqa = [
         sample("piqa", goal=" ".join(words[n : n + 6]), sol1=words[n], sol2=words[-n], label=n % 2)
         for n in (1, 2, 3, 4)
@@ -224,11 +225,11 @@ class Bench:
         reseal(folder)
         return folder
 
-    def scores(self, change: Callable[[Any], Any]) -> Path:
-        """A copy of the finished run with another score table, to which the run is bound."""
+    def scores(self, change: Callable[[Any], Any], name: str = "altered") -> Path:
+        """An altered run with another score table, to which it is bound."""
         import pandas as pd
 
-        folder = self.run(name="altered")
+        folder = self.altered(name)
         table = pd.read_parquet(folder / SCORES)
         change(table)
         table.to_parquet(folder / SCORES, index=False)
@@ -261,6 +262,17 @@ def lines(path: Path, change: Callable[[list[Any]], Any]) -> Path:
     change(content)
     path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in content), encoding="utf-8")
     return path
+
+
+def longbench(changes: dict[str, Any], count: int = 2) -> Path:
+    """Write rows of LongBench's trec, with changes to the last one; return their folder."""
+    rows = [
+        {"input": "Question: Who ?\nType:", "context": f"Document {number} of trec.", "answers": ["Person"],
+         "length": 5, "dataset": "trec", "language": "en", "all_classes": ["Person", "Place"], "_id": f"trec-{number}"}
+        for number in range(count)
+    ]  # fmt: skip
+    rows[-1] |= changes
+    return write("rows/trec.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows)).parent
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.guards.bench import (
     audited,
     edit,
     lines,
+    longbench,
     once,
     run_is_opened,
     write,
@@ -32,17 +33,6 @@ GUARDS = Guards()
 @pytest.mark.parametrize("guard", GUARDS)
 def test_numbers(guard: Guard, bench: Bench) -> None:
     guard.check(bench)
-
-
-def _longbench(changes: dict[str, Any], count: int = 2) -> Path:
-    """Rows of LongBench's trec, with changes to the last one."""
-    rows = [
-        {"input": "Question: Who ?\nType:", "context": f"Document {number} of trec.", "answers": ["Person"],
-         "length": 5, "dataset": "trec", "language": "en", "all_classes": ["Person", "Place"], "_id": f"trec-{number}"}
-        for number in range(count)
-    ]  # fmt: skip
-    rows[-1] |= changes
-    return write("rows/trec.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 # Weights: all that the model needs, none that it does not use, and numbers
@@ -387,8 +377,7 @@ def _(bench: Bench) -> Outcome:
 
 @GUARDS("window-generation", "LongBench's prompt and answer fit the window.", "--max-prompt-tokens 510", code=2)
 def _(bench: Bench) -> Outcome:
-    _longbench({})
-    return bench("longbench", bench.shared.model, "--tasks", "trec", "--data-dir", "rows", "--context", "none",
+    return bench("longbench", bench.shared.model, "--tasks", "trec", "--data-dir", longbench({}), "--context", "none",
                  "--max-prompt-tokens", 510)  # fmt: skip
 
 
