@@ -152,7 +152,8 @@ class Bench:
     def process(self, *given: object, **options: Any) -> subprocess.Popen[str]:
         """Start a command in a process of its own."""
         command = [sys.executable, "-m", "evalkit", *map(str, given)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, text=True, **(streams | options))
 
     def evaluate(self, model: Any, **options: Any) -> Outcome:
         """Call `evalkit.evaluate`, with an error as a command would end."""
