@@ -30,6 +30,8 @@ from tests.tiny import tiny_checkpoint
 
 MANIFEST, JOURNAL, RESULTS, SCORES = "manifest.json", "journal.jsonl", "results.json", "scores.parquet"
 TASKS = ("piqa", "boolq")
+SMALL_BATCHES = ("--tasks", "piqa,boolq", "--token-budget", 64)
+"""Options of several batches."""
 
 
 class Outcome(NamedTuple):
@@ -98,6 +100,8 @@ class Shared:
     run: Path
     """A finished run of the first checkpoint."""
     other_run: Path
+    log: Path
+    """lm-eval's log of a run of the first checkpoint."""
 
 
 def shared(place: Path) -> Shared:
@@ -114,12 +118,13 @@ def shared(place: Path) -> Shared:
     write_documents(documents, "piqa", *piqa)
     write_documents(documents, "boolq", *boolq)
     models = [tiny_checkpoint(place / f"tiny{seed}", seed=seed, window=512) for seed in (0, 1)]
-    runs = [
-        evalkit.evaluate(str(model), progress=evalkit.Progress(live=False), output=place / "runs", tasks=TASKS,
-                         data_dir=documents, allow_unofficial_data=True, log_samples=True).folder
-        for model in models
-    ]  # fmt: skip
-    return Shared(*models, documents, *runs)
+
+    def run(model: Path, template: str = "inst") -> Path:
+        progress = evalkit.Progress(live=False)
+        return evalkit.evaluate(str(model), progress=progress, output=place / "runs", tasks=TASKS, template=template,
+                                data_dir=documents, allow_unofficial_data=True, log_samples=True).folder  # fmt: skip
+
+    return Shared(*models, documents, *map(run, models), run(models[0], "plain") / "lm_eval")
 
 
 @dataclass
@@ -216,6 +221,10 @@ class Bench:
         """A copy of a finished run, by default the shared one."""
         source = source or self.shared.run
         return Path(shutil.copytree(source, self.place / "runs" / (name or source.name)))
+
+    def batched(self, *more: object) -> Path:
+        """A new finished run of several batches."""
+        return self.folder_of(self.score(None, *SMALL_BATCHES, *more))
 
     def altered(self, name: str, change: Callable[[dict[str, Any]], Any] = dict, **specification: Any) -> Path:
         """A run of another specification under another name, whose files fit one another."""

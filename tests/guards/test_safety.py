@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-import evalkit
 from tests.benchmarks.lm_eval.made import CHOICE, write_task
-from tests.guards.bench import Bench, Guard, Guards, Outcome, audited, edit, lines, write
+from tests.guards.bench import Bench, Guard, Guards, Outcome, edit, lines, write
 
 GUARDS = Guards()
 SPRUNG = Path("sprung")
@@ -50,8 +49,10 @@ def _pickled(bench: Bench, name: str = "pytorch_model.bin") -> Path:
     return folder
 
 
-GUARDS.add("pickle", "Pickled weights are not opened unless that is asked for.", lambda bench: bench.score(_pickled(bench)), "--allow-pickle")
-GUARDS.add("pickle-allowed", "Nor do they run code if it is.", lambda bench: bench.score(_pickled(bench), "--allow-pickle"), "pytorch_model.bin: cannot be read")
+GUARDS.add("pickle", "Pickled weights are not opened unless that is asked for.",
+    lambda bench: bench.score(_pickled(bench)), "--allow-pickle")  # fmt: skip
+GUARDS.add("pickle-allowed", "Nor do they run code if it is.",
+    lambda bench: bench.score(_pickled(bench), "--allow-pickle"), "pytorch_model.bin: cannot be read")  # fmt: skip
 
 
 @GUARDS("pickle-beside", "Pickles beside safetensors are not opened.", code=0)
@@ -75,8 +76,10 @@ def _indexed(shard: str) -> Callable[[Bench], Outcome]:
     return act
 
 
-GUARDS.add("index-pickle", "An index of safetensors does not name a pickle.", _indexed("weights.bin"), "weights.bin", "as a shard")
-GUARDS.add("index-outside", "Nor a file outside of the folder.", _indexed("../model.safetensors"), "../model.safetensors", "as a shard")
+GUARDS.add("index-pickle", "An index of safetensors does not name a pickle.", _indexed("weights.bin"), "weights.bin",
+    "as a shard")  # fmt: skip
+GUARDS.add("index-outside", "Nor a file outside of the folder.", _indexed("../model.safetensors"),
+    "../model.safetensors", "as a shard")  # fmt: skip
 
 OWN_CODE = """
 from pathlib import Path
@@ -101,9 +104,13 @@ def _own_code(bench: Bench, model_type: str, where: str = "") -> Path:
     return folder
 
 
-GUARDS.add("remote-code", "Code of a checkpoint is not run unless it is trusted.", lambda bench: bench.score(_own_code(bench, "of_a_guard")), "--trust-remote-code")
-GUARDS.add("remote-code-elsewhere", "Code of another repository is not run though the checkpoint is trusted.", lambda bench: bench.score(_own_code(bench, "of_a_guard", "o/n--"), "--trust-remote-code"), "another repository")
-GUARDS.add("remote-code-known", "Code of a checkpoint of a known type is not run.", lambda bench: bench.score(_own_code(bench, "llama"), "--trust-remote-code"), code=0)
+GUARDS.add("remote-code", "Code of a checkpoint is not run unless it is trusted.",
+    lambda bench: bench.score(_own_code(bench, "of_a_guard")), "--trust-remote-code")  # fmt: skip
+GUARDS.add("remote-code-elsewhere", "Code of another repository is not run though the checkpoint is trusted.",
+    lambda bench: bench.score(_own_code(bench, "of_a_guard", "o/n--"), "--trust-remote-code"),
+    "another repository")  # fmt: skip
+GUARDS.add("remote-code-known", "Code of a checkpoint of a known type is not run.",
+    lambda bench: bench.score(_own_code(bench, "llama"), "--trust-remote-code"), code=0)  # fmt: skip
 
 
 @GUARDS("remote-code-tokenizer", "Code of a tokenizer is not run unless it is trusted.", "--trust-remote-code")
@@ -143,8 +150,11 @@ def _chat(template: str) -> Callable[[Bench], Outcome]:
     return act
 
 
-GUARDS.add("chat-code", "A chat template reaches nothing outside of itself: transformers' sandbox.", _chat("{{ cycler.__init__.__globals__.os.mkdir('sprung') }}{{ messages }}"), "chat template")
-GUARDS.add("chat-endless", "A chat template that does not end is stopped.", _chat("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"), "chat template runs for more than", marks=pytest.mark.slow)
+GUARDS.add("chat-code", "A chat template reaches nothing outside of itself: transformers' sandbox.",
+    _chat("{{ cycler.__init__.__globals__.os.mkdir('sprung') }}{{ messages }}"), "chat template")  # fmt: skip
+GUARDS.add("chat-endless", "A chat template that does not end is stopped.",
+    _chat("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"),
+    "chat template runs for more than", marks=pytest.mark.slow)  # fmt: skip
 
 
 # Code of tasks, templates and files
@@ -161,7 +171,8 @@ def _task(code: str = "raise SystemExit", **config: Any) -> Callable[[Bench], Ou
     return act
 
 
-GUARDS.add("unsafe-code", "A task that runs generated code is refused, before any code of it runs.", _task(unsafe_code=True), "runs generated code", code=2)
+GUARDS.add("unsafe-code", "A task that runs generated code is refused, before any code of it runs.",
+    _task(unsafe_code=True), "runs generated code", code=2)  # fmt: skip
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -174,17 +185,23 @@ for _name, (_content, _noun) in {
     "large": (f"system: {'x ' * 200_000}", "is too large"),
     "function": ("a: !function code.text", "could not determine a constructor"),
 }.items():
-    GUARDS.add(f"yaml-{_name}", f"A YAML file does not act on its reader: {_name}.", lambda bench, content=_content: bench.score(None, "--template", write("own.yaml", content)), "own.yaml", _noun)
+    GUARDS.add(f"yaml-{_name}", f"A YAML file does not act on its reader: {_name}.",
+        lambda bench, content=_content: bench.score(None, "--template", write("own.yaml", content)), "own.yaml",
+        _noun)  # fmt: skip
 
 
-@GUARDS("json-deep", "A JSON file does not exhaust the stack of its reader.", "config.json", "nested more than 100 levels")
+@GUARDS(
+    "json-deep", "A JSON file does not exhaust the stack of its reader.", "config.json", "nested more than 100 levels"
+)
 def _(bench: Bench) -> Outcome:
     folder = bench.copy()
     write(folder / "config.json", "[" * 50_000)
     return bench.score(folder)
 
 
-@GUARDS("endless", "A file without end, such as a device behind a link, is not read.", "piqa.jsonl", "is not a regular file")
+@GUARDS(
+    "endless", "A file without end, such as a device behind a link, is not read.", "piqa.jsonl", "is not a regular file"
+)
 def _(bench: Bench) -> Outcome:
     Path("documents").mkdir()
     Path("documents/piqa.jsonl").symlink_to("/dev/zero")
@@ -263,7 +280,9 @@ def _(bench: Bench) -> None:
 
 def _named(name: str, form: str) -> Callable[[Bench], str]:
     """The output of a comparison whose first side has a name."""
-    return lambda bench: bench("compare", bench.shared.other_run, "--group", f"{name}={bench.shared.run}", "--format", form).out
+    return lambda bench: (
+        bench("compare", bench.shared.other_run, "--group", f"{name}={bench.shared.run}", "--format", form).out
+    )
 
 
 @GUARDS("html-table", "A name puts no element into a table in HTML.")
