@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> made.Shared:
 
 @pytest.fixture
 def bench(
-    guarded: made.Shared, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    guarded: made.Shared,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> made.Bench:
     """A working folder and a cache of one's own, without settings from the environment."""
     for name in [name for name in os.environ if name.startswith("EVALKIT_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("EVALKIT_CACHE", str(tmp_path / "cache"))
+    place = tmp_path_factory.mktemp("place")  # `tmp_path` has the test's name, in which a noun may occur
+    monkeypatch.setenv("EVALKIT_CACHE", str(place / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    return made.Bench(guarded, tmp_path, capsys, monkeypatch)
+    monkeypatch.chdir(place)
+    return made.Bench(guarded, place, capsys, monkeypatch)

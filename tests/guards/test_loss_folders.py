@@ -59,12 +59,16 @@ def _unlink(*names: str) -> Callable[[Path], Any]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
+def _damage_manifest(folder: Path) -> None:
+    (folder / RESULTS).unlink()
+    write(folder / MANIFEST, "{")
+
+
 for _name in (SCORES, RESULTS, MANIFEST):
     GUARDS.add(f"without-journal-{_name}",
         f"A run that lacks its {_name} and its journal is not scored again unasked.", _left(_unlink(_name, JOURNAL)),
         f"no {JOURNAL}")  # fmt: skip
-GUARDS.add("manifest-damaged", "A damaged manifest is not overwritten.",
-    _left(lambda folder: (folder / MANIFEST).write_text("{")), MANIFEST, "damaged")  # fmt: skip
+GUARDS.add("manifest-damaged", "A damaged manifest is not overwritten.", _left(_damage_manifest), MANIFEST, "damaged")
 
 
 @GUARDS("rebuilt", "What is lost of a run is rebuilt from its journal, and nothing is scored.")

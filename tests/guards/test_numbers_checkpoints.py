@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.data.samples import sample
+from tests.data.samples import write as write_documents
 from tests.guards.bench import (
     Bench,
     Guard,
@@ -139,7 +141,7 @@ def _sharded(bench: Bench, change: Callable[[Any], Any]) -> Outcome:
 
 GUARDS.add("shard-missing", "A checkpoint that lacks a shard is not scored.",
     lambda bench: _sharded(bench, lambda names: names.update({NORM: "model-2.safetensors"})), "model-2.safetensors",
-    "missing")  # fmt: skip
+    "missing, but listed")  # fmt: skip
 GUARDS.add("index-lists-more", "An index that lists weights of no file, as after a mixed copy, is an error.",
     lambda bench: _sharded(bench, lambda names: names.update({"lost": "model-1.safetensors"})),
     "model.safetensors.index.json", "'lost'")  # fmt: skip
@@ -201,7 +203,11 @@ for _name, _change in {"weights": _other_weights, "config": _other_config, "toke
         return outcome
 
 
-@GUARDS("changed-while-read", "A file of weights that changes while it is read is not scored.", "changed while")
+@GUARDS(
+    "changed-while-read",
+    "Weights that change while they are read are not scored: by content here, by status after it.",
+    "model.safetensors: changed while it was read",
+)
 def _(bench: Bench) -> Outcome:
     model = bench.copy()
     write("cache", "a file, so that no digest is remembered")
@@ -248,12 +254,21 @@ def _(bench: Bench) -> None:
 
 @GUARDS("cached-swapped", "A file of the cache that stands under another's key is not used.")
 def _(bench: Bench) -> None:
-    expected = bench.scores_of(bench.score())
-    kinds = [folder for folder in Path("cache").iterdir() if folder.is_dir()]
-    bench.score(bench.config(rms_norm_eps=0.5), "--output", "others", "--tasks", "boolq")
-    for folder in kinds:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        contents = [path.read_bytes() for path in files]
-        for path, content in zip(files, contents[1:] + contents[:1], strict=True):
+    def documents(name: str, choice: str) -> Path:
+        """Enough tokens to be stored; of each name as many."""
+        goals = [f"{number} {'the river rose ' * 80}" for number in range(30)]
+        write_documents(folder := bench.copy(bench.shared.documents, name), "piqa",
+                        *(sample("piqa", goal=goal, sol1=choice, sol2="a") for goal in goals))  # fmt: skip
+        return folder
+
+    first, second = documents("first", "at night"), documents("second", "in a boat")
+    expected = bench.scores_of(bench.score(None, "--data-dir", first))
+    bench.score(None, "--data-dir", second)
+    folders = [folder for folder in Path("cache").iterdir() if len(list(folder.iterdir())) > 1]
+    assert folders
+    for folder in folders:
+        paths = sorted(path for path in folder.iterdir() if path.is_file())
+        contents = [path.read_bytes() for path in paths]
+        for path, content in zip(paths, contents[1:] + contents[:1], strict=True):
             path.write_bytes(content)
-    assert bench.scores_of(bench.score(None, "--output", "again")).equals(expected)
+    assert bench.scores_of(bench.score(None, "--data-dir", first, "--output", "again")).equals(expected)

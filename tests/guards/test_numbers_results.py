@@ -272,7 +272,7 @@ def _values(text: str) -> Callable[[Bench], Outcome]:
 
 GUARDS.add("values-percent", "A number that is no percentage is not printed as one.",
     _values("model,piqa\nintg_125m,150\n"), "values.csv, line 2", "150")  # fmt: skip
-GUARDS.add("values-number", "Nor a text.", _values("model,piqa\nintg_125m,nan\n"), "values.csv", "nan")
+GUARDS.add("values-number", "Nor a text.", _values("model,piqa\nintg_125m,1/2\n"), "values.csv", "1/2")
 GUARDS.add("values-twice", "Of a row with two numbers none is chosen.",
     _values("model,piqa\nintg_125m,1\nintg_125m,2\n"), "line 3", "intg_125m")  # fmt: skip
 GUARDS.add("values-cells", "A row of fewer cells does not move them.", _values("model,piqa,boolq\nintg_125m,1\n"),

@@ -20,6 +20,7 @@ from tests.guards.bench import (
     longbench,
     write,
 )
+from tests.tiny import VOCABULARY
 
 GUARDS = Guards()
 
@@ -63,9 +64,34 @@ def _(bench: Bench) -> Outcome:
     return _hooked(bench, long_only, data_dir=folder)
 
 
-@GUARDS("nan", "A model that computes NaN is not scored.", "not numbers")
+@GUARDS(
+    "nan",
+    "A model that computes NaN is not scored (by a document; then by random tokens).",
+    "piqa document 0",
+    "NaN",
+)
 def _(bench: Bench) -> Outcome:
     return _hooked(bench, lambda _, __, output: output * float("nan"))
+
+
+@GUARDS("nan-generated", "Nor does it generate text.", "not numbers")
+def _(bench: Bench) -> Outcome:
+    return _hooked(bench, lambda _, __, output: output * float("nan"), suite="longbench", tasks="trec",
+                   data_dir=longbench({}), allow_unofficial_data=False)  # fmt: skip
+
+
+@GUARDS("memory-meta", "A model in memory whose weights have no data is not scored.", "without data")
+def _(bench: Bench) -> Outcome:
+    given = bench.module()
+    given["model"].lm_head.to("meta")
+    return bench.evaluate(**given)
+
+
+@GUARDS("memory-tokenizer", "Nor with the tokenizer of another model.", f"{VOCABULARY} rows", "ids up to")
+def _(bench: Bench) -> Outcome:
+    given = bench.module()
+    given["tokenizer"].add_tokens([f"<{number}>" for number in range(40)])
+    return bench.evaluate(**given)
 
 
 @GUARDS("infinite", "A log-likelihood that is not finite is not stored.", "piqa document", "not a finite number")

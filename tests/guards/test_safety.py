@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import gzip
 import io
 import json
 import os
@@ -285,10 +287,14 @@ def _named(name: str, form: str) -> Callable[[Bench], str]:
     )
 
 
-@GUARDS("html-table", "A name puts no element into a table in HTML.")
+@GUARDS("html-table", "Neither a name nor a row's label puts an element into a table in HTML.")
 def _(bench: Bench) -> None:
-    found = _named("<img src>", "html")(bench)
-    assert "&lt;img src&gt;" in found and "<img" not in found
+    columns = [{"items": {"piqa": "PIQA"}}]
+    layout = {"suite": "zeroshot8", "rows": [{"items": {"one": "<img src>"}}], "columns": columns}
+    rows = write("runs.yaml", {"rows": {"one": str(bench.shared.run)}})
+    printed = bench("table", write("own.yaml", layout), "--source", "runs", "--runs", rows, "--format", "html")
+    for found in (_named("<img src>", "html")(bench), printed.out):
+        assert "&lt;img src&gt;" in found and "<img" not in found
 
 
 @GUARDS("latex", "A name is no command in LaTeX.")
@@ -331,8 +337,12 @@ def _(bench: Bench) -> Outcome:
     return outcome
 
 
-@GUARDS("page-direction", "A page shows changes of direction by their codes.")
+@GUARDS("page-direction", "A page shows changes of direction by their codes, also in what its script reads.")
 def _(bench: Bench) -> None:
     run = bench.folder_of(bench.score(None, "--data-dir", _documents(bench, goal="a\u202eb")))
     assert bench("report", run, "-o", "page.html").code == 0
-    assert "\u202e" not in Path("page.html").read_text(encoding="utf-8")
+    page = Path("page.html").read_text(encoding="utf-8")
+    blocks = re.findall(r'<script[^>]*id="block-\d+"[^>]*>(.*?)</script>', page, re.DOTALL)
+    texts = [gzip.decompress(base64.b64decode(block)).decode(errors="replace") for block in blocks]
+    assert any(r"a\\u202eb" in text for text in texts)
+    assert not any("\u202e" in text for text in (page, *texts))
