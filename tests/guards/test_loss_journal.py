@@ -121,8 +121,9 @@ _journal("journal-of-another", "A batch of another run is not taken, nor dropped
 _journal("journal-columns", "Nor one of other columns.", _set(5, "0" * 8), "other columns")
 _journal("journal-seconds", "Nor one with a number that is not finite.", _set(3, float("nan")), "NaN")
 _journal("journal-type", "Nor one of another form.", _set(2, "0"), "'batch'")
-_journal("journal-rows", "Nor one whose rows are truncated.", lambda content, rows: rows[: len(rows) // 8 * 4],
-    "its rows")  # fmt: skip
+_journal(
+    "journal-rows", "Nor one whose rows lack their end.", lambda content, rows: rows[:-4], "its rows are truncated"
+)
 
 
 @GUARDS("flushed", "Each batch is on the disk before the next one starts.")

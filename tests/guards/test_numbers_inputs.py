@@ -112,7 +112,7 @@ TWO = [{"question": "Why?", "choices": ["a", "b"], "gold": number} for number in
 GUARDS.add("gold-lm-eval", "A gold answer of an lm-eval task that no choice has is an error.",
     lambda bench: _lm_eval(bench, [*TWO, TWO[0] | {"gold": 5}], "--rule", "acc"), "made_choice document 2",
     "5")  # fmt: skip
-GUARDS.add("subtask-twice", "A document does not count for two tasks.",
+GUARDS.add("subtask-twice", "A task that is named twice does not count twice (two guards: names, tasks).",
     lambda bench: _lm_eval(bench, TWO, names="made_choice,made_choice"), "named twice", code=2)  # fmt: skip
 GUARDS.add("several-gold", "A rule is not applied to documents with several right answers.",
     lambda bench: _lm_eval(bench, [TWO[0] | {"gold": [0, 1]}], "--rule", "acc", doc_to_target="{{gold}}"),
@@ -231,7 +231,6 @@ def _target(target: str) -> Callable[[dict[str, Any]], Any]:
     return lambda line: line.update(target=target, target_hash=hashlib.sha256(target.encode()).hexdigest())
 
 
-GUARDS.add("log", "A log that fits is imported.", lambda bench: _imported(bench, bench.shared.log), code=0)
 logged("log-nan", "A log-likelihood in a log that is no number is an error.", _likelihood("nan"), "log-likelihood nan")
 logged("log-positive", "So is one that no text has.", _likelihood("0.5"), "log-likelihood 0.5")
 logged("log-text", "So is a text in its place.", _likelihood("-1_0"), "a log-likelihood for each")

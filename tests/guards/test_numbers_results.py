@@ -103,8 +103,8 @@ file("results-changed", "Results whose bytes changed are not read.",
     _changed(RESULTS, lambda content: content["tasks"][0].update(accuracy=1.0)), RESULTS,
     "its content does not match its 'sha256'")  # fmt: skip
 file("results-of-another", "Nor those of another run.", _of_other(RESULTS), RESULTS, "it belongs to run")
-file("results-form", "Nor those of another form.", _resealed(RESULTS, lambda content: content["tasks"][0].pop("n")),
-    RESULTS, "'tasks[0].n'")  # fmt: skip
+file("results-form", "Nor those of another form (two guards: of all runs, of the benchmark).",
+    _resealed(RESULTS, lambda content: content["tasks"][0].pop("n")), RESULTS, "'tasks[0].n'")  # fmt: skip
 file("scores-changed", "A score table whose bytes changed is not read.", _scores_shifted, SCORES,
     "its digest is not the one")  # fmt: skip
 file("scores-of-another", "Nor that of another run.", _of_other(SCORES), SCORES, "it belongs to run")

@@ -74,7 +74,7 @@ def _(bench: Bench) -> Outcome:
     return _hooked(bench, lambda _, __, output: output * float("nan"))
 
 
-@GUARDS("nan-generated", "Nor does it generate text.", "not numbers")
+@GUARDS("nan-generated", "Nor does it generate text (two guards: the check at the start, each token).", "not numbers")
 def _(bench: Bench) -> Outcome:
     return _hooked(bench, lambda _, __, output: output * float("nan"), suite="longbench", tasks="trec",
                    data_dir=longbench({}), allow_unofficial_data=False)  # fmt: skip

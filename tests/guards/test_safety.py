@@ -183,7 +183,7 @@ for _name, (_content, _noun) in {
     "object": (f"a: !!python/object/apply:os.mkdir [{SPRUNG}]", "could not determine a constructor"),
     "bomb": (BOMB, "aliases expand to more than"),
     "cycle": ("a: &a [*a]", "a node that contains it"),
-    "deep": ("[" * 5000, "nested more than 100 levels"),
+    "deep": ("[" * 5000, "nested more than 100 levels"),  # two limits, and Python's own
     "large": (f"system: {'x ' * 200_000}", "is too large"),
     "function": ("a: !function code.text", "could not determine a constructor"),
 }.items():
@@ -316,7 +316,7 @@ def _(bench: Bench) -> None:
     assert any("@SUM(A1)" in cell for cell in cells) and not any(cell.startswith("@") for cell in cells)
 
 
-@GUARDS("terminal-name", "A name does not order the terminal.")
+@GUARDS("terminal-name", "A name does not order the terminal (two guards: its message, what prints it).")
 def _(bench: Bench) -> None:
     model = bench.copy(name="a\x1b[2J\u202eb")
     outcome = bench.score(model)
@@ -330,7 +330,12 @@ def _(bench: Bench) -> None:
     assert outcome.code == 0 and _is_clean(outcome.out) and "a\\x1b[2J\\u202eb" in outcome.out
 
 
-@GUARDS("terminal-error", "Nor does an error, which is one line.", "a\\x1b[2J\\nb", code=2)
+@GUARDS(
+    "terminal-error",
+    "Nor does an error, which is one line (two guards: its text, what prints it).",
+    "a\\x1b[2J\\nb",
+    code=2,
+)
 def _(bench: Bench) -> Outcome:
     outcome = bench.score("./a\x1b[2J\nb")
     assert _is_clean(outcome.err) and outcome.err.count("\n") == 1
