@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from dataclasses import MISSING, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def defaults(function: Any) -> dict[str, Any]:
 
 def fields(*kinds: Any) -> dict[str, Any]:
     """Field → its default, of requests and of how models are loaded."""
-    found = {name: field.default for kind in kinds for name, field in kind.__dataclass_fields__.items()}
+    found = {field.name: field.default for kind in kinds for field in dataclass_fields(kind)}
     return {name: default for name, default in found.items() if default is not MISSING}
 
 

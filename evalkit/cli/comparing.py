@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_benchmark, check_groups
+from evalkit.cli.options import (
+    BENCHMARK,
+    GROUP,
+    OUTCOME,
+    OUTPUT,
+    PLOT,
+    PRINTING,
+    STUDY,
+    check_benchmark,
+    check_groups,
+    print_report,
+)
 from evalkit.cli.parameters import MARGIN, argument, is_typed, option
-from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing
 from evalkit.errors import UsageError
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import DATA_DIR, OUTPUT
+from evalkit.cli.options import DATA_DIR, OUTPUT, PRINTING, print_report
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing, news
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evalkit.cli.options import PRINTING, print_report
 from evalkit.cli.parameters import FOLDER, Commands, argument, typed_option
-from evalkit.cli.running import PRINTING, print_report
 from evalkit.escape import printable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Options that commands share, and config files, which set them too.
+"""Options that commands share, the printing that they control, and config files, which set options too.
 
 A value has the same meaning in a config file as on the command line, and may be given once in each. A config file's
 values are parsed as if they were on the command line.
@@ -6,7 +6,7 @@ values are parsed as if they were on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import click
 from evalkit.cli.parameters import (
     FOLDER,
     TEXT,
-    Command,
     argument,
     comma_separated,
     is_typed,
@@ -25,9 +24,12 @@ from evalkit.cli.parameters import (
     typed_option,
 )
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.escape import printable
 from evalkit.paths import RUNS
+from evalkit.reporting.markup import FORMATS, Format
 
 if TYPE_CHECKING:
+    from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
 
 
@@ -79,7 +81,7 @@ def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where
     return value
 
 
-def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
+def runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
     """Reject a file name, which users expect to receive what is printed."""
     if path.suffix in (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png", ".svg") and not path.is_dir():
         raise UsageError(f"--output {path}: is the folder of runs; to save what is printed, redirect it: > {path}")
@@ -102,7 +104,7 @@ RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png, .pdf or .svg file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
-OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=runs_folder, help="Folder of run folders.")
 
 
 STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
@@ -147,50 +149,11 @@ def named_run(given: str, root: Path | None = None) -> Run:
 
 CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
-ORIGIN = option_group(
-    option("--revision", help="Branch, tag or commit of a hub model."),
-    option("--tokenizer", help="Another folder or hub name to take the tokenizer from."),
-)
-COMPUTING = option_group(
-    option("--device", default="auto", help="auto, cpu, cuda, cuda:1, …"),
-    option(
-        "--device-map",
-        default="none",
-        metavar="none|auto|DEVICE=LAYERS,…",
-        help="For a model larger than one GPU: auto spreads its layers over all GPUs and the CPU's memory.",
-    ),
-    option("--dtype", default="auto", help="auto (the checkpoint's own), float32, bfloat16 or float16."),
-    option("--attention", default="auto", help="auto, sdpa or eager."),
-)
-
-
-def context_options(default: str) -> Callable[[Command], Command]:
-    """Declare options of context extension; `default` describes the default of `--context` in the help."""
-    extension = "Context window in tokens, extended by scaling rotary positions; none: no extension."
-    return option_group(
-        option("--context", metavar="TOKENS", help=f"{extension}  [default: {default}]"),
-        option("--context-method", help="yarn, dynamic-yarn, linear, ntk, or none.  [default: yarn]"),
-        option("--context-original", type=int, help="Context window of its training.  [default: the checkpoint's]"),
-        option("--context-config", help="A name in configs/context, or a YAML file, with these and YaRN's parameters."),
-    )
-
-
-SELECTION = option_group(
-    option("--sample", type=int, metavar="N", help="Random documents of each task, the same for every checkpoint; a "
-           "larger sample contains the smaller one.  [default: all]"),
-    option("--seed", type=int, metavar="N", help="Seed of the sample.  [default: 0]"),
-    option("--limit", "-L", type=int, metavar="N", help="Only the first documents of each task, as in lm-eval."),
-)  # fmt: skip
-CONTEXT = context_options("the trained context window")
-CHAT = option("--chat", is_flag=True, help="Put prompts into the tokenizer's chat template, for models tuned to chat.")
 DRY_RUN = typed_option(
     "--dry-run",
     "without_computing",
     is_flag=True,
     help="Compute nothing; print documents, tokens, time, memory and disk.",
-)
-TOKEN_BUDGET = option(
-    "--token-budget", metavar="TOKENS|auto", help="Maximum tokens of a batch, limited by memory.  [default: auto]"
 )
 _CHECKPOINT = "Checkpoint folder, hub name, .gguf file, or demo."
 CHECKPOINT = option_group(
@@ -241,7 +204,54 @@ def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) 
     return tuple(dict.fromkeys(found))
 
 
-TRUST = option_group(
-    option("--allow-pickle", is_flag=True, help="Read pickled weights; they can run code."),
-    option("--trust-remote-code", is_flag=True, help="Let the checkpoint's own Python files run."),
+FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
+PRINTING = option_group(
+    FORMAT,
+    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
 )
+
+
+def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
+    """Print a report, or write it into a file and print that file's name.
+
+    Raises:
+        UsageError: the format does not support the report, or the file cannot be written.
+    """
+    from evalkit.reporting.report import render
+
+    if standalone and form not in ("latex", "html"):
+        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
+    if output is not None:
+        _write(output, render(report, form, standalone=standalone) + "\n")
+        return
+    width = None
+    if form == "terminal":
+        from evalkit.reporting.terminal import terminal_width
+
+        width = terminal_width()
+    click.echo(render(report, form, standalone=standalone, width=width))
+    if form == "csv":
+        for note in report.all_notes if report.records is not None else report.notes:
+            click.echo(printable(note), err=True)
+
+
+def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
+    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
+    from evalkit.runs.traits import selection_words
+
+    selected = selection_words(run)
+    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
+    if form == "terminal":
+        click.echo(f"\n{printable(str(run.folder))}")
+
+
+def _write(output: Path, text: str) -> None:
+    from evalkit.paths import replace_file
+
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file with --output")
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
+    click.echo(printable(str(output)))

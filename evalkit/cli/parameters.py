@@ -271,15 +271,22 @@ def argument(name: str, **settings: Any) -> Callable[[Command], Command]:
 
 def typed_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Declare an option that only the command line sets."""
-    if not settings.get("is_flag"):
-        settings = {"type": TEXT, "shell_complete": completer(long_name(names))} | settings
-    return click.option(*names, cls=Option, **settings)
+    return click.option(*names, cls=Option, **settings_of_option(names, has_variable=False, **settings))
 
 
 def option(*names: str, **settings: Any) -> Callable[[Command], Command]:
     """Declare an option that `EVALKIT_<NAME>` sets too."""
-    variable = "EVALKIT_" + long_name(names)[2:].replace("-", "_").upper()
-    return typed_option(*names, envvar=variable, show_default=settings.get("default") is not None, **settings)
+    shown = settings.get("default") is not None
+    return click.option(*names, cls=Option, **settings_of_option(names, show_default=shown, **settings))
+
+
+def settings_of_option(names: Sequence[str], has_variable: bool = True, **settings: Any) -> dict[str, Any]:
+    """Return the arguments of an `Option`: its variable, and without another type that of text, with completion."""
+    if has_variable:
+        settings["envvar"] = "EVALKIT_" + long_name(names)[2:].replace("-", "_").upper()
+    if settings.get("is_flag"):
+        return settings
+    return {"type": TEXT, "shell_complete": completer(long_name(names))} | settings
 
 
 def long_name(names: Sequence[str]) -> str:

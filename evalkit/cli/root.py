@@ -21,16 +21,13 @@ import click
 
 from evalkit import __version__
 from evalkit.cli import (
-    attention,
+    benchmarks,
     comparing,
     figure,
     longbench,
     looking,
     models,
-    needle,
-    perplexity,
     report,
-    scoring,
     showing,
     study,
     tables,
@@ -62,12 +59,12 @@ def cli() -> None:
 
 
 for command in (
-    scoring.run,
-    scoring.rescore,
+    benchmarks.run,
+    showing.rescore,
     longbench.longbench,
-    needle.needle,
-    perplexity.perplexity,
-    attention.attention,
+    benchmarks.needle,
+    benchmarks.perplexity,
+    benchmarks.attention,
     figure.figure,
     study.study,
     comparing.compare,

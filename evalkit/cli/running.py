@@ -1,23 +1,23 @@
-"""Running a benchmark from a command: plan, run, print."""
+"""Running a benchmark from a command: options → plan → run or dry run → printed report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.parameters import option, option_group, typed_option
+from evalkit.cli.options import print_report, print_run
+from evalkit.cli.parameters import option_group, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
-from evalkit.escape import printable
-from evalkit.reporting.markup import FORMATS, Format
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
     from evalkit.benchmarks.run_summary import SummarisedRun
     from evalkit.display import Progress
+    from evalkit.reporting.markup import Format
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
     from evalkit.studies.engines import JobRunner, Outcome
@@ -37,115 +37,97 @@ WORKERS = option_group(
 _NAMES = ("workers", "ray", "worker_cpus", "worker_gpus", "ship_checkpoints")
 
 
-def worker_options(command: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of this module from a command's options and return them."""
-    return {name: command.pop(name) for name in _NAMES}
+@dataclass(frozen=True)
+class Workers:
+    """What computes the runs of a command: the values of `WORKERS`."""
+
+    runner: JobRunner
+    """Computes runs: in this process, if no workers are requested."""
+    given: str = ""
+    """The option by which workers are requested; empty: none are."""
 
 
-def runner_of(options: dict[str, Any]) -> JobRunner:
-    """Return what computes the runs: workers if these are asked for, else this process.
+def workers_of(options: dict[str, Any]) -> Workers:
+    """Remove the options of `WORKERS` from a command's options, and return what they say.
 
     Raises:
         UsageError: an option of workers is given without workers.
     """
-    if options["workers"] is None and options["ray"] is None:
-        for name in _NAMES:
-            if options[name]:
+    workers, ray, cpus, gpus, ship = (options.pop(name, None) for name in _NAMES)
+    if workers is None and ray is None:
+        for name, value in zip(_NAMES[2:], (cpus, gpus, ship), strict=True):
+            if value:
                 raise UsageError(f"--{name.replace('_', '-')}: is for workers; add --workers N or --ray ADDRESS")
         from evalkit.studies.engines import run_here
 
-        return run_here
+        return Workers(run_here)
     from evalkit.studies.cluster.engine import ClusterRunner
     from evalkit.studies.cluster.ray_cluster import ClusterOptions
 
-    cpus, gpus = options["worker_cpus"], options["worker_gpus"]
-    return ClusterRunner(ClusterOptions(options["workers"], options["ray"], cpus, gpus, options["ship_checkpoints"]))
+    runner = ClusterRunner(ClusterOptions(workers, ray, cpus, gpus, ship))
+    return Workers(runner, "--ray" if workers is None else "--workers")
 
 
-def has_workers(options: dict[str, Any]) -> bool:
-    """Return whether workers are asked for."""
-    return options["workers"] is not None or options["ray"] is not None
+Show = Callable[["Run", str], "Report"]
+"""(finished run, requested rule) → its report."""
 
 
-FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
-PRINTING = option_group(
-    FORMAT,
-    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
-)
+@dataclass(frozen=True)
+class Evaluation:
+    """What a command computes and how it prints it."""
+
+    workers: Workers
+    is_dry: bool
+    form: Format
+    standalone: bool
+    options: dict[str, Any]
+    """See `evalkit.evaluate`."""
+
+    def print(self, report: Report) -> None:
+        """Print a report in the requested format."""
+        print_report(report, self.form, self.standalone)
+
+    def run(self, model: str, show: Show | None = None, draw: Callable[[Run], None] | None = None) -> None:
+        """Run a benchmark and print the report of the run; of a dry run, what it would take.
+
+        Args:
+            model: see `evalkit.evaluate`.
+            show: makes the report; None: the benchmark's own.
+            draw: draws what was requested beside the report.
+
+        Raises:
+            EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
+        """
+        from evalkit.benchmarks.registry import benchmark_of
+        from evalkit.benchmarks.run import planned
+        from evalkit.benchmarks.session import run_plan
+        from evalkit.display import Progress
+        from evalkit.errors import DataError
+
+        if self.is_dry:
+            self.print(dry_run([model], self.options))
+            return
+        with Progress() as progress:
+            with doing("planning the run"):
+                plan = planned(model, self.options, progress.say)
+            run = (
+                _run_by(self.workers.runner, model, plan, progress) if self.workers.given else run_plan(plan, progress)
+            )
+        with doing("reading scores"):
+            rule = plan.manifest["rule"]
+            report = show(run, rule) if show else benchmark_of(run).report(run, rule)
+        print_run(run, report, self.form, self.standalone)
+        if draw:
+            draw(run)
+        if left_out := plan.manifest.get("left_out"):
+            raise DataError(f"left out: {'; '.join(left_out)}")
 
 
-def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
-    """Print a report, or write it into a file and print that file's name.
-
-    Raises:
-        UsageError: the format does not support the report, or the file cannot be written.
-    """
-    from evalkit.reporting.report import render
-
-    if standalone and form not in ("latex", "html"):
-        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
-    if output is not None:
-        _write(output, render(report, form, standalone=standalone) + "\n")
-        return
-    width = None
-    if form == "terminal":
-        from evalkit.reporting.terminal import terminal_width
-
-        width = terminal_width()
-    click.echo(render(report, form, standalone=standalone, width=width))
-    if form == "csv":
-        for note in report.all_notes if report.records is not None else report.notes:
-            click.echo(printable(note), err=True)
-
-
-def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
-    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
-    from evalkit.runs.traits import selection_words
-
-    selected = selection_words(run)
-    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
-    if form == "terminal":
-        click.echo(f"\n{printable(str(run.folder))}")
-
-
-def _write(output: Path, text: str) -> None:
-    from evalkit.paths import replace_file
-
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file with --output")
-    try:
-        replace_file(output, text.encode())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(printable(str(output)))
-
-
-def run_and_print(
-    model: str, options: dict[str, Any], runner: JobRunner | None, output: Callable[[Run, str], None]
-) -> None:
-    """Run a benchmark and print the result.
-
-    Args:
-        model: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-        runner: computes the run; None: this process.
-        output: prints the finished run, under the requested rule.
-
-    Raises:
-        EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
-    """
-    from evalkit.benchmarks.run import planned
-    from evalkit.benchmarks.session import run_plan
-    from evalkit.display import Progress
-    from evalkit.errors import DataError
-
-    with Progress() as progress:
-        with doing("planning the run"):
-            plan = planned(model, options, progress.say)
-        run = run_plan(plan, progress) if runner is None else _run_by(runner, model, plan, progress)
-    output(run, plan.manifest["rule"])
-    if left_out := plan.manifest.get("left_out"):
-        raise DataError(f"left out: {'; '.join(left_out)}")
+def evaluation_of(command: dict[str, Any]) -> Evaluation:
+    """Take the options of a command apart, and return what it computes."""
+    workers = workers_of(command)
+    is_dry, form, standalone = (command.pop(name) for name in ("without_computing", "form", "standalone"))
+    return Evaluation(workers, is_dry, form, standalone, command)
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:

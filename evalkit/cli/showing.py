@@ -1,4 +1,4 @@
-"""`evalkit show`."""
+"""`evalkit show` and `evalkit rescore`: the documents of a finished run, and its scores under another rule."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import OUTPUT
+from evalkit.cli.options import DETAIL, OUTPUT, PRINTING, RUN, named_run, print_report, print_run
 from evalkit.cli.parameters import argument, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing, news
 from evalkit.errors import UsageError
 
@@ -87,3 +86,27 @@ def show(
         click.echo(f"{prompt}\n")
     print_report(report, form, standalone)
     return 0
+
+
+@click.command()
+@RUN
+@option("--rule", help="How the answer is chosen (evalkit ls rules).  [default: the run's own]")
+@OUTPUT
+@DETAIL
+@PRINTING
+def rescore(run: str, rule: str | None, output: Path, detail: bool, form: Format, standalone: bool) -> None:
+    """Apply another rule to the scores of a finished run; no model is needed.
+
+    RUN is a run folder, or a run in --output as `evalkit ls runs` lists it: its id or name, the beginning of either,
+    or its checkpoint where no other run has it.
+
+    \b
+    evalkit rescore 1a2b3c4d --rule acc_norm
+    evalkit rescore results/runs/demo-zeroshot8-inst-float32-1a2b3c4d5e6f --rule acc_norm
+    """
+    with doing("reading scores"):
+        from evalkit.benchmarks.registry import benchmark_of
+
+        opened = named_run(run, output)
+        report = benchmark_of(opened).rescored(opened, rule, detail)
+    print_run(opened, report, form, standalone)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from evalkit.cli.options import PRINTING, print_report
 from evalkit.cli.parameters import FOLDER, SETTINGS, Commands, argument, typed_option
-from evalkit.cli.running import PRINTING, WORKERS, has_workers, print_report, runner_of, worker_options
+from evalkit.cli.running import WORKERS, workers_of
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
@@ -55,13 +56,11 @@ def run(
     """
     from evalkit.display import Progress
 
-    workers = worker_options(options)
-    runner = runner_of(workers)
+    workers = workers_of(options)
     if dry_run and wait:
         raise UsageError("--wait: a dry run computes nothing and waits for nobody; leave out one of them")
-    if dry_run and has_workers(workers):
-        option = "--ray" if workers["workers"] is None else "--workers"
-        raise UsageError(f"{option}: a dry run computes nothing, in this process; leave out one of them")
+    if dry_run and workers.given:
+        raise UsageError(f"{workers.given}: a dry run computes nothing, in this process; leave out one of them")
     with doing("reading the study"):
         found = _read(file)
     with Progress() as progress:
@@ -72,7 +71,7 @@ def run(
         else:
             from evalkit.studies.running import outcomes_report, run_study
 
-            outcomes = run_study(found, progress, runner, wait)
+            outcomes = run_study(found, progress, workers.runner, wait)
             report = outcomes_report(outcomes)
             failed = any(one.state == "failed" or one.left_out for _, one in outcomes)
     print_report(report, form, standalone)

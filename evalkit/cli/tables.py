@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import BENCHMARK, OUTCOME, RUN, STUDY, check_benchmark, named_run
+from evalkit.cli.options import BENCHMARK, OUTCOME, PRINTING, RUN, STUDY, check_benchmark, named_run, print_report
 from evalkit.cli.parameters import EXPORT, FOLDER, argument, option, typed_option
-from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing
 from evalkit.errors import UsageError
 from evalkit.escape import printable
