@@ -108,9 +108,11 @@ _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("fa
 
 def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert words to True or False for boolean settings."""
-    known = settings_of(kind)
-    words = {name for name, value in given.items() if isinstance(value, str) and known[name].types == (bool,)}
-    return {name: _SWITCHES.get(value.lower(), value) if name in words else value for name, value in given.items()}
+    flags = {one.name for one in settings_of(kind).values() if one.types == (bool,)}
+    return {
+        name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
+        for name, value in given.items()
+    }
 
 
 def check_names(names: Collection[str], *kinds: type) -> None:
