@@ -14,8 +14,8 @@ import evalkit
 from evalkit.benchmarks.needle.plan import NeedleRequest
 from evalkit.benchmarks.registry import benchmark
 from evalkit.benchmarks.request import SuiteRequest
+from evalkit.cli.options import BenchmarkCommand
 from evalkit.cli.root import cli
-from evalkit.cli.settings import BenchmarkCommand
 from evalkit.errors import UsageError
 from evalkit.inputs.settings import setting, settings_of
 from evalkit.models.spec import ModelSpec

@@ -87,13 +87,7 @@ class GeneratedBenchmark(Benchmark):
 
     @abstractmethod
     def save(self, plan: Any, answers: Mapping[str, Sequence[GeneratedAnswer]], writer: RunWriter) -> None:
-        """Write tables and results.
-
-        Args:
-            plan: the run's plan.
-            answers: task → one answer for each document, in order.
-            writer: writes into the run folder.
-        """
+        """Write tables and results; `answers`: task → one answer for each document, in order."""
 
     def is_missing(self, plan: Any, finished: FinishedRows) -> bool:
         """Return whether a document has no answer."""

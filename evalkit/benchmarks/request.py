@@ -123,14 +123,7 @@ def _path_of(checkpoint: Checkpoint) -> str | None:
 
 
 def numerics(model: ModelSpec, checkpoint: Checkpoint, limit: int | None, say: Say = silent) -> dict[str, Any]:
-    """Return the specification entries that determine the numbers of every run.
-
-    Args:
-        model: the model and how it is loaded.
-        checkpoint: its checkpoint.
-        limit: maximum number of documents of each task.
-        say: called with messages for the user.
-    """
+    """Return the specification entries that determine the numbers of every run."""
     prints, extension = fingerprint(checkpoint), model.extension(checkpoint, say)
     return {
         "scoring": SCORING_VERSION,

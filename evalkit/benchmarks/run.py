@@ -71,12 +71,7 @@ def evaluate(
 
 
 def planned(model: str | Path | ModelSpec, options: Mapping[str, Any], say: Say) -> Plan:
-    """Plan a run with the benchmark that has the suite.
-
-    Args:
-        model: see `request_of`.
-        options: the fields of the benchmark's request and, unless `model` is a `ModelSpec`, of `ModelSpec`.
-        say: called with messages for the user.
+    """Plan a run with the benchmark that has the suite; `model` and `options` as of `request_of`.
 
     Raises:
         EvalkitError: the options, the checkpoint or the documents are invalid.
@@ -119,13 +114,7 @@ def own_settings(request: type[Request]) -> list[str]:
 
 
 def check_setting(where: str, suite: str | Path, name: str, own: Collection[str]) -> None:
-    """Raise if a benchmark has no such setting.
-
-    Args:
-        where: beginning of the message.
-        suite: the suite, for the message.
-        name: the setting.
-        own: from `own_settings`.
+    """Raise if the benchmark of a suite has no such setting of its own; `where` begins the message.
 
     Raises:
         UsageError: it has no settings of its own.

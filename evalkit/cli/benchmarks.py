@@ -13,18 +13,23 @@ import click
 from evalkit.cli.options import (
     CHECKPOINT,
     CHECKPOINTS,
+    COMPUTING,
     CONFIG,
+    CONTEXT,
     DETAIL,
     DRY_RUN,
+    ORIGIN,
     PLOT,
-    PRINTING,
+    SELECTION,
+    TRUST,
+    BenchmarkCommand,
     checkpoint_of,
     checkpoints_of,
+    settings,
 )
 from evalkit.cli.parameters import comma_separated, option, typed_option
-from evalkit.cli.running import WORKERS, dry_run, evaluation_of, run_several
-from evalkit.cli.settings import COMPUTING, CONTEXT, ORIGIN, SELECTION, TRUST, BenchmarkCommand, settings
-from evalkit.cli.watching import WATCH, watch, watched
+from evalkit.cli.running import PRINTING, WORKERS, dry_run, evaluation_of, run_several
+from evalkit.cli.study import WATCH, watch, watched
 from evalkit.display import doing
 from evalkit.errors import RunError, UnknownNameError, UsageError
 from evalkit.escape import printable

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from evalkit.cli.options import (
-    BENCHMARK,
-    GROUP,
-    OUTCOME,
-    OUTPUT,
-    PLOT,
-    PRINTING,
-    STUDY,
-    check_benchmark,
-    check_groups,
-    print_report,
-)
+from evalkit.cli.options import BENCHMARK, GROUP, OUTCOME, OUTPUT, PLOT, STUDY, check_study
 from evalkit.cli.parameters import MARGIN, argument, is_typed, option
+from evalkit.cli.running import PRINTING, print_report
 from evalkit.display import doing
 from evalkit.errors import UsageError
 
@@ -82,31 +72,33 @@ def compare(
     evalkit compare --study study.yaml intg vanilla                    names of a study, with all their seeds
     evalkit compare --study study.yaml --curve intg                    its steps, a curve for each seed
     """
-    _check(curve, fail_if_worse, margin)
-    _check_study(study, benchmark, groups, is_typed(ctx, "output"))
+    if curve and fail_if_worse:
+        raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
+    if margin and not fail_if_worse:
+        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")
+    check_study(study, benchmark, groups)
+    if study is not None and is_typed(ctx, "output"):
+        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
     from evalkit.runs.outcomes import outcome_key
 
     key = outcome_key(outcome, rule)
-    notes: tuple[str, ...] = ()
     if curve:
-        with doing("reading runs"):
-            if study is None:
-                curves = _curves(runs, groups, key, output)
-            else:
-                curves, notes = _curves_of_study(study, runs, benchmark, key)
-        _print_curves(curves, notes, form, standalone, plot)
-        return 0
-    with doing("reading and comparing runs"):
-        from evalkit.comparison.comparison import compare_sides
-        from evalkit.comparison.comparison_report import comparison_report
-        from evalkit.comparison.differences import exit_code
-        from evalkit.comparison.sides import find_sides
+        from evalkit.comparison.curves import curve_report
 
-        sides: Sequence[Side]
-        if study is None:
-            sides = find_sides(runs, groups, output)
-        else:
-            sides, notes, key = _sides_of_study(study, runs, benchmark, key)
+        with doing("reading runs"):
+            curves, notes = _curves(runs, groups, study, benchmark, key, output)
+        print_report(curve_report(curves).with_notes(notes), form, standalone)
+        if plot:
+            from evalkit.comparison.plots import curves as draw_curves
+
+            draw_curves(curves, plot)
+        return 0
+    from evalkit.comparison.comparison import compare_sides
+    from evalkit.comparison.comparison_report import comparison_report
+    from evalkit.comparison.differences import exit_code
+
+    with doing("reading and comparing runs"):
+        sides, notes, key = _sides(runs, groups, study, benchmark, key, output)
         found = compare_sides(sides, key)
         report = comparison_report(found).with_notes(notes)
     print_report(report, form, standalone)
@@ -119,63 +111,50 @@ def compare(
     return exit_code(found, margin / scale) if fail_if_worse else 0
 
 
-def _sides_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
+def _sides(
+    runs: tuple[str, ...],
+    groups: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    key: str | None,
+    output: Path,
 ) -> tuple[Sequence[Side], tuple[str, ...], str | None]:
-    """Return sides, notes, and the key of the outcome, under the benchmark's rule by default."""
+    """Return sides, notes, and the key of the outcome, of a study under the benchmark's rule by default."""
+    if study is None:
+        from evalkit.comparison.sides import find_sides
+
+        return find_sides(runs, groups, output), (), key
     from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_sides
 
-    results = read_results(path)
+    results = read_results(study)
     chosen = results.study.benchmark(benchmark)
-    found = study_sides(results, names, chosen)
+    found = study_sides(results, runs, chosen)
     return found.sides, found.notes, with_default_rule(key, chosen.rule)
 
 
-def _curves(runs: tuple[str, ...], groups: tuple[str, ...], rule: str | None, output: Path) -> list[Curve]:
-    from evalkit.comparison.curves import curve
-    from evalkit.comparison.sides import find_trainings
-
-    return [curve(side, rule) for side in find_trainings(runs, groups, output)]
-
-
-def _curves_of_study(
-    path: Path, names: tuple[str, ...], benchmark: str | None, key: str | None
+def _curves(
+    runs: tuple[str, ...],
+    groups: tuple[str, ...],
+    study: Path | None,
+    benchmark: str | None,
+    key: str | None,
+    output: Path,
 ) -> tuple[list[Curve], tuple[str, ...]]:
+    """Return a curve for each training, and notes."""
     from evalkit.comparison.curves import curve
+
+    if study is None:
+        from evalkit.comparison.sides import find_trainings
+
+        return [curve(side, key) for side in find_trainings(runs, groups, output)], ()
     from evalkit.runs.outcomes import with_default_rule
     from evalkit.studies.results import read_results
     from evalkit.studies.sides import study_trainings
 
-    results = read_results(path)
+    results = read_results(study)
     chosen = results.study.benchmark(benchmark)
-    found = study_trainings(results, names, chosen)
+    found = study_trainings(results, runs, chosen)
     key = with_default_rule(key, chosen.rule)
     return [curve(one.side, key, one.steps) for one in found], tuple(note for one in found for note in one.notes)
-
-
-def _print_curves(
-    found: list[Curve], notes: tuple[str, ...], form: Format, standalone: bool, plot: Path | None
-) -> None:
-    from evalkit.comparison.curves import curve_report
-
-    print_report(curve_report(found).with_notes(notes), form, standalone)
-    if plot:
-        from evalkit.comparison.plots import curves as draw
-
-        draw(found, plot)
-
-
-def _check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...], output: bool) -> None:
-    check_benchmark(benchmark, study)
-    check_groups(groups, study)
-    if study is not None and output:
-        raise UsageError("--output is for runs; a study file names its own folder of runs: omit --output")
-
-
-def _check(curve: bool, fail_if_worse: bool, margin: float) -> None:
-    if curve and fail_if_worse:
-        raise UsageError("--fail-if-worse compares two sides; it does not go with --curve")
-    if margin and not fail_if_worse:
-        raise UsageError("--margin is an argument of --fail-if-worse; give both, or neither")

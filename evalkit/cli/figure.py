@@ -10,7 +10,7 @@ import click
 
 from evalkit.benchmarks.attention.figures.kinds import KINDS, Band, FigureRequest
 from evalkit.benchmarks.attention.groups import parsed_layers
-from evalkit.cli.options import BENCHMARK, STUDY, check_benchmark, named_run
+from evalkit.cli.options import BENCHMARK, STUDY, check_study, named_run
 from evalkit.cli.parameters import FOLDER, argument, comma_separated, option, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
@@ -77,48 +77,40 @@ def figure(
     if every and figure is not None:
         runs, figure = (figure, *runs), None
     request = FigureRequest(parsed_layers(layers or ()), tasks or (), band, measure, paper)
-    _check(figure, runs, every, study, benchmark, request, output)
+    if figure is None and not every:
+        raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
+    check_study(study, benchmark)
+    paths = _paths_of_all(request, output) if figure is None else [output or Path(f"{figure}.pdf")]
+    if figure is not None:
+        from evalkit.reporting.figures import check_figure_path
+
+        request.check(figure)
+        check_figure_path(paths[0])
+    if not runs and study is None:
+        raise UsageError(
+            "name one or more runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml"
+        )
     with doing("reading runs"):
         analysed, notes = _analysed(runs, study, benchmark, names, request)
     for note in notes:
         click.echo(printable(note), err=True)
     if figure is None:
-        assert output is not None
-        _draw_every(analysed, request, output)
+        _draw_every(analysed, request, paths[0])
     else:
-        _draw(figure, analysed, request, [output or Path(f"{figure}.pdf")])
+        _draw(figure, analysed, request, paths)
 
 
-def _check(
-    figure: str | None,
-    runs: tuple[str, ...],
-    every: bool,
-    study: Path | None,
-    benchmark: str | None,
-    request: FigureRequest,
-    output: Path | None,
-) -> None:
-    """Validate a command before any run is read."""
-    if figure is None and not every:
-        raise UsageError(f"name a figure: {', '.join(KINDS)}; or give --all")
-    check_benchmark(benchmark, study)
-    if figure is not None:
-        from evalkit.reporting.figures import check_figure_path
-
-        request.check(figure)
-        check_figure_path(output or Path(f"{figure}.pdf"))
-    else:
-        if request.measure or request.paper:
-            raise UsageError(f"{'--measure' if request.measure else '--paper'} is for one figure; name it in place of "
-                             "--all")  # fmt: skip
-        if output is None:
-            raise UsageError("--all writes several files; give their folder: -o figures/")
-        if output.exists() and not output.is_dir():
-            raise UsageError(f"--output {output} is a file; --all needs a folder")
-    if not runs and study is None:
+def _paths_of_all(request: FigureRequest, output: Path | None) -> list[Path]:
+    """Validate a command with --all before any run is read, and return the folder."""
+    if request.measure or request.paper:
         raise UsageError(
-            "name one or more runs of evalkit attention (evalkit ls runs lists them), or --study FILE.yaml"
+            f"{'--measure' if request.measure else '--paper'} is for one figure; name it in place of --all"
         )
+    if output is None:
+        raise UsageError("--all writes several files; give their folder: -o figures/")
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; --all needs a folder")
+    return [output]
 
 
 def _analysed(

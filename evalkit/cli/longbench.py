@@ -11,20 +11,23 @@ import click
 
 from evalkit.cli.options import (
     CHECKPOINT,
+    COMPUTING,
     CONFIG,
+    CONTEXT,
     DRY_RUN,
+    ORIGIN,
     OUTPUT,
     PLOT,
-    PRINTING,
     RUN,
+    SELECTION,
+    TRUST,
+    BenchmarkCommand,
     checkpoint_of,
     named_run,
-    print_report,
-    print_run,
+    settings,
 )
 from evalkit.cli.parameters import FOLDER, Commands, argument, option, typed_option
-from evalkit.cli.running import evaluation_of
-from evalkit.cli.settings import COMPUTING, CONTEXT, ORIGIN, SELECTION, TRUST, BenchmarkCommand, settings
+from evalkit.cli.running import PRINTING, evaluation_of, print_report, print_run
 from evalkit.errors import UnknownNameError, UsageError
 from evalkit.escape import printable
 

@@ -1,4 +1,4 @@
-"""Options that commands share, the printing that they control, and config files, which set options too.
+"""Options that commands share, options of a benchmark's settings, and config files, which set options too.
 
 A value has the same meaning in a config file as on the command line, and may be given once in each. A config file's
 values are parsed as if they were on the command line.
@@ -6,30 +6,33 @@ values are parsed as if they were on the command line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from evalkit.cli.parameters import (
     FOLDER,
+    SUITE,
     TEXT,
+    Command,
+    Option,
     argument,
     comma_separated,
     is_typed,
     long_name,
     option,
     option_group,
+    settings_of_option,
     typed_option,
 )
 from evalkit.errors import UnknownNameError, UsageError
-from evalkit.escape import printable
 from evalkit.paths import RUNS
-from evalkit.reporting.markup import FORMATS, Format
 
 if TYPE_CHECKING:
-    from evalkit.reporting.report import Report
+    from evalkit.inputs.settings import Setting
     from evalkit.runs.folder import Run
 
 
@@ -81,7 +84,7 @@ def _config_value(ctx: click.Context, parameter: click.Option, value: Any, where
     return value
 
 
-def runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
+def _runs_folder(_: click.Context, __: click.Parameter, path: Path) -> Path:
     """Reject a file name, which users expect to receive what is printed."""
     if path.suffix in (".tex", ".md", ".html", ".csv", ".json", ".txt", ".pdf", ".png", ".svg") and not path.is_dir():
         raise UsageError(f"--output {path}: is the folder of runs; to save what is printed, redirect it: > {path}")
@@ -104,7 +107,7 @@ RUN = argument("run")
 DETAIL = option("--detail", is_flag=True, help="Also print the subjects of MMLU.")
 PLOT = option("--plot", type=FOLDER, callback=figure_path, help="Also draw it, into a .png, .pdf or .svg file.")
 DATA_DIR = option("--data-dir", type=FOLDER, help="Folder of <task>.jsonl files, searched before other sources.")
-OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=runs_folder, help="Folder of run folders.")
+OUTPUT = option("--output", "-o", type=FOLDER, default=RUNS, callback=_runs_folder, help="Folder of run folders.")
 
 
 STUDY = typed_option("--study", metavar="FILE.yaml", type=FOLDER, help="Study file, whose finished runs are read.")
@@ -120,16 +123,12 @@ GROUP = typed_option("--group", "groups", multiple=True, metavar="NAME=RUN,RUN,â
                      help="Several seeds or checkpoints of one side; repeat for each side.")  # fmt: skip
 
 
-def check_groups(groups: tuple[str, ...], study: Path | None) -> None:
-    """Raise a `UsageError` if `--group` is given with `--study`."""
-    if groups and study is not None:
-        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
-
-
-def check_benchmark(benchmark: str | None, study: Path | None) -> None:
-    """Raise a `UsageError` if `--benchmark` is given without `--study`."""
+def check_study(study: Path | None, benchmark: str | None, groups: tuple[str, ...] = ()) -> None:
+    """Raise a `UsageError` if `--benchmark` is given without `--study`, or `--group` with it."""
     if benchmark is not None and study is None:
         raise UsageError("--benchmark names a benchmark of a study; give --study FILE.yaml too")
+    if groups and study is not None:
+        raise UsageError("--group is for runs; with --study the seeds of a name are its group: omit --group")
 
 
 def named_run(given: str, root: Path | None = None) -> Run:
@@ -149,6 +148,103 @@ def named_run(given: str, root: Path | None = None) -> Run:
 
 CONFIG = typed_option("--config", type=FOLDER, is_eager=True, expose_value=False, callback=read_config,
                       envvar="EVALKIT_CONFIG", help="YAML file with any of these options, by name.")  # fmt: skip
+ORIGIN = ("revision", "tokenizer")
+COMPUTING = ("device", "device_map", "dtype", "attention")
+CONTEXT = ("context", "context_method", "context_original", "context_config")
+SELECTION = ("sample", "seed", "limit")
+TRUST = ("allow_pickle", "trust_remote_code")
+
+
+class BenchmarkCommand(click.Command):
+    """A command with an option for each setting of a benchmark and of its model.
+
+    The benchmark is imported when the options are needed. `settings` says where in the list they are.
+
+    Args:
+        *arguments: as of `click.Command`, like `**more`.
+        kind: the benchmark.
+        without: settings without an option.
+        **more: see `*arguments`.
+    """
+
+    def __init__(self, *arguments: Any, kind: str, without: Sequence[str] = (), **more: Any) -> None:
+        self.kind, self.without = kind, without
+        self._params: list[click.Parameter] | None = None
+        super().__init__(*arguments, **more)
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """Arguments and options, in the order of `--help`."""
+        if self._params is None:
+            self._params = [*self._expanded()]
+        return self._params
+
+    @params.setter
+    def params(self, declared: list[Any]) -> None:
+        self._declared, self._params = declared, None
+
+    def _expanded(self) -> Iterator[click.Parameter]:
+        from evalkit.benchmarks.registry import benchmark
+        from evalkit.inputs.settings import settings_of
+        from evalkit.models.spec import ModelSpec
+
+        kind = benchmark(self.kind).request()
+        known = settings_of(ModelSpec, kind)
+        placed = {name for one in self._declared if isinstance(one, _Places) for name in one.names}
+        others = [name for name in known if name not in placed and name not in self.without]
+        for one in self._declared:
+            if not isinstance(one, _Places):
+                yield one
+                continue
+            for place in one.names:
+                for name in others if isinstance(place, EllipsisType) else [place]:
+                    yield _option_of(known[name], kind.default_texts.get(name, known[name].default_text))
+
+
+class _Places:
+    """Places in a command's list of parameters, for settings by name; `...`: those without a place."""
+
+    def __init__(self, names: Sequence[str | EllipsisType]) -> None:
+        self.names = names
+
+
+def settings(*names: str | EllipsisType) -> Callable[[Command], Command]:
+    """Put options of settings here in the list of a `BenchmarkCommand`; `...`: those without another place."""
+
+    def add(command: Command) -> Command:
+        declared: Any = command
+        declared.__click_params__ = [*getattr(command, "__click_params__", ()), _Places(names)]
+        return command
+
+    return add
+
+
+def _option_of(one: Setting, default_text: str) -> Option:
+    hint, more = one.types[0], dict[str, Any]()
+    default = one.default
+    if hint is bool:
+        more, default = {"is_flag": True}, None
+    elif get_origin(hint) is Literal:
+        more = {"type": click.Choice(get_args(hint))}
+    elif get_origin(hint) is tuple and get_args(hint)[0] is Path:
+        more, default = {"type": FOLDER, "multiple": True}, None
+    elif get_origin(hint) is tuple:
+        more, default = {"callback": comma_separated}, ",".join(f"{value:g}" for value in default) or None
+    elif hint is int and not one.word:
+        more = {"type": int}
+    elif hint is Path:
+        more = {"type": FOLDER}
+    elif one.name == "suite":
+        more = {"type": SUITE}
+    if one.name == "output":
+        more["callback"] = _runs_folder
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    text = f"{one.help}  [default: {default_text}]" if default_text else one.help
+    names = [one.flag, *([one.short] if one.short else [])]
+    return Option(names, **settings_of_option(names, one.has_variable, help=text, metavar=one.metavar, **more))
+
+
 DRY_RUN = typed_option(
     "--dry-run",
     "without_computing",
@@ -202,56 +298,3 @@ def checkpoints_of(ctx: click.Context, given: Sequence[str], model: str | None) 
         else:
             raise UsageError(f"{one}: no folder and no .gguf file matches")
     return tuple(dict.fromkeys(found))
-
-
-FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
-PRINTING = option_group(
-    FORMAT,
-    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
-)
-
-
-def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
-    """Print a report, or write it into a file and print that file's name.
-
-    Raises:
-        UsageError: the format does not support the report, or the file cannot be written.
-    """
-    from evalkit.reporting.report import render
-
-    if standalone and form not in ("latex", "html"):
-        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
-    if output is not None:
-        _write(output, render(report, form, standalone=standalone) + "\n")
-        return
-    width = None
-    if form == "terminal":
-        from evalkit.reporting.terminal import terminal_width
-
-        width = terminal_width()
-    click.echo(render(report, form, standalone=standalone, width=width))
-    if form == "csv":
-        for note in report.all_notes if report.records is not None else report.notes:
-            click.echo(printable(note), err=True)
-
-
-def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
-    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
-    from evalkit.runs.traits import selection_words
-
-    selected = selection_words(run)
-    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
-    if form == "terminal":
-        click.echo(f"\n{printable(str(run.folder))}")
-
-
-def _write(output: Path, text: str) -> None:
-    from evalkit.paths import replace_file
-
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name a file with --output")
-    try:
-        replace_file(output, text.encode())
-    except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
-    click.echo(printable(str(output)))

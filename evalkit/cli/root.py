@@ -25,18 +25,7 @@ from typing import Any
 import click
 
 from evalkit import __version__
-from evalkit.cli import (
-    benchmarks,
-    comparing,
-    figure,
-    longbench,
-    looking,
-    models,
-    report,
-    showing,
-    study,
-    tables,
-)
+from evalkit.cli import benchmarks, comparing, figure, longbench, models, showing, study, tables
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -74,16 +63,16 @@ for command in (
     figure.figure,
     study.study,
     comparing.compare,
-    report.report,
+    showing.report,
     showing.show,
     tables.table,
     tables.integrity,
     tables.export,
-    looking.import_,
+    models.import_,
     models.models,
-    looking.list_,
-    looking.data,
-    looking.doctor,
+    models.list_,
+    models.data,
+    models.doctor,
 ):
     cli.add_command(command)
 
@@ -146,9 +135,14 @@ def _termination_as_interrupt() -> Iterator[list[int]]:
 @contextmanager
 def _errors_of_threads(is_debug: bool) -> Iterator[None]:
     """Print an exception that ends a thread as one line, too."""
+
+    def report(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_value is not None:
+            _print_error(_unexpected(ended.exc_value))
+
     before = threading.excepthook
     if not is_debug:
-        threading.excepthook = lambda ended: ended.exc_value and _print_error(_unexpected(ended.exc_value))
+        threading.excepthook = report
     try:
         yield
     finally:
@@ -203,10 +197,10 @@ def _unexpected(error: BaseException) -> str:
             "w", prefix="evalkit-error-", suffix=".txt", encoding="utf-8", errors="backslashreplace", delete=False
         ) as file:
             file.write(about + "".join(traceback.format_exception(error)))
-        report = f"a report is in {file.name}"
+        showing = f"a report is in {file.name}"
     except OSError as cause:
-        report = f"no report could be written ({cause.strerror})"
-    return f"unexpected error ({shown}); {report}; --debug shows the traceback"
+        showing = f"no report could be written ({cause.strerror})"
+    return f"unexpected error ({shown}); {showing}; --debug shows the traceback"
 
 
 def _print_error(message: str) -> None:

@@ -4,23 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from evalkit.cli.options import print_report, print_run
-from evalkit.cli.parameters import option_group, typed_option
+from evalkit.cli.parameters import option, option_group, typed_option
 from evalkit.display import doing
 from evalkit.errors import UsageError
+from evalkit.escape import printable
+from evalkit.reporting.markup import FORMATS, Format
 
 if TYPE_CHECKING:
     from evalkit.benchmarks.base import Plan
-    from evalkit.benchmarks.run_summary import SummarisedRun
     from evalkit.display import Progress
-    from evalkit.reporting.markup import Format
     from evalkit.reporting.report import Report
     from evalkit.runs.folder import Run
-    from evalkit.studies.engines import JobRunner, Outcome
+    from evalkit.studies.engines import JobRunner
+
+
+FORMAT = option("--format", "form", type=click.Choice(FORMATS), default="terminal", help="Format of the output.")
+PRINTING = option_group(
+    FORMAT,
+    option("--standalone", is_flag=True, help="Write a complete LaTeX document or HTML page."),
+)
+
+
+def print_report(report: Report, form: Format, standalone: bool = False, output: Path | None = None) -> None:
+    """Print a report, or write it into a file and print that file's name.
+
+    Raises:
+        UsageError: the format does not support the report, or the file cannot be written.
+    """
+    from evalkit.reporting.report import render
+
+    if standalone and form not in ("latex", "html"):
+        raise UsageError(f"--standalone is for --format latex and html; it cannot be used with --format {form}")
+    if output is not None:
+        _write(output, render(report, form, standalone=standalone) + "\n")
+        return
+    width = None
+    if form == "terminal":
+        from evalkit.reporting.terminal import terminal_width
+
+        width = terminal_width()
+    click.echo(render(report, form, standalone=standalone, width=width))
+    if form == "csv":
+        for note in report.all_notes if report.records is not None else report.notes:
+            click.echo(printable(note), err=True)
+
+
+def print_run(run: Run, report: Report, form: Format, standalone: bool = False) -> None:
+    """Print a report of a run with its selection of documents; in the terminal format, also the run's folder."""
+    from evalkit.runs.traits import selection_words
+
+    selected = selection_words(run)
+    print_report(report.with_notes((f"documents: {selected}",)) if selected else report, form, standalone)
+    if form == "terminal":
+        click.echo(f"\n{printable(str(run.folder))}")
+
+
+def _write(output: Path, text: str) -> None:
+    from evalkit.paths import replace_file
+
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name a file with --output")
+    try:
+        replace_file(output, text.encode())
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
+    click.echo(printable(str(output)))
 
 
 WORKERS = option_group(
@@ -88,12 +141,7 @@ class Evaluation:
         print_report(report, self.form, self.standalone)
 
     def run(self, model: str, show: Show | None = None, draw: Callable[[Run], None] | None = None) -> None:
-        """Run a benchmark and print the report of the run; of a dry run, what it would take.
-
-        Args:
-            model: see `evalkit.evaluate`.
-            show: makes the report; None: the benchmark's own.
-            draw: draws what was requested beside the report.
+        """Run the benchmark on a checkpoint, and print its report or that of `show`; of a dry run, what it would take.
 
         Raises:
             EvalkitError: the run failed; or, after all is saved and printed, something was skipped.
@@ -131,15 +179,7 @@ def evaluation_of(command: dict[str, Any]) -> Evaluation:
 
 
 def dry_run(models: Sequence[str], options: dict[str, Any]) -> Report:
-    """Return what runs will take: documents, tokens, time, memory and disk. Nothing is computed.
-
-    Args:
-        models: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-
-    Raises:
-        EvalkitError: a run cannot be planned.
-    """
+    """Return what runs will take: documents, tokens, time, memory and disk; arguments as of `evalkit.evaluate`."""
     from evalkit.benchmarks.run import planned
     from evalkit.display import Progress
     from evalkit.studies.dry_run import plans_report
@@ -163,36 +203,25 @@ def _run_by(runner: JobRunner, model: str, plan: Plan, progress: Progress) -> Ru
 
 
 def run_several(models: Sequence[str], options: dict[str, Any], runner: JobRunner) -> tuple[Report, bool]:
-    """Run a benchmark on several checkpoints.
-
-    Args:
-        models: see `evalkit.evaluate`.
-        options: see `evalkit.evaluate`.
-        runner: computes the runs.
-
-    Returns:
-        A summary, and whether all runs are finished and nothing was left out.
+    """Run a benchmark on several checkpoints; return a summary, and whether all are finished and nothing was left out.
 
     Raises:
         EvalkitError: a run cannot be planned, or nothing can be computed.
     """
-    from evalkit.benchmarks.run_summary import summary_report
+    from evalkit.benchmarks.run_listing import SummarisedRun, summary_report
     from evalkit.display import Progress
+    from evalkit.runs.folder import load_run
     from evalkit.studies.planning import plan_checkpoints
 
     with Progress() as progress:
         outcomes = runner(plan_checkpoints(models, options, progress.say), progress)
-    runs = [_summarised(one) for one in outcomes]
-    return summary_report(runs), not any(one.message for one in runs)
-
-
-def _summarised(outcome: Outcome) -> SummarisedRun:
-    from evalkit.benchmarks.run_summary import SummarisedRun
-    from evalkit.runs.folder import load_run
-
-    if outcome.state != "finished":
-        return SummarisedRun(outcome.job.label, None, state=outcome.state, message=outcome.message)
-    plan, run = outcome.job.plan, load_run(outcome.job.plan.folder)
-    left_out = "; ".join(plan.manifest.get("left_out", ()))
-    rule = run.other_rule(plan.manifest["rule"])
-    return SummarisedRun(outcome.job.label, run, rule, message=f"left out: {left_out}" if left_out else "")
+    runs = []
+    for outcome in outcomes:
+        label, plan = outcome.job.label, outcome.job.plan
+        if outcome.state != "finished":
+            runs.append(SummarisedRun(label, None, state=outcome.state, message=outcome.message))
+            continue
+        run, left_out = load_run(plan.folder), "; ".join(plan.manifest.get("left_out", ()))
+        rule = run.other_rule(plan.manifest["rule"])
+        runs.append(SummarisedRun(label, run, rule, message=f"left out: {left_out}" if left_out else ""))
+    return summary_report(runs), not any(run.message for run in runs)
