@@ -150,7 +150,9 @@ class SuiteRequest(DocumentRequest):
         names="name or file",
     )
     tasks: tuple[str, ...] = setting((), "Only these of the suite, or any of lm-eval's, separated by commas.")
-    include_path: Path | None = setting(None, "Folder of your own lm-eval task files; they can run code beside them.")
+    include_path: Path | None = setting(
+        None, "Folder of your own lm-eval task files; they can run code beside them.", names="folder"
+    )
     template: str | None = setting(
         None, "inst (the paper's), plain (lm-eval's), chat, or a YAML file.", "inst", names="file"
     )
@@ -164,7 +166,9 @@ class SuiteRequest(DocumentRequest):
         "the spread over prompts.",
         names="name or file",
     )
-    data_dir: Path | None = setting(None, "Folder of <task>.jsonl files, searched before other sources.")
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
     log_samples: bool = setting(False, "Also write lm-eval's per-document sample files.")
     allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; marked.")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@with_settings(SuiteRequest, ModelSpec, without=("tokenizer",))
+@with_settings(EvaluateSettings, SuiteRequest, ModelSpec)
 def evaluate(
     model: str | Path | Module,
     *,

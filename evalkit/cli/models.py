@@ -145,7 +145,7 @@ def models() -> None:
 @PRINTING
 def list_models(form: Format, standalone: bool) -> None:
     """List the models that evalkit knows by name."""
-    from evalkit.cli.listing import models_report
+    from evalkit.cli.model_reports import models_report
 
     print_report(models_report(), form, standalone)
 
@@ -163,7 +163,7 @@ def show(model: str, form: Format, standalone: bool) -> None:
     evalkit models show my-checkpoint
     evalkit models show my_models.yaml:mine
     """
-    from evalkit.cli.listing import model_report
+    from evalkit.cli.model_reports import model_report
 
     print_report(model_report(model), form, standalone)
 

@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 from evalkit import __version__
-from evalkit.cli import benchmarks, comparing, figure, longbench, models, showing, study, tables
+from evalkit.cli import benchmarks, comparing, longbench, models, showing, study, tables
 from evalkit.cli.parameters import SETTINGS, Commands
 from evalkit.display import shown_activity
 from evalkit.errors import EvalkitError, SeveralErrors
@@ -60,7 +60,7 @@ for command in (
     benchmarks.needle,
     benchmarks.perplexity,
     benchmarks.attention,
-    figure.figure,
+    comparing.figure,
     study.study,
     comparing.compare,
     showing.report,

@@ -43,19 +43,19 @@ class Setting:
     word: str = ""
     """Word in place of a number; it stands for None unless it is one of the types."""
     names: Names = "text"
-    """What a string names. Paths in "file" and "folder" of a study file are relative to it."""
+    """What a string or path names. The paths of files and folders in a study file are relative to it."""
     has_variable: bool = True
     """Whether `EVALKIT_<NAME>` sets the option."""
 
     @property
     def may_be_file(self) -> bool:
         """Return whether a string is the path of a file, if there is one."""
-        return self.names == "file" or self._is_path
+        return self.names == "file" or (self.names == "text" and self._is_path)
 
     @property
     def may_be_folder(self) -> bool:
         """Return whether a string is the path of a folder, if there is one."""
-        return self.names == "folder" or self._is_path
+        return self.names == "folder" or (self.names == "text" and self._is_path)
 
     @property
     def _is_path(self) -> bool:
@@ -176,21 +176,23 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
-def with_settings(
-    *kinds: type, without: Collection[str] = ()
-) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
+def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
     """Add settings to the signature of a function with `**keywords`, and to its documentation in place of `{settings}`.
 
     Args:
+        types: the `TypedDict` of its keywords, which are settings of the request dataclasses.
         *kinds: request dataclasses.
-        without: settings that the function does not take, or declares itself.
     """
-    added = [one for one in settings_of(*kinds).values() if one.name not in without]
+    known = settings_of(*kinds)
+    added = {name: getattr(hint, "__forward_arg__", hint) for name, hint in types.__annotations__.items()}
 
     def add(function: Callable[Given, Result]) -> Callable[Given, Result]:
-        own = inspect.signature(function)
+        own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
         before = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        after = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in added]
+        after = [
+            inspect.Parameter(name, keyword, default=known[name].default, annotation=hint)
+            for name, hint in added.items()
+        ]
         signature = own.replace(parameters=[*before, *after])
 
         @wraps(function)
@@ -199,7 +201,8 @@ def with_settings(
             return function(*args, **keywords)
 
         called.__signature__ = signature  # type: ignore[attr-defined]
-        called.__doc__ = (function.__doc__ or "").replace("{settings}", "\n".join(map(_documented, added)).lstrip())
+        lines = "\n".join(_documented(known[name]) for name in added).lstrip()
+        called.__doc__ = (function.__doc__ or "").replace("{settings}", lines)
         return called
 
     return add

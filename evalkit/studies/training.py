@@ -140,7 +140,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         UsageError: an argument is invalid, or the trainer shards the model over processes.
     """
 
-    @with_settings(SuiteRequest)
+    @with_settings(SuiteSettings, SuiteRequest)
     def __init__(
         self,
         trainer: transformers.Trainer,
@@ -155,6 +155,11 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         progress: Progress | None = None,
         **shared: Unpack[SuiteSettings],
     ) -> None:
+        """Take the arguments of the class, and the settings of `evalkit.evaluate`.
+
+        Args:
+            {settings}
+        """
         self._every = None if every is None else values.whole("every", every, 1)
         self._at_end = values.switch("at_end", at_end)
         if self._every is None and not self._at_end:

@@ -50,7 +50,9 @@ class AttentionRequest(Request):
         None, "How prompts are written (evalkit ls templates), or a YAML file.", "inst", names="file"
     )
     num_fewshot: int | None = setting(None, "Solved examples before each question.", "0", least=0)
-    data_dir: Path | None = setting(None, "Folder of <task>.jsonl files, searched before other sources.")
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
     allow_unofficial_data: bool = setting(False, "Accept documents that are not the pinned ones; results are marked.")
     text: Path | None = setting(None, "Text file to read in windows of the context, in place of the tasks' documents.")
 

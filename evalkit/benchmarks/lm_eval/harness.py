@@ -33,7 +33,7 @@ from evalkit.models.load import LoadedModel
 from evalkit.models.spec import ModelSpec, model_spec
 
 
-@with_settings(ModelSpec, without=("tokenizer",))
+@with_settings(LoadingSettings, ModelSpec)
 def harness(
     model: str | Path | LoadedModel,
     *,

@@ -39,7 +39,9 @@ class LongBenchRequest(DocumentRequest):
 
     suite: SuiteName = setting(DEFAULT, "16 tasks, or the 13 of LongBench-E with scores by length.")
     tasks: tuple[str, ...] = setting((), "Only these, separated by commas.", "all")
-    data_dir: Path | None = setting(None, "Folder of <task>.jsonl files, searched before other sources.")
+    data_dir: Path | None = setting(
+        None, "Folder of <task>.jsonl files, searched before other sources.", names="folder"
+    )
     max_prompt_tokens: int | None = setting(
         None, "Tokens above which a prompt loses its middle.", "7500 of a context of 8192"
     )
