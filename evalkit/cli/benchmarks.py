@@ -265,11 +265,11 @@ def _check_methods(methods: tuple[str, ...], options: dict[str, Any]) -> None:
     """Validate `--methods` before anything is read."""
     from evalkit.models.context import METHODS
 
-    for one in methods:
-        if one not in METHODS:
-            raise UnknownNameError("context method", one, METHODS)
-        if methods.count(one) > 1:
-            raise UsageError(f"--methods {','.join(methods)}: {one} occurs twice; name each method once")
+    for method in methods:
+        if method not in METHODS:
+            raise UnknownNameError("context method", method, METHODS)
+        if methods.count(method) > 1:
+            raise UsageError(f"--methods {','.join(methods)}: {method} occurs twice; name each method once")
     if options.get("context_method") is not None:
         raise UsageError("--methods names the methods already; leave out --context-method")
     if options.get("context") in (None, "none") and options.get("context_config") is None:
@@ -289,16 +289,16 @@ def _run_methods(model: str, options: dict[str, Any], methods: tuple[str, ...], 
 
     with Progress() as progress:
         with doing("planning the runs"):
-            plans = {one: planned(model, options | {"context_method": one}, progress.say) for one in methods}
+            plans = {method: planned(model, options | {"context_method": method}, progress.say) for method in methods}
         if len(plans) > 1 and len({plan.folder for plan in plans.values()}) == 1:
             raise UsageError(
                 f"--methods {','.join(methods)}: --context {options.get('context')} is no longer than the window of "
                 "training, so no method changes anything; give a longer --context, or --context-original"
             )
-        outcomes = runner([Job(f"{model}, {one}", plan) for one, plan in plans.items()], progress)
-    if failed := [one for one in outcomes if one.state != "finished"]:
+        outcomes = runner([Job(f"{model}, {method}", plan) for method, plan in plans.items()], progress)
+    if failed := [outcome for outcome in outcomes if outcome.state != "finished"]:
         raise RunError(f"{failed[0].job.label}: {failed[0].message}")
-    return {one: load_run(plan.folder) for one, plan in plans.items()}
+    return {method: load_run(plan.folder) for method, plan in plans.items()}
 
 
 def _draw(runs: dict[str, Run], plot: Path | None) -> None:

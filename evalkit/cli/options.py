@@ -190,13 +190,13 @@ class BenchmarkCommand(click.Command):
 
         kind = benchmark(self.kind).request()
         known = settings_of(ModelSpec, kind)
-        placed = {name for one in self._declared if isinstance(one, _Places) for name in one.names}
+        placed = {name for parameter in self._declared if isinstance(parameter, _Places) for name in parameter.names}
         others = [name for name in known if name not in placed and name not in self.without]
-        for one in self._declared:
-            if not isinstance(one, _Places):
-                yield one
+        for parameter in self._declared:
+            if not isinstance(parameter, _Places):
+                yield parameter
                 continue
-            for place in one.names:
+            for place in parameter.names:
                 for name in others if isinstance(place, EllipsisType) else [place]:
                     yield _option_of(known[name], kind.default_texts.get(name, known[name].default_text))
 
@@ -219,9 +219,9 @@ def settings(*names: str | EllipsisType) -> Callable[[Command], Command]:
     return add
 
 
-def _option_of(one: Setting, default_text: str) -> Option:
-    hint, more = one.types[0], dict[str, Any]()
-    default = one.default
+def _option_of(setting: Setting, default_text: str) -> Option:
+    hint, more = setting.types[0], dict[str, Any]()
+    default = setting.default
     if hint is bool:
         more, default = {"is_flag": True}, None
     elif get_origin(hint) is Literal:
@@ -230,19 +230,19 @@ def _option_of(one: Setting, default_text: str) -> Option:
         more, default = {"type": FOLDER, "multiple": True}, None
     elif get_origin(hint) is tuple:
         more, default = {"callback": comma_separated}, ",".join(f"{value:g}" for value in default) or None
-    elif hint is int and not one.word:
+    elif hint is int and not setting.word:
         more = {"type": int}
     elif hint is Path:
         more = {"type": FOLDER}
-    elif one.name == "suite":
+    elif setting.name == "suite":
         more = {"type": SUITE}
-    if one.name == "output":
+    if setting.name == "output":
         more["callback"] = _runs_folder
     if default is not None:
         more |= {"default": default, "show_default": True}
-    text = f"{one.help}  [default: {default_text}]" if default_text else one.help
-    names = [one.flag, *([one.short] if one.short else [])]
-    return Option(names, **settings_of_option(names, one.has_variable, help=text, metavar=one.metavar, **more))
+    text = f"{setting.help}  [default: {default_text}]" if default_text else setting.help
+    names = [setting.flag, *([setting.short] if setting.short else [])]
+    return Option(names, **settings_of_option(names, setting.has_variable, help=text, metavar=setting.metavar, **more))
 
 
 DRY_RUN = typed_option(

@@ -161,10 +161,9 @@ class Option(click.Option):
 def _accepts(option: click.Option, value: str) -> bool:
     if isinstance(option.type, _SuiteParam):
         return option.type.knows(value)
-    return (
-        not isinstance(option.type, click.Choice)
-        or {value, value.replace("_", "-")} & set(option.type.choices) != set()
-    )
+    if isinstance(option.type, click.Choice):
+        return value in option.type.choices or value.replace("_", "-") in option.type.choices
+    return True
 
 
 def _same_variable(option: click.Option, ctx: click.Context) -> Iterator[click.Option]:

@@ -83,12 +83,12 @@ def _settings_of(kinds: Any) -> Mapping[str, Setting]:
     found = {}
     for kind in kinds:
         hints: dict[str, Any] = get_type_hints(kind)
-        for one in fields(kind):
-            hint = hints[one.name]
+        for item in fields(kind):
+            hint = hints[item.name]
             types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
             types = tuple(member for member in types if member is not NoneType)
-            if one.name != "model":
-                found[one.name] = Setting(one.name, one.default, types, **one.metadata)
+            if item.name != "model":
+                found[item.name] = Setting(item.name, item.default, types, **item.metadata)
     return found
 
 
@@ -108,7 +108,7 @@ _SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("fa
 
 def switched(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert words to True or False for boolean settings."""
-    flags = {one.name for one in settings_of(kind).values() if one.types == (bool,)}
+    flags = {item.name for item in settings_of(kind).values() if item.types == (bool,)}
     return {
         name: _SWITCHES.get(value.lower(), value) if name in flags and isinstance(value, str) else value
         for name, value in given.items()
@@ -129,30 +129,30 @@ def given_settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and not _is_default(known[name], value)}
 
 
-def _is_default(one: Setting, value: Any) -> bool:
-    if isinstance(one.default, tuple):
-        return not one.default and not value
-    return type(value) is type(one.default) and value == one.default
+def _is_default(definition: Setting, value: Any) -> bool:
+    if isinstance(definition.default, tuple):
+        return not definition.default and not value
+    return type(value) is type(definition.default) and value == definition.default
 
 
-def _fitted(one: Setting, value: Any) -> Any:
-    hint = one.types[0]
+def _fitted(definition: Setting, value: Any) -> Any:
+    flag, hint = definition.flag, definition.types[0]
     if hint is bool:
-        return switch(one.flag, value)
+        return switch(flag, value)
     if hint is int:
-        if one.word and value == one.word:
-            return None if len(one.types) == 1 else one.word
-        return whole(one.flag, value, one.least, one.word and f", or {one.word}")
+        if definition.word and value == definition.word:
+            return None if len(definition.types) == 1 else definition.word
+        return whole(flag, value, definition.least, definition.word and f", or {definition.word}")
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise UnknownNameError(one.name, str(value), get_args(hint))
+            raise UnknownNameError(definition.name, str(value), get_args(hint))
         return value
     if get_origin(hint) is tuple:
         each = get_args(hint)[0]
         if each is Path:
-            return tuple(path(one.flag, item) for item in (value if isinstance(value, (list, tuple)) else [value]))
-        return names(one.flag, value) if each is str else _numbers(one.flag, value, each)
-    return path(one.flag, value) if hint is Path else name_or_path(one.flag, value)
+            return tuple(path(flag, item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+        return names(flag, value) if each is str else _numbers(flag, value, each)
+    return path(flag, value) if hint is Path else name_or_path(flag, value)
 
 
 def _numbers(flag: str, value: Any, each: type) -> tuple[Any, ...]:
@@ -188,7 +188,7 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
 
     def add(function: Callable[Given, Result]) -> Callable[Given, Result]:
         own, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-        before = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        before = [item for item in own.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
         after = [
             inspect.Parameter(name, keyword, default=known[name].default, annotation=hint)
             for name, hint in added.items()
@@ -208,7 +208,8 @@ def with_settings(types: type, *kinds: type) -> Callable[[Callable[Given, Result
     return add
 
 
-def _documented(one: Setting) -> str:
+def _documented(definition: Setting) -> str:
     """Return the lines of a docstring about a setting."""
-    ending = f" Default: {one.default_text}." if one.default_text else ""
-    return "\n".join(wrap(f"{one.name}: {one.help}{ending}", 108, initial_indent=" " * 8, subsequent_indent=" " * 12))
+    ending = f" Default: {definition.default_text}." if definition.default_text else ""
+    text = f"{definition.name}: {definition.help}{ending}"
+    return "\n".join(wrap(text, 108, initial_indent=" " * 8, subsequent_indent=" " * 12))
