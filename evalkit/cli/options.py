@@ -231,7 +231,7 @@ def _option_of(setting: Setting, default_text: str) -> Option:
     elif get_origin(hint) is tuple:
         more, default = {"callback": comma_separated}, ",".join(f"{value:g}" for value in default) or None
     elif hint is int and not setting.word:
-        more = {"type": int}
+        more = {"type": click.IntRange(min=setting.least) if setting.shows_least else int}
     elif hint is Path:
         more = {"type": FOLDER}
     elif setting.name == "suite":

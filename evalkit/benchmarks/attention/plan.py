@@ -37,8 +37,8 @@ class AttentionRequest(Request):
     layers: tuple[str, ...] = setting(
         (), "From 0, or from -1 for the last one backwards.", "all; for the rank the last four", metavar="NUMBERS"
     )
-    sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N")
-    seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0)
+    sample: int = setting(200, "Random documents of each task, or windows of a text.", metavar="N", shows_least=True)
+    seed: int = setting(0, "Seed of the random sample.", metavar="N", least=0, shows_least=True)
     continuation: Literal["gold", "all"] = setting(
         "gold", "Continuation that is read: the gold answer's, or every choice's."
     )
