@@ -66,7 +66,7 @@ def _tables() -> Iterable[str]:
 
 
 def _figures() -> Iterable[str]:
-    from evalkit.benchmarks.attention.figures.kinds import KINDS
+    from evalkit.benchmarks.attention.groups import KINDS
 
     return KINDS
 

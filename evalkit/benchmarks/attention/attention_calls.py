@@ -52,8 +52,11 @@ def attention_modules(model: Any) -> dict[int, Any]:
     elif kind is None and keeps_state(model):
         found = {}
     else:
-        outermost = {layer: _outermost(module) for layer, module in enumerate(layers_of(model))}
-        found = {layer: module for layer, module in outermost.items() if module is not None}
+        found = {}
+        for number, layer in enumerate(layers_of(model)):
+            named = (module for module in layer.modules() if _ATTENTION.search(type(module).__name__))
+            if (outermost := next(named, None)) is not None:
+                found[number] = outermost
     if not found:
         raise CheckpointError(f"{type(model).__name__} has no attention modules that transformers names, so no maps")
     return dict(sorted(found.items()))
@@ -76,15 +79,9 @@ def run_layers(
     attention_mask: torch.Tensor | None = None,
     maps: bool = False,
 ) -> None:
-    """Run a model up to the last of some attention modules, and call a function after each of them.
+    """Run a model on [batch, tokens] ids up to the last of some attention modules; call a function after each of them.
 
-    Args:
-        model: a Hugging Face causal language model.
-        modules: by layer, at least one.
-        input_ids: [batch, tokens].
-        after: called in the layers' order.
-        attention_mask: [batch, tokens], 0 where padded.
-        maps: request maps from the modules, for those that return them on request only.
+    With `maps`, maps are requested from the modules, for those that return them on request only.
     """
     last = max(modules)
 
@@ -113,15 +110,9 @@ class _LastLayerDone(Exception):
     """The last requested layer has run."""
 
 
-def _outermost(layer: Any) -> Any:
-    """Return the first module of a layer, outermost first, that is named as attention; None if there is none."""
-    return next((module for module in layer.modules() if _ATTENTION.search(type(module).__name__)), None)
-
-
 NAME = "evalkit_maps"
 """Name of this attention in transformers' registry of attention functions."""
-
-SUPPORTED = ("softcap", "s_aux")
+_SUPPORTED = ("softcap", "s_aux")
 """Special arguments of transformers' attention functions that this one supports."""
 _SIGNED = "signed_attention"
 """Name of cog attention's product, which may be of another copy of its module."""
@@ -154,12 +145,10 @@ class AttentionCall:
 
 
 class Recording:
-    """Calls of the modules that are recorded, until they are taken.
+    """Calls of some attention modules, until they are taken.
 
-    Args:
-        modules: attention modules.
-        attend: computes [1, heads, tokens, width] from a call and values [1, key-value heads, tokens, width]; for calls
-            with a soft cap or sinks.
+    `attend` computes [1, heads, tokens, width] from a call with a soft cap or sinks, and values [1, key-value heads,
+    tokens, width].
     """
 
     def __init__(self, modules: Collection[Any], attend: Callable[[AttentionCall, torch.Tensor], torch.Tensor]) -> None:
@@ -246,7 +235,7 @@ def _call_of(
 ) -> AttentionCall:
     name = type(module).__name__
     for special in SPECIAL:
-        if special not in SUPPORTED and settings.get(special) is not None:
+        if special not in _SUPPORTED and settings.get(special) is not None:
             raise Unrecorded(f"{name} passes {special}")
     if product is not None and getattr(product, "__name__", "") != _SIGNED:
         raise Unrecorded(f"{name} passes a product that is not cog attention's")

