@@ -167,7 +167,8 @@ def score(
 
 
 def _print(run: Run, edit_similarity: EditVariant, plot: Path | None, form: Format, standalone: bool) -> None:
-    from evalkit.benchmarks.longbench.benchmark import load_generations, report_of
+    from evalkit.benchmarks.longbench.results_report import report_of
+    from evalkit.benchmarks.longbench.scores import load_generations
 
     print_run(run, report_of(run, edit_similarity), form, standalone)
     if plot is not None:
@@ -175,7 +176,7 @@ def _print(run: Run, edit_similarity: EditVariant, plot: Path | None, form: Form
 
 
 def _draw(generations: pd.DataFrame, plot: Path, edit_similarity: EditVariant) -> None:
-    from evalkit.benchmarks.longbench.plots import draw_by_length
+    from evalkit.benchmarks.longbench.results_report import draw_by_length
 
     draw_by_length(generations, plot, edit_similarity)
     click.echo(printable(f"{plot} has been written"), err=True)

@@ -67,7 +67,7 @@ def needle(
     asked = options | {"suite": "needle"}
 
     def output(run: Run, _: str) -> None:
-        from evalkit.benchmarks.needle.benchmark import needle_report
+        from evalkit.benchmarks.needle.results import needle_report
 
         print_run(run, needle_report(run), form, standalone)
 

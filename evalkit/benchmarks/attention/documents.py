@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evalkit.benchmarks.attention.categories import BOS, CachedTagger, categories_of, load_tagger, tagged_texts
 from evalkit.benchmarks.attention.categories import SPECIAL as SPECIAL_TOKEN
-from evalkit.benchmarks.attention.groups import MASS, MEASURES, RANK, RANKED_LAYERS, chosen_layers
+from evalkit.benchmarks.attention.groups import MASS, RANK, RANKED_LAYERS, chosen_layers
 from evalkit.benchmarks.attention.plan import TEXT, AttentionPlan, key_of, work_of
 from evalkit.benchmarks.base import Batch, Batches, Planned
 from evalkit.benchmarks.multiple_choice.encoded import CONTINUATION, END, SPECIAL, TokenSequence
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 _BATCH = 4
 """Documents of a batch."""
 _MARKERS = frozenset({SPECIAL, END})
-_VALUE_BYTES = 22
-"""Bytes of a value in journal and tables together: of runs of all measures."""
 _SIZES = (64, 256, 1024)
 """Tokens of the maps whose singular values are timed."""
 
@@ -224,23 +222,13 @@ def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> li
 
 def _costs(plan: AttentionPlan, task: str, lengths: Sequence[int], documents: int, sampled: int) -> TaskTokens:
     """Return the costs of a task, of whose documents the sampled ones have sequences of these lengths, in tokens."""
-    scale, groups = documents / sampled, plan.groups
+    scale, seconds = documents / sampled, 0.0
     layers, heads = _heads(plan)
-    measures = sum(info.group in groups for info in MEASURES.values())
-    seconds = 0.0
-    if RANK in groups:
+    if RANK in plan.groups:
         ranked = layers if plan.request.layers else min(layers, RANKED_LAYERS)
         seconds = scale * ranked * heads * float(np.sum(_rank_seconds(lengths)))
-    return TaskTokens(
-        task,
-        documents,
-        sampled,
-        rows=scale * len(lengths),
-        alone=scale * sum(lengths),
-        distinct=scale * sum(lengths),
-        row_bytes=float(layers * heads * measures * _VALUE_BYTES),
-        seconds=seconds,
-    )
+    tokens = scale * sum(lengths)
+    return TaskTokens(task, documents, sampled, scale * len(lengths), tokens, tokens, seconds=seconds)
 
 
 def _heads(plan: AttentionPlan) -> tuple[int, int]:

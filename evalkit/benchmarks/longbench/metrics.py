@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Literal
 
 from evalkit.benchmarks.longbench.protocol import Task
@@ -202,7 +203,7 @@ def score_prediction(
         prediction: the generated text without special tokens.
         row_answers: gold answers, at least one.
         all_classes: labels of the task (classification only).
-        variant: variant of the edit similarity (code completion only).
+        variant: of the edit similarity (code completion only).
 
     Raises:
         DataError: no gold answer, or one that is not valid for the metric.
@@ -212,23 +213,15 @@ def score_prediction(
         raise DataError(f"{task.name}: a row without gold answers cannot be scored")
     if task.first_line_only:
         prediction = first_line(prediction)
-    return max(_score(task, prediction, answer, all_classes, variant) for answer in row_answers)
-
-
-def _score(task: Task, prediction: str, answer: str, all_classes: Sequence[str], variant: EditVariant) -> float:
+    score: Callable[[str, str], float]
     match task.metric:
-        case "f1":
-            return qa_f1(prediction, answer)
-        case "rouge_l":
-            return rouge_l(prediction, answer)
         case "classification":
-            return classification(prediction, answer, all_classes)
-        case "retrieval":
-            return retrieval(prediction, answer)
-        case "count":
-            return count(prediction, answer)
+            score = partial(classification, all_classes=all_classes)
         case "edit_similarity":
-            return edit_similarity(code_line(prediction), answer, variant)
+            prediction, score = code_line(prediction), partial(edit_similarity, backend=variant)
+        case metric:
+            score = {"f1": qa_f1, "rouge_l": rouge_l, "retrieval": retrieval, "count": count}[metric]
+    return max(score(prediction, answer) for answer in row_answers)
 
 
 def _normal_words(text: str) -> list[str]:

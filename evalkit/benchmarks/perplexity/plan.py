@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from evalkit.benchmarks.perplexity import PERPLEXITY
-from evalkit.benchmarks.request import DocumentRequest, numerics, provenance
+from evalkit.benchmarks.request import DocumentRequest, numerics, plain_manifest
 from evalkit.data.files import read
 from evalkit.data.sampling import DocumentSelection
 from evalkit.display import Say
@@ -20,7 +20,6 @@ from evalkit.inputs.reading import MOST_TEXT_BYTES, decoded, read_as
 from evalkit.inputs.values import by_number, check_text
 from evalkit.models.locate import Checkpoint
 from evalkit.runs.finding import run_folder
-from evalkit.runs.folder import specification_id
 
 _LINES, _TEXT = ".jsonl", ".txt"
 _OTHER = (".json", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".zip", ".xz", ".bz2", ".pdf", ".docx")
@@ -59,14 +58,9 @@ class TextTask:
 
 
 def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
-    """Read the files and folders of `--text`.
+    """Read the files and folders of `--text`, with the text of .jsonl files' objects under a key.
 
-    Args:
-        given: paths.
-        key: key of the text in the objects of .jsonl files.
-
-    Returns:
-        Task → its documents. A task is named after its file or folder, without the ending.
+    A task is named after its file or folder, without the ending.
 
     Raises:
         UsageError: nothing is given, a folder has no text, or two tasks have the same name.
@@ -83,16 +77,14 @@ def read_texts(given: Sequence[Path], key: str) -> dict[str, TextTask]:
         if name in found:
             raise UsageError(f"--text {path} and {found[name].source} would both be task {name}; rename one")
         texts = _lines(path, name, key) if path.suffix == _LINES else _whole(files)
-        documents = tuple(_document(name, number, *one) for number, one in enumerate(texts))
+        documents = []
+        for number, (text, place) in enumerate(texts):
+            check_text(text, f"--text {place}")
+            documents.append(TextDocument(name, number, text, place))
         if not documents:
             raise DataError(f"--text {path}: has no documents; give a file with one JSON object on each line")
-        found[name] = TextTask(path, documents)
+        found[name] = TextTask(path, tuple(documents))
     return found
-
-
-def _document(task: str, number: int, text: str, place: str) -> TextDocument:
-    check_text(text, f"--text {place}")
-    return TextDocument(task, number, text, place)
 
 
 def selected(tasks: Mapping[str, TextTask], selection: DocumentSelection) -> dict[str, tuple[TextDocument, ...]]:
@@ -155,7 +147,7 @@ class PerplexityRequest(DocumentRequest):
     """Settings of a perplexity run."""
 
     text: tuple[Path, ...] = ()
-    """Files and folders; see `texts.py`."""
+    """Files and folders; see `read_texts`."""
     key: str = "text"
     """Key of the text in the objects of .jsonl files."""
     stride: int | None = field(default=None)
@@ -210,15 +202,7 @@ def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
         name: {"source": str(tasks[name].source), "official": None, "count": len(members)}
         for name, members in selected(tasks, request.selection).items()
     }
-    manifest = {
-        "id": specification_id(specification),
-        "kind": PERPLEXITY,
-        "specification": specification,
-        "rule": PERPLEXITY,
-        "groups": {},
-        "group_sizes": {},
-        "template": {"name": "text"},
-        "documents": documents,
-        **provenance(request.model, checkpoint),
-    }
+    manifest = plain_manifest(
+        PERPLEXITY, request.model, checkpoint, specification, template={"name": "text"}, documents=documents
+    )
     return PerplexityPlan(request, checkpoint, tasks, manifest)

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from evalkit.benchmarks.outcomes import GradedAnswers, Measure
+from evalkit.benchmarks.perplexity import PERPLEXITY
 from evalkit.benchmarks.perplexity.plan import TextDocument
 from evalkit.benchmarks.perplexity.windows import WIDTH
 from evalkit.errors import RunError
+from evalkit.runs.folder import Run
 from evalkit.stats.estimates import Estimate, Floats, error_of_mean, mean
 
 if TYPE_CHECKING:
@@ -25,9 +28,17 @@ if TYPE_CHECKING:
     from evalkit.runs.writing import RunWriter
 
 
-BIN = ("task", "document", "position")
+DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
+DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
+POSITION_COLUMNS = ("task", "document", "position", "tokens", "bytes", "nats")
 MOST = 16
 """Bins in reports."""
+_SPACES = re.compile(r"\s+")
+_MOST_NATS = 700
+_WORDS = (
+    "bits per byte of each document, lower is better; the scores are means over documents, each of which counts the "
+    "same, whereas the run's own bits_per_byte is over all bytes"
+)
 
 
 class PositionBin(NamedTuple):
@@ -54,13 +65,7 @@ class PositionBin(NamedTuple):
 
 
 def by_position(positions: pd.DataFrame, width: int | None = None, most: int = MOST) -> list[PositionBin]:
-    """Return the bins of all documents.
-
-    Args:
-        positions: the table.
-        width: positions of a bin, a multiple of `WIDTH`; None: `width_of`.
-        most: maximum number of bins where no width is given.
-    """
+    """Return bins of all documents, of a width that is a multiple of `WIDTH`, or else at most so many of them."""
     width = width or width_of(positions, most)
     groups = positions.assign(bin=(positions["position"] - 1) // width)
     found = groups.groupby(["bin", "task", "document"], sort=True)[["tokens", "bytes", "nats"]].sum().reset_index()
@@ -76,15 +81,7 @@ def width_of(positions: pd.DataFrame, most: int = MOST) -> int:
 
 
 def ratio(values: Floats, weights: Floats) -> Estimate:
-    """Estimate the ratio of two sums over documents.
-
-    Args:
-        values: [documents].
-        weights: [documents]; their sum is not 0.
-
-    Returns:
-        The ratio; its variance is NaN of one document.
-    """
+    """Estimate the ratio of two sums over documents, [documents] each; its variance is NaN of one document."""
     total = float(weights.sum())
     value = float(values.sum()) / total
     residuals = mean((values - value * weights) * len(values) / total)
@@ -102,13 +99,6 @@ def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
     first = number * width + 1
     documents, tokens = len(members), int(members["tokens"].sum())
     return PositionBin(first, first + width - 1, documents, tokens, size, nats, value, stderr, freedom)
-
-
-DOCUMENTS, POSITIONS = "documents.parquet", "positions.parquet"
-DOCUMENT_COLUMNS = ("task", "document", "place", "bytes", "words", "tokens", "windows", "nats", "bits_per_byte")
-POSITION_COLUMNS = (*BIN, "tokens", "bytes", "nats")
-_SPACES = re.compile(r"\s+")
-_MOST_NATS = 700
 
 
 def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWriter) -> None:
@@ -133,13 +123,7 @@ def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWrite
 
 
 def results_of(documents: pd.DataFrame, positions: pd.DataFrame, seconds: dict[str, float]) -> dict[str, Any]:
-    """Return the content of results.json.
-
-    Args:
-        documents: the table of documents.
-        positions: the table of positions.
-        seconds: task → seconds spent on it.
-    """
+    """Return the content of results.json from the two tables, and task → seconds spent on it."""
     tasks = [
         {"task": task, **summary(documents[documents["task"] == task]), "seconds": round(seconds.get(task, 0.0), 3)}
         for task in documents["task"].unique()
@@ -177,11 +161,6 @@ def summary(documents: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def words_of(text: str) -> int:
-    """Return the number of words as lm-eval counts them: the parts between white space, empty ones at the ends too."""
-    return len(_SPACES.split(text))
-
-
 def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunWriter) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the table of documents."""
     by_number = {int(row["document"]): row for row in sums.reset_index().to_dict("records")}
@@ -194,8 +173,21 @@ def _documents(members: Sequence[TextDocument], sums: pd.DataFrame, writer: RunW
                 "again"
             )
         nats = float(found["nats"])
-        about = (one.task, one.number, one.place, size, words_of(one.text))
+        # As lm-eval counts them: the parts between white space, empty ones at the ends too
+        words = len(_SPACES.split(one.text))
+        about = (one.task, one.number, one.place, size, words)
         yield *about, int(found["tokens"]), int(found["windows"]), nats, nats / math.log(2) / size
+
+
+def comparable_documents(run: Run) -> GradedAnswers:
+    """Return the documents with their bits per byte, under the rule "perplexity"."""
+
+    def load() -> pd.DataFrame:
+        table = run.table(DOCUMENTS, DOCUMENT_COLUMNS)
+        return table.assign(id=table["document"], source=table["document"], score=table["bits_per_byte"])
+
+    measure = Measure(_WORDS, True, "bits_per_byte", None, False)
+    return GradedAnswers(run, load, ("bytes",), {"Average": tuple(run.manifest["documents"])}, {PERPLEXITY: measure})
 
 
 def _known(estimate: Estimate) -> float | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalkit.benchmarks.outcomes import LOWER_IS_BETTER, LOWER_NOTE, run_content
-from evalkit.benchmarks.perplexity.results import POSITION_COLUMNS, POSITIONS, PositionBin, by_position, width_of
+from evalkit.benchmarks.perplexity.results import MOST, POSITION_COLUMNS, POSITIONS, PositionBin, by_position, width_of
 from evalkit.escape import counted
 from evalkit.models.context import Extension
 from evalkit.reporting.decimals import fixed
@@ -44,8 +44,15 @@ _SUMS = ("documents", "bytes", "tokens", _BITS, "± SE", "per byte", "per word",
 _PLACES = 4
 
 
-def perplexity_report(run: Run) -> Report:
-    """Return bits per byte and perplexities by task, and bits per byte by position."""
+def headline(run: Run, rule: str | None = None) -> tuple[float | None, str]:
+    """Return bits per byte over all documents; as the sort key negative, since lower is better."""
+    whole = run.stored["whole"]
+    error = "" if whole["stderr"] is None else f" ± {fixed(whole['stderr'], _PLACES)}"
+    return -whole["bits_per_byte"], f"{fixed(whole['bits_per_byte'], _PLACES)}{error} bits per byte"
+
+
+def perplexity_report(run: Run, rule: str | None = None, detail: bool = False) -> Report:
+    """Return bits per byte and perplexities by task, and bits per byte by position; other arguments change nothing."""
     stored = run.stored
     lines = [(task["task"], task) for task in stored["tasks"]]
     ruled = {len(lines)} if len(lines) > 1 else ()
@@ -58,11 +65,7 @@ def perplexity_report(run: Run) -> Report:
 
 
 def methods_report(runs: Mapping[str, Run]) -> Report:
-    """Return a report on the same documents under several methods of context extension.
-
-    Args:
-        runs: method → its run.
-    """
+    """Return a report on the same documents under several methods of context extension, each with its run."""
     rows = [[name, *_sums(run.stored["whole"])] for name, run in runs.items()]
     tables = (simple_table("methods", ["method", *_SUMS], rows), _positions(runs))
     records = [{"method": name, "folder": str(run.folder)} | dict(run.stored["whole"]) for name, run in runs.items()]
@@ -75,24 +78,18 @@ def methods_report(runs: Mapping[str, Run]) -> Report:
     return Report(tables, notes=notes, content=content, records=records)
 
 
-def value_text(values: Mapping[str, Any]) -> str:
-    """Format bits per byte with their standard error, if known."""
-    error = values["stderr"]
-    return fixed(values["bits_per_byte"], _PLACES) + ("" if error is None else f" ± {fixed(error, _PLACES)}")
-
-
-def position_bins(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
+def _position_bins(runs: Sequence[Run], most: int) -> list[list[PositionBin]]:
     """Return the bins of each run, of the same width: that of the longest window with at most so many bins."""
     tables = [run.table(POSITIONS, POSITION_COLUMNS) for run in runs]
     width = max(width_of(table, most) for table in tables)
     return [by_position(table, width) for table in tables]
 
 
-def original_window(run: Run) -> int | None:
+def _original_window(run: Run) -> int | None:
     """Return the context window that a run's model was trained on, in tokens, if known."""
     extension = run.manifest["specification"]["context_extension"]
-    found: int | None = (extension or {}).get("original") or (run.manifest.get("loaded") or {}).get("window")
-    return found
+    window: int | None = (extension or {}).get("original") or (run.manifest.get("loaded") or {}).get("window")
+    return window
 
 
 def _sums(values: Mapping[str, Any]) -> list[str]:
@@ -104,9 +101,9 @@ def _sums(values: Mapping[str, Any]) -> list[str]:
 
 def _positions(runs: Mapping[str, Run]) -> Table:
     """Return bits per byte by position: of one run with more columns, of several a column each."""
-    found = position_bins(list(runs.values()), 16)
+    found = _position_bins(list(runs.values()), MOST)
     longest = max(found, key=len)
-    windows = [window for run in runs.values() if (window := original_window(run))]
+    windows = [window for run in runs.values() if (window := _original_window(run))]
     starts = {one.first: one for one in longest}
     names = [f"{one.first:,}–{one.last:,}" + "*" * bool(windows and one.first > min(windows)) for one in longest]
     if len(found) == 1:
@@ -135,7 +132,7 @@ def _bin_cells(one: PositionBin) -> list[str]:
 def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     manifest, specification, whole = run.manifest, run.manifest["specification"], run.stored["whole"]
     loaded = manifest.get("loaded") or {}
-    yield f"{manifest['model']}, {specification['dtype']}, {windows_text(run)}"
+    yield f"{manifest['model']}, {specification['dtype']}, {_windows(run)}"
     if not model_only:
         yield _extension(run)
     yield (
@@ -145,7 +142,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     if whole["n"] == 1:
         yield "one document: its tokens are not independent, so there is no standard error"
     yield "position: tokens before the scored one in its window, with the prefix"
-    windows = original_window(run)
+    windows = _original_window(run)
     if windows and any(one["first"] > windows for one in run.stored["positions"]):
         yield f"*: past the {windows:,} tokens of the window of training"
     if loaded.get("adds_tokens"):
@@ -154,7 +151,7 @@ def _notes(run: Run, model_only: bool = False) -> Iterator[str]:
     yield from mixture(manifest)
 
 
-def windows_text(run: Run) -> str:
+def _windows(run: Run) -> str:
     """Describe how documents were cut."""
     window = (run.manifest.get("facts") or {}).get("window")
     stride = run.manifest["specification"]["windows"]["stride"]
@@ -175,12 +172,7 @@ _WIDTH, _HEIGHT = 6.4, 3.6
 
 
 def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
-    """Return a figure for each group of runs on the same documents.
-
-    Args:
-        runs: finished runs; their order is that of colours.
-        names: a unique name for each.
-    """
+    """Return a figure for each group of runs on the same documents; their order is that of colours."""
     groups: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         specification = run.manifest["specification"]
@@ -195,12 +187,7 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
-    """Draw bits per byte by position, a line with a 95 % band for each run.
-
-    Args:
-        runs: finished runs.
-        names: a name for each, in the legend.
-        path: a .png, .pdf or .svg file.
+    """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run.
 
     Raises:
         UsageError: the file is none of these.
@@ -209,7 +196,7 @@ def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> Non
     lines = wrapped("\n".join(_figure_notes(runs)), _WIDTH)
     figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
     panel = figure.subplots()
-    for number, (name, bins) in enumerate(zip(names, position_bins(runs, _MOST), strict=True)):
+    for number, (name, bins) in enumerate(zip(names, _position_bins(runs, _MOST), strict=True)):
         _draw(panel, number, short_name(name), bins)
     for window in sorted({window for run in runs if (window := _marked(run))}):
         panel.axvline(window, color=GREY, linewidth=0.9, linestyle=":", zorder=1)
@@ -247,7 +234,7 @@ def _half(one: PositionBin) -> float:
 
 def _marked(run: Run) -> int | None:
     """Return the window of training, if positions are past it."""
-    window = original_window(run)
+    window = _original_window(run)
     return window if window and run.stored["positions"][-1]["first"] > window else None
 
 

@@ -67,13 +67,7 @@ def token_bytes(text: str, spans: NDArray[np.int64], added: NDArray[np.bool_], p
 
 
 def encoding_bytes(text: str, encoding: Any, tokenizer: Any) -> Counts:
-    """Return the bytes of each token of a tokenizer's encoding; see `token_bytes`.
-
-    Args:
-        text: the text.
-        encoding: with offsets and the mask of special tokens.
-        tokenizer: the tokenizer.
-    """
+    """Return the bytes of each token of an encoding that has offsets and the mask of special tokens: `token_bytes`."""
     spans = np.asarray(encoding["offset_mapping"], np.int64).reshape(-1, 2)
     added = np.asarray(encoding["special_tokens_mask"], bool)
     return token_bytes(text, spans, added, tokenizer.convert_ids_to_tokens(encoding["input_ids"]))
@@ -87,13 +81,7 @@ def _byte_offsets(text: str) -> Counts:
 
 
 def _shared(pieces: Sequence[str], total: int, gap: int) -> list[int]:
-    """Share bytes among tokens that have a character in common.
-
-    Args:
-        pieces: the tokens as the vocabulary spells them.
-        total: bytes of all of them.
-        gap: those before their first character, which only some vocabularies spell.
-    """
+    """Share all bytes of tokens that have a character in common; only some vocabularies spell the gap before it."""
     # Byte-level vocabularies spell each byte as one character; others spell characters, or single bytes
     for sizes in ([len(piece) for piece in pieces], [_spelled(piece) for piece in pieces]):
         if sum(sizes) == total:
@@ -146,7 +134,7 @@ def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings)
     Raises:
         ScoringError: the document has no tokens.
     """
-    tokens, sizes = encoded(document, tokenizer, settings.prefix_text)
+    tokens, sizes = _encoded(document, tokenizer, settings.prefix_text)
     found: list[TextWindow] = []
     for start, context, stop in spans(len(tokens), settings.window, settings.stride):
         first = start + context  # the first scored token; the window before it begins with the prefix if start is -1
@@ -159,13 +147,7 @@ def windows_of(document: TextDocument, tokenizer: Any, settings: WindowSettings)
 
 
 def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first token, tokens of context, end) of the windows of a document; the prefix is token -1.
-
-    Args:
-        tokens: length of the document.
-        window: see `WindowSettings`.
-        stride: see `WindowSettings`.
-    """
+    """Yield (first token, tokens of context, end) of the windows of a document of so many tokens; prefix: token -1."""
     done = min(window, tokens)
     if done:
         yield -1, 1, done
@@ -176,12 +158,8 @@ def spans(tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int
         done = stop
 
 
-def encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[Ints, Ints]:
-    """Return a document's tokens and their bytes, [tokens] each.
-
-    Raises:
-        ScoringError: see `windows_of`.
-    """
+def _encoded(document: TextDocument, tokenizer: Any, prefix_text: str) -> tuple[Ints, Ints]:
+    """Return a document's tokens and their bytes, [tokens] each."""
     encoding = tokenizer(
         document.text,
         add_special_tokens=not document.text.startswith(prefix_text),
@@ -220,12 +198,7 @@ class PositionRow(NamedTuple):
 
 
 def rows_of(window: TextWindow, logprobs: NDArray[np.float32]) -> list[PositionRow]:
-    """Return the rows of a window.
-
-    Args:
-        window: the window.
-        logprobs: [length] of its tokens; those of the context are not read.
-    """
+    """Return the rows of a window from the log-probabilities of its tokens, [length]; of the context none is read."""
     bins = (np.arange(window.context, len(window.tokens)) - 1) // WIDTH
     first = int(bins[0])
     tokens = np.bincount(bins - first)
