@@ -74,11 +74,7 @@ def planned_batches(
 
 
 def batches_of(plan: AttentionPlan, window: int, tokenizer: Any, finished: FinishedRows, say: Say) -> Batches:
-    """Yield the batches that have documents without rows, task by task.
-
-    Raises:
-        EvalkitError: a document does not fit the window, or its words cannot be tagged.
-    """
+    """Yield the batches that have documents without rows, task by task."""
     tagger = load_tagger(say) if MASS in plan.groups else None
     if plan.choices is None:
         yield from _text_batches(plan, window, tokenizer, tagger, finished)
@@ -200,11 +196,7 @@ def _text_batches(
 
 
 def task_costs(plan: AttentionPlan, tokenizer: Any, sample: int, say: Say) -> list[TaskTokens]:
-    """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted.
-
-    Raises:
-        EvalkitError: the window is unknown, the text has no tokens, or the model lacks a requested layer.
-    """
+    """Estimate the costs of each task from at most `sample` of its documents; a text's tokens are counted."""
     window = window_of(plan.request.model, plan.checkpoint, tokenizer, say)
     if plan.choices is None:
         window = min(window, plan.manifest["specification"].get("window", window))

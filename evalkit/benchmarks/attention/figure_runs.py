@@ -68,11 +68,7 @@ class AnalysedRun:
         return mine.sort_values(SAMPLE, ignore_index=True).equals(theirs.sort_values(SAMPLE, ignore_index=True))
 
     def layers(self, measure: str, chosen: Sequence[int]) -> list[int]:
-        """Return layers that have a measure: all of them, or the chosen ones, from -1 for the last one backwards.
-
-        Raises:
-            UsageError: the measure is missing, or a layer is.
-        """
+        """Return layers that have a measure: all of them, or the chosen ones, from -1 for the last one backwards."""
         known = sorted(int(layer) for layer in self._rows(self._heads, measure, None)["layer"].unique())
         layers: dict[int, None] = {}
         for given in chosen:
@@ -180,11 +176,7 @@ def of_groups(
 
 
 def share_above(first: AnalysedRun, other: AnalysedRun, measure: str, layers: Sequence[int]) -> pd.DataFrame:
-    """Return the share of documents with a larger value than in the first run, and its standard error, by layer.
-
-    Raises:
-        UsageError: the runs have other documents, of other lengths, or no layer in common.
-    """
+    """Return the share of documents with a larger value than in the first run, and its standard error, by layer."""
     if not first.has_samples_of(other):
         raise UsageError(
             f"runs {first.run.folder.name} and {other.run.folder.name} have other documents, or other "

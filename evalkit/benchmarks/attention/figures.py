@@ -70,11 +70,7 @@ class Figure:
 
 
 def make(name: str, runs: Runs, request: FigureRequest) -> Figure:
-    """Compute the numbers of a figure of `KINDS`; the order of the runs is that of colours and panels.
-
-    Raises:
-        UsageError: an option does not apply, or a run lacks a measure or a layer.
-    """
+    """Compute the numbers of a figure of `KINDS`; the order of the runs is that of colours and panels."""
     request.check(name)
     return _FIGURES[name](runs, request)
 
@@ -86,12 +82,7 @@ def draw(figure: Figure, runs: Runs, path: Path) -> None:
 
 
 def write(figure: Figure, runs: Runs, paths: Sequence[Path]) -> list[Path]:
-    """Draw a figure into .png, .pdf or .svg files, and write its numbers beside the first one; return all files.
-
-    Raises:
-        UsageError: a path is invalid.
-        RunError: a file cannot be written.
-    """
+    """Draw a figure into .png, .pdf or .svg files, and write its numbers beside the first one; return all files."""
     for path in paths:
         check_figure_path(path)
     numbers = paths[0].with_suffix(".csv")

@@ -113,11 +113,7 @@ class AttentionRow(NamedTuple):
 
 
 def parsed_layers(given: Sequence[str]) -> tuple[int, ...]:
-    """Parse the values of `--layers`; repeated ones are left out.
-
-    Raises:
-        UsageError: one is not a number.
-    """
+    """Parse the values of `--layers`; repeated ones are left out."""
     try:
         return tuple(dict.fromkeys(int(number) for number in given))
     except ValueError:
@@ -137,11 +133,7 @@ def layer_of(number: int, layers: Sequence[int]) -> int | None:
 
 
 def chosen_layers(given: Sequence[int], layers: Sequence[int]) -> list[int]:
-    """Return the layers that numbers mean (`layer_of`), ascending; all for no numbers.
-
-    Raises:
-        UsageError: the model has no such layer.
-    """
+    """Return the layers that numbers mean (`layer_of`), ascending; all for no numbers."""
     found = {number: layer_of(number, layers) for number in given}
     if unknown := [number for number, layer in found.items() if layer is None]:
         raise UsageError(
@@ -215,12 +207,7 @@ class FigureRequest:
     """Whether to draw what the paper draws, without its alternative."""
 
     def check(self, name: str) -> None:
-        """Validate the options of one figure.
-
-        Raises:
-            UnknownNameError: there is no such figure, or no such measure.
-            UsageError: an option does not apply to the figure.
-        """
+        """Validate the options of one figure."""
         if name not in KINDS:
             raise UnknownNameError("figure", name, KINDS)
         kind = KINDS[name]

@@ -116,11 +116,7 @@ def work_of(question: Question) -> int:
 
 
 def plan_attention(request: AttentionRequest, say: Say) -> AttentionPlan:
-    """Validate a request and make the plan of its run.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or the documents are invalid.
-    """
+    """Validate a request and make the plan of its run."""
     groups = _groups(request.measures)
     settings: dict[str, Any] = {
         "suite": ATTENTION,

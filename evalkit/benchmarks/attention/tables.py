@@ -63,12 +63,7 @@ _SCHEMA = pa.schema(
 
 
 def finish(plan: AttentionPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Write the tables and the results.
-
-    Raises:
-        RunError: the journal lacks a document.
-        ScoringError: no measure applies to any document.
-    """
+    """Write the tables and the results."""
     if plan.choices is not None and plan.is_missing(finished):
         # Happens only if lines of the journal were removed while it was read
         raise RunError(

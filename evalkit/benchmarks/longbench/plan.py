@@ -59,11 +59,7 @@ class LongBenchPlan(GeneratedPlan):
 
 
 def plan_longbench(request: LongBenchRequest, say: Say) -> LongBenchPlan:
-    """Validate a request and resolve it into a plan.
-
-    Raises:
-        EvalkitError: the request or the checkpoint is not valid, or no task has valid documents.
-    """
+    """Validate a request and resolve it into a plan."""
     checkpoint = request.model.locate(say)
     tasks = _requested_tasks(request)
     check_data_dir(request.data_dir)

@@ -101,12 +101,7 @@ def template(task: Task) -> str:
 
 
 def prompt(task: Task, row: LongBenchDocument) -> str:
-    """Return the prompt for one row. Braces in the row's text are not fields.
-
-    Raises:
-        DataError: the row is of another task.
-        TemplateError: see `template`.
-    """
+    """Return the prompt for one row. Braces in the row's text are not fields."""
     if row.task != task.name:
         raise DataError(f"row {row.id} is of task {row.task}, not of {task.name}")
     fields = {"context": row.context, "input": row.input}

@@ -145,12 +145,7 @@ class BandScore:
 
 
 def scores_by_length(generations: pd.DataFrame, variant: EditVariant = "difflib") -> tuple[BandScore, ...]:
-    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted.
-
-    Raises:
-        DataError: a row cannot be scored, or has no length.
-        UsageError: the variant's package is not installed.
-    """
+    """Return mean scores by task and band, tasks in the paper's order; bands without rows are omitted."""
     if generations["length"].isna().any():
         raise DataError("scores by length: some predictions have no field 'length'; leave out --plot")
     bands: list[BandScore] = []
@@ -180,13 +175,7 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 
 
 def draw_by_length(generations: pd.DataFrame, path: Path, variant: EditVariant = "difflib") -> None:
-    """Draw each task's score by the stored length of its rows, one panel for each group of tasks.
-
-    Raises:
-        DataError: a row cannot be scored.
-        UsageError: the file is none of these.
-        RunError: the file cannot be written.
-    """
+    """Draw each task's score by the stored length of its rows, one panel for each group of tasks."""
     check_figure_path(path)
     bands = scores_by_length(generations, variant)
     present = [group for group in GROUPS if any(TASKS[band.task].group == group for band in bands)]

@@ -142,11 +142,7 @@ def _table_row(row: LongBenchDocument, answer: GeneratedAnswer) -> dict[str, Any
 
 
 def load_generations(run: Run, columns: Collection[str] = ("task", "id")) -> pd.DataFrame:
-    """Return the generations table of a finished LongBench run; `columns` have to be in it.
-
-    Raises:
-        RunError: the run is no LongBench run or not finished, or its table is damaged.
-    """
+    """Return the generations table of a finished LongBench run; `columns` have to be in it."""
     if run.kind != LONGBENCH:
         raise RunError(f"{run.folder} is not a LongBench run")
     return run.table(GENERATIONS, columns)
@@ -238,12 +234,7 @@ def score_generations(
 
 
 def score_rows(task: Task, rows: pd.DataFrame, variant: EditVariant = "difflib") -> np.ndarray:
-    """Return the score of each row, from 0 to 1, in the table's order.
-
-    Raises:
-        DataError: a row's answers or prediction cannot be scored; names task and row.
-        UsageError: the variant's package is not installed.
-    """
+    """Return the score of each row, from 0 to 1, in the table's order."""
     scores = np.empty(len(rows))
     columns = zip(rows["prediction"], rows["answers"], rows["all_classes"], strict=True)
     for number, (prediction, answers, classes) in enumerate(columns):

@@ -98,9 +98,6 @@ class Haystack:
 
     Args:
         file: the user's text file, in UTF-8; None: the built-in text.
-
-    Raises:
-        DataError: the file cannot be read, or has no text.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -230,11 +227,7 @@ class NeedlePlan(GeneratedPlan):
 
 
 def plan_needle(request: NeedleRequest, say: Say) -> NeedlePlan:
-    """Validate a request and make the plan of its run.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or the text is invalid.
-    """
+    """Validate a request and make the plan of its run."""
     haystack = Haystack(request.text)
     checkpoint = request.model.locate(say)
     context = context_of(request.model, checkpoint, NEEDLE)

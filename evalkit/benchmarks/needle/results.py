@@ -63,22 +63,14 @@ def save_needles(plan: NeedlePlan, answers: Mapping[str, Sequence[GeneratedAnswe
 
 
 def load_needles(run: Run) -> pd.DataFrame:
-    """Return the table of a finished needle test.
-
-    Raises:
-        RunError: the run is not a needle test, is not finished, or its table is damaged.
-    """
+    """Return the table of a finished needle test."""
     if run.kind != NEEDLE:
         raise RunError(f"run {run.folder} is not a needle test")
     return run.table(NEEDLES, ("length", "depth", "repeat", "secret", "answer", "found"))
 
 
 def case_table(run: Run) -> pd.DataFrame:
-    """Return the table of a finished needle test with the cases as documents: task, id, source and score.
-
-    Raises:
-        RunError: as `load_needles`.
-    """
+    """Return the table of a finished needle test with the cases as documents: task, id, source and score."""
     table = load_needles(run)
     places = table[["length", "depth", "repeat"]].astype(str).agg(" ".join, axis=1)
     return table.assign(task=NEEDLE, id=places, source=places, score=table["found"].astype(float))

@@ -181,11 +181,7 @@ class PerplexityPlan:
 
 
 def plan_perplexity(request: PerplexityRequest, say: Say) -> PerplexityPlan:
-    """Validate a request and make the plan of its run.
-
-    Raises:
-        EvalkitError: the request, the checkpoint or a document is invalid.
-    """
+    """Validate a request and make the plan of its run."""
     tasks = read_texts(request.text, request.key)
     checkpoint = request.model.locate(say)
     # Windows may be shorter than the model's, which no extension shortens

@@ -102,11 +102,7 @@ def _bin(number: int, width: int, members: pd.DataFrame) -> PositionBin:
 
 
 def write_results(plan: PerplexityPlan, finished: FinishedRows, writer: RunWriter) -> None:
-    """Write the tables and the results.
-
-    Raises:
-        RunError: the journal lacks a part of a document.
-    """
+    """Write the tables and the results."""
     documents, positions = [], []
     for task, members in plan.documents.items():
         rows = finished.table(task).to_pandas()

@@ -187,12 +187,7 @@ def run_figures(runs: Sequence[Run], names: Sequence[str]) -> list[RunFigure]:
 
 
 def draw_positions(runs: Sequence[Run], names: Sequence[str], path: Path) -> None:
-    """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run.
-
-    Raises:
-        UsageError: the file is none of these.
-        RunError: a table is damaged, or the file cannot be written.
-    """
+    """Draw bits per byte by position into a .png, .pdf or .svg file, a line with a 95 % band for each run."""
     lines = wrapped("\n".join(_figure_notes(runs)), _WIDTH)
     figure = new_figure(_WIDTH, _HEIGHT + notes_height(lines))
     panel = figure.subplots()
